@@ -1,0 +1,53 @@
+"""The words in which every bounded context is written: facts, refusals, and the types of their fields.
+
+A command arrives as JSON and is checked once, where it enters, with `TypeAdapter(cls).validate_json(data)`: the classes
+are strict, and only pydantic's JSON mode knows that JSON has no dates. Whatever is in the log was checked before it was
+written, so `msgspec.json.decode(data, type=cls)` reads the very same class back without checking again.
+"""
+
+from typing import Annotated, ClassVar, TypeVar, cast, dataclass_transform
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+FactT = TypeVar("FactT")
+
+Cents = Annotated[int, Field(ge=1, le=10**14)]
+"""An amount of money that moves, in minor units: at least 0.01, at most a million million."""
+
+CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
+"""A limit in minor units, which may be nothing."""
+
+Text = Annotated[str, Field(max_length=200, pattern=r"^\P{Cc}*$")]
+"""A line people wrote, maybe empty: at most 200 characters, none of them a control character (PostgreSQL refuses NUL)."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def fact(cls: type[FactT]) -> type[FactT]:
+    """Make a class a command, an event or a part of one: frozen, slotted, keyword only, strict, without unknown fields.
+
+    Making one raises `pydantic.ValidationError` (a `ValueError`) when a value does not fit. It is stored under its class
+    name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`.
+    """
+    config = ConfigDict(extra="forbid", strict=True)
+    return cast(type[FactT], dataclass(cls, frozen=True, slots=True, kw_only=True, config=config))
+
+
+class Refusal(Exception):
+    """Why the business says no. A subclass is one reason; its docstring is the sentence that people read.
+
+    `code` is the class name in kebab case. Code and sentence are recorded with each refusal: a change alters new answers,
+    never old ones.
+    """
+
+    code: ClassVar[str]
+    message: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if not cls.__doc__:
+            raise TypeError(f"{cls.__qualname__} needs a docstring: it is the sentence that people read.")
+        cls.code = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in cls.__name__).lstrip("-")
+        cls.message = " ".join(cls.__doc__.split())
+
+    def __init__(self) -> None:
+        super().__init__(self.message)
