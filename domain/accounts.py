@@ -219,3 +219,18 @@ def change(event: Movement) -> int:
             return -cents
         case _:
             assert_never(event)
+
+
+def kind(event: Movement) -> Literal["deposit", "withdrawal", "interest", "fee"]:
+    """What people call a movement of which the books say no more."""
+    match event:
+        case MoneyDeposited():
+            return "deposit"
+        case MoneyWithdrawn():
+            return "withdrawal"
+        case InterestCredited():
+            return "interest"
+        case FeeCharged():
+            return "fee"
+        case _:
+            assert_never(event)

@@ -19,15 +19,15 @@ CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
 """A limit in minor units, which may be nothing."""
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^\P{Cc}*$")]
-"""A line people wrote, maybe empty: at most 200 characters, none of them a control character (PostgreSQL refuses NUL)."""
+"""A line people wrote, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def fact(cls: type[FactT]) -> type[FactT]:
     """Make a class a command, an event or a part of one: frozen, slotted, keyword only, strict, without unknown fields.
 
-    Making one raises `pydantic.ValidationError` (a `ValueError`) when a value does not fit. It is stored under its class
-    name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`.
+    Making one raises `pydantic.ValidationError` (a `ValueError`) when a value does not fit. It is stored under its
+    class name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`.
     """
     config = ConfigDict(extra="forbid", strict=True)
     return cast(type[FactT], dataclass(cls, frozen=True, slots=True, kw_only=True, config=config))
@@ -36,8 +36,8 @@ def fact(cls: type[FactT]) -> type[FactT]:
 class Refusal(Exception):
     """Why the business says no. A subclass is one reason; its docstring is the sentence that people read.
 
-    `code` is the class name in kebab case. Code and sentence are recorded with each refusal: a change alters new answers,
-    never old ones.
+    `code` is the class name in kebab case. Code and sentence are recorded with each refusal: a change alters new
+    answers, never old ones.
     """
 
     code: ClassVar[str]

@@ -1,0 +1,49 @@
+"""What does an account hold now? One row per account, from its opening on."""
+
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import assert_never
+
+from domain.accounts import (
+    AccountClosed,
+    AccountOpened,
+    FeeCharged,
+    InterestCredited,
+    MoneyDeposited,
+    MoneyWithdrawn,
+    change,
+)
+from projections.engine import At, Key
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    account: Key[str]
+    cents: int
+    overdraft_limit: int
+    opened_on: date
+    last_on: date
+    transactions: int
+    closed_on: date | None
+
+
+def evolve(
+    row: Balance | None,
+    event: AccountOpened | MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged | AccountClosed,
+    at: At,
+) -> Balance | None:
+    if isinstance(event, AccountOpened):
+        return Balance(at.id, 0, event.overdraft_limit, event.on, event.on, 0, None)
+    if row is None:
+        raise ValueError(
+            f"{at.stream} has no account to apply {type(event).__name__} to: its log does not begin with AccountOpened"
+        )
+    match event:
+        case MoneyDeposited(on=on) | MoneyWithdrawn(on=on) | InterestCredited(on=on) | FeeCharged(on=on):
+            return replace(row, cents=row.cents + change(event), last_on=on, transactions=row.transactions + 1)
+        case AccountClosed(on=on):
+            return replace(row, last_on=on, closed_on=on)
+        case _:
+            assert_never(event)

@@ -1,0 +1,26 @@
+"""How much moved through the bank on a day, and how? One row per day and operation, over all accounts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+
+from domain.accounts import FeeCharged, InterestCredited, MoneyDeposited, MoneyWithdrawn, change, kind
+from projections.engine import At, Key, Max, Sum
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DailyTotal:
+    day: Key[date]
+    operation: Key[str]  # as the books name it, else the kind of movement
+    count: Sum[int]
+    cents: Sum[int]  # in less out
+    largest: Max[int]  # the largest single movement, either way
+
+
+def delta(
+    event: MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged,
+    at: At,  # noqa: ARG001  # every view's function takes it
+) -> Iterable[DailyTotal]:
+    yield DailyTotal(event.on, event.details.operation or kind(event), 1, change(event), event.cents)

@@ -1,0 +1,41 @@
+"""What happened on an account, line by line? One line per movement, with the balance after it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+
+from domain.accounts import FeeCharged, InterestCredited, MoneyDeposited, MoneyWithdrawn, State, change, kind
+from projections.engine import At, Key
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    account: Key[str]
+    line: Key[int]  # the event's version in its stream: rising, with gaps where no money moved
+    on: date
+    kind: str
+    operation: str
+    purpose: str
+    counter_bank: str
+    counter_account: str
+    cents: int
+    balance: int
+
+
+def rows(
+    event: MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged, after: State, at: At
+) -> Iterable[Line]:
+    yield Line(
+        account=at.id,
+        line=at.version,
+        on=event.on,
+        kind=kind(event),
+        operation=event.details.operation,
+        purpose=event.details.purpose,
+        counter_bank=event.details.counter_bank,
+        counter_account=event.details.counter_account,
+        cents=change(event),
+        balance=after.balance,
+    )
