@@ -1,0 +1,89 @@
+"""From a received command and its stream's state to the commit that records the answer, whatever the answer is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from commands.intake import Received, reason
+from domain.language import Refusal
+from infra.contexts import stored_name
+from infra.log.records import Commit, EventRecord, Reason, encode
+
+
+class Versioned(NamedTuple):
+    """A stream's state after its first `version` events."""
+
+    version: int
+    state: Any
+
+
+class Decided(NamedTuple):
+    """A commit, the bytes it is in the log, and the stream after it."""
+
+    commit: Commit
+    value: bytes
+    after: Versioned
+
+
+def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_bytes: int) -> Decided:
+    """Decide a command on the state of its stream. Pure; never raises for what a command or a domain may do.
+
+    A refusal, a version conflict, a defect of the domain's code and a commit of more than `max_bytes` are recorded rejections.
+    """
+    if received.rejection is not None:
+        return _rejection(received, before, received.rejection, epoch, seq)
+    if received.expected_version is not None and received.expected_version != before.version:
+        conflict = f"the stream is at version {before.version}, not {received.expected_version}"
+        return _rejection(received, before, reason("version-conflict", conflict), epoch, seq)
+    context = received.context
+    assert context is not None  # a command without a rejection has its context
+    try:
+        events = context.decide(received.command, before.state)
+        state = before.state
+        for event in events:
+            state = context.evolve(state, event)
+        records = [_event_record(context.events, event) for event in events]
+        after = Versioned(before.version + len(events), state)
+        commit = _commit(received, after.version, records, None, epoch, seq)
+        value = encode(commit)
+    except Refusal as refusal:
+        return _rejection(received, before, reason(refusal.code, refusal.message), epoch, seq)
+    except MemoryError:
+        raise
+    except Exception as error:  # a defect of the domain repeats on every try; only a recorded answer gets past it
+        return _rejection(received, before, reason("failed", f"{type(error).__name__}: {error}"), epoch, seq)
+    if len(value) > max_bytes:
+        too_large = f"its events take {len(value)} bytes, more than {max_bytes}"
+        return _rejection(received, before, reason("too-large", too_large), epoch, seq)
+    return Decided(commit, value, after)
+
+
+def _event_record(known: dict[str, type], event: Any) -> EventRecord:
+    name = stored_name(type(event))
+    if known.get(name) is not type(event):
+        raise TypeError(f"decide returned a {type(event).__name__}, which is not in the context's Event union")
+    return EventRecord(name, msgspec.Raw(msgspec.json.encode(event)))
+
+
+def _rejection(received: Received, before: Versioned, why: Reason, epoch: int, seq: int) -> Decided:
+    commit = _commit(received, before.version, [], why, epoch, seq)
+    return Decided(commit, encode(commit), before)
+
+
+def _commit(
+    received: Received, version: int, events: list[EventRecord], why: Reason | None, epoch: int, seq: int
+) -> Commit:
+    return Commit(
+        stream=received.stream,
+        version=version,
+        events=events,
+        command_id=received.id,
+        command_offset=received.offset,
+        fingerprint=received.fingerprint,
+        outcome="rejected" if why else "accepted",
+        reason=why,
+        epoch=epoch,
+        seq=seq,
+    )

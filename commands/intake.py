@@ -1,0 +1,152 @@
+"""From the bytes of a record in `commands` to something that can be decided, or to a rejection that can be recorded.
+
+Nothing that arrives may stop a partition: whatever fails here fails again on every try, so it becomes a recorded rejection, under
+its own stream and id where it has usable ones, else under a reserved stream and an id derived from where it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+
+from infra.contexts import Context, contexts
+from infra.log.partitioner import partition_of
+from infra.log.records import Command, Reason, Record, decode_command
+
+MAX_ID_BYTES = 200
+MAX_MESSAGE = 500
+
+_ID = re.compile(r"[^\x00-\x1f\x7f]+")
+_STREAM = re.compile(r"[a-z][a-z0-9_]*/[^\x00-\x1f\x7f]+")
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What the command records of one topic are checked against."""
+
+    topic_id: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A command as the writer takes it: either `command` is there, or `rejection` says why not. `context` is None if unknown."""
+
+    offset: int
+    stream: str
+    id: str
+    fingerprint: str
+    expected_version: int | None = None
+    context: Context | None = None
+    command: Any = None
+    rejection: Reason | None = None
+
+
+def receive(record: Record, intake: Intake) -> Received:
+    """Check everything about a record that does not need the stream's state. Never raises for what a record may hold."""
+    try:
+        envelope = decode_command(record.value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _under_derived_id(record, intake, "malformed", f"not a command record: {error}")
+    if problem := bad_name(envelope.stream, envelope.id):
+        return _under_derived_id(record, intake, "malformed", problem)
+    if partition_of(envelope.stream, intake.partitions) != record.partition:
+        return _under_derived_id(
+            record, intake, "misrouted", "the stream lives in another partition: produce with the murmur2 partitioner"
+        )
+    if record.key != envelope.stream.encode():
+        return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
+    return _validated(record, envelope)
+
+
+def bad_name(stream: str, command_id: str) -> str | None:
+    """What is wrong with a stream's name or a command's id, or None. Both end up as keys in the log and the database."""
+    for name, value, pattern in (("stream", stream, _STREAM), ("id", command_id, _ID)):
+        if len(value) > MAX_ID_BYTES or len(value.encode(errors="replace")) > MAX_ID_BYTES:
+            return f"the {name} is longer than {MAX_ID_BYTES} bytes"
+        if not pattern.fullmatch(value):
+            form = "'<context>/<id>'" if name == "stream" else "at least one character"
+            return f"the {name} must be {form}, without control characters"
+    return None
+
+
+def fingerprint_of(command: Command) -> str:
+    """Tells whether a repeated id came with the same command: type, body (order of members apart) and expected version."""
+    canonical = msgspec.json.encode(
+        (command.type, command.expected_version, msgspec.json.decode(command.data)), order="sorted"
+    )
+    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def _validated(record: Record, envelope: Command) -> Received:
+    try:
+        fingerprint = fingerprint_of(envelope)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return _rejected(record, envelope, "", "malformed", f"the body can't be read: {error}")
+    name = envelope.stream.partition("/")[0]
+    context = contexts().get(name)
+    if context is None:
+        return _rejected(record, envelope, fingerprint, "malformed", f"no context is called '{name}'")
+    kind = context.commands.get(envelope.type)
+    if kind is None:
+        problem = f"'{name}' knows no command '{envelope.type}'"
+        return _rejected(record, envelope, fingerprint, "malformed", problem, context)
+    body = bytes(envelope.data)
+    if b"\\u0000" in body and _NUL.search(body):
+        problem = "the body holds a NUL character, which PostgreSQL can't store"
+        return _rejected(record, envelope, fingerprint, "malformed", problem, context)
+    try:
+        command = _validator(kind).validate_json(body)
+    except ValidationError as error:
+        return _rejected(record, envelope, fingerprint, "malformed", _summary(error), context)
+    return Received(
+        record.offset, envelope.stream, envelope.id, fingerprint, envelope.expected_version, context, command
+    )
+
+
+@cache
+def _validator(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _summary(error: ValidationError) -> str:
+    """Where and what, never the value itself: it may be long, or nobody else's business."""
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_context=False, include_input=False)
+    )
+
+
+def reason(code: str, message: str) -> Reason:
+    """A reason that any log, database and terminal can hold, whatever the input put into it."""
+    return Reason(code, _CONTROL.sub("\N{REPLACEMENT CHARACTER}", message)[:MAX_MESSAGE])
+
+
+def _rejected(
+    record: Record, envelope: Command, fingerprint: str, code: str, message: str, context: Context | None = None
+) -> Received:
+    why = reason(code, message)
+    return Received(record.offset, envelope.stream, envelope.id, fingerprint, context=context, rejection=why)
+
+
+def _under_derived_id(record: Record, intake: Intake, code: str, message: str) -> Received:
+    return Received(
+        offset=record.offset,
+        stream=reserved_stream(record.partition),
+        id=f"{intake.topic_id}:{record.partition}:{record.offset}",
+        fingerprint=hashlib.blake2b(record.value or b"", digest_size=16).hexdigest(),
+        rejection=reason(code, message),
+    )
+
+
+def reserved_stream(partition: int) -> str:
+    """Where rejections stand whose record names no usable stream. No command can name it: contexts begin with a letter."""
+    return f"-/{partition}"

@@ -1,0 +1,281 @@
+"""The writer of one partition, as a state machine without I/O (DESIGN §2, its ten precise rules).
+
+Facts go in (a reading of the database, an acknowledgement, records, the clock), actions come out; `commands/handler.py` carries them
+out, a model checker may as well. The way of a partition:
+
+    LOADING ──position──▶ OPENING ──acknowledged at o──▶ READING ──record at o consumed──▶ SERVING
+       ▲                                                                                      │
+       └──────── the group confirms ◀──────────── DEPOSED ◀───── any doubt, from any phase ───┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from commands.decision import Decided, Versioned, decide
+from commands.intake import Received
+from commands.overlay import Inconsistent, Overlay
+from infra.log.records import Opening, Record, decode_event
+from infra.log.rule import Reading, read
+
+
+class Phase(Enum):
+    LOADING = "waiting for the read model"
+    OPENING = "opening"
+    READING = "reading up to its opening"
+    SERVING = "serving"
+    DEPOSED = "deposed"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One consistent reading of the read model (rule 1): everything in it comes from one database snapshot.
+
+    `positions` by partition; `rows` by stream, absent where there is none; `outcomes` holds the (stream, command id) that have one;
+    `generation` and `fits` (the live versions are those of this code) are rule 10.
+    """
+
+    positions: Mapping[int, Reading]
+    generation: str
+    fits: bool
+    rows: Mapping[str, Versioned] = field(default_factory=dict)
+    outcomes: frozenset[tuple[str, str]] = frozenset()
+
+
+class Load(NamedTuple):
+    """Read the database's position of this partition, and the end of `events`."""
+
+
+class Open(NamedTuple):
+    """Append an opening, and tell `on_opened` the offset of its acknowledgement."""
+
+
+class ReadLog(NamedTuple):
+    """Read `events` of this partition, offsets [start, stop), into `on_log`."""
+
+    start: int
+    stop: int
+
+
+class Serve(NamedTuple):
+    """Read `commands` of this partition from `offset` on, into `on_commands`."""
+
+    offset: int
+
+
+class Append(NamedTuple):
+    """Append a commit; the acknowledgements' offsets go into `on_acknowledged`, in order."""
+
+    stream: str
+    value: bytes
+
+
+class Wait(NamedTuple):
+    """Nothing can be done now; load again a moment later. `why` is for people."""
+
+    why: str
+
+
+class Confirm(NamedTuple):
+    """Ask the group, from now on, whether this process is the assignee (rule 6); then `on_confirmed`, after a jittered pause."""
+
+    why: str
+
+
+class Refuse(NamedTuple):
+    """This world breaks a promise: stop, with the error of that name."""
+
+    why: str
+
+
+Action = Load | Open | ReadLog | Serve | Append | Wait | Confirm | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    run_ahead: int
+    """Commits by which a writer may be ahead of the read model (rules 7 and 9)."""
+    max_commit_bytes: int
+    ack_timeout_s: float
+
+
+class Writer:
+    """One partition's writer. Every method that takes a fact returns what is to be done about it."""
+
+    def __init__(self, partition: int, commands_topic_id: str, limits: Limits) -> None:
+        self.partition = partition
+        self.commands_topic_id = commands_topic_id
+        self.limits = limits
+        self.phase = Phase.LOADING
+        self.openings = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.epoch = -1
+        self.seq = 0
+        self.acknowledged = 0
+        self.unacknowledged_since: float | None = None
+        self.base = 0
+        self.generation = ""
+        self.reading = Reading(0, -1, 0, -1)
+        self.last_command = -1
+        self.overlay = Overlay()
+
+    @property
+    def room(self) -> int:
+        """How many commands may be decided before the read model must have caught up (rule 7)."""
+        return self.limits.run_ahead - len(self.overlay)
+
+    # ── taking over ──
+
+    def start(self) -> Action:
+        self._forget()
+        self.phase = Phase.LOADING
+        return Load()
+
+    def on_position(self, snapshot: Snapshot, log_end: int) -> Action:
+        """The database's position, read before the opening is appended, so that it can't lie beyond it."""
+        position = snapshot.positions.get(self.partition)
+        if position is None:
+            return Wait("the read model has no positions yet: start an agent")
+        if not snapshot.fits:
+            return Wait("the live write model is another version than this code's")
+        if log_end < position.next_offset:
+            return Refuse("events-shorter-than-position")
+        if log_end - position.next_offset > self.limits.run_ahead:
+            return Wait(f"the read model is {log_end - position.next_offset} records behind")
+        self.base = position.next_offset
+        self.generation = snapshot.generation
+        self.reading = position
+        self.phase = Phase.OPENING
+        self.openings += 1
+        return Open()
+
+    def on_opened(self, offset: int | None) -> Action:
+        """The opening's acknowledgement. Without an exact offset it is none (rule 4)."""
+        if self.phase is not Phase.OPENING:
+            return Wait("already past this opening")
+        if offset is None or offset < self.base:
+            return self._doubt("the opening has no acknowledgement")
+        self.epoch = offset
+        self.phase = Phase.READING
+        return ReadLog(self.reading.next_offset, offset + 1)
+
+    def on_log(self, records: Sequence[Record]) -> Action:
+        """Records of `events` up to the opening. It is read only when the record at its offset was consumed (rule 4)."""
+        for record in records:
+            entry = decode_event(record)
+            if isinstance(entry, Opening) and entry.commands_topic_id != self.commands_topic_id:
+                return Refuse("commands-topic-made-anew")
+        self.reading, counted, _ = read(self.reading, records)
+        self.overlay.add_read(counted)
+        if self.reading.next_offset <= self.epoch:
+            return ReadLog(self.reading.next_offset, self.epoch + 1)
+        if (self.reading.epoch, self.reading.seq) != (self.epoch, 0):
+            return self._doubt("what stands at the opening's offset is not the opening")
+        self.last_command = self.reading.command_offset
+        self.phase = Phase.SERVING
+        return Serve(self.last_command + 1)
+
+    # ── serving ──
+
+    def wants(self, commands: Sequence[Received]) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """What `on_commands` needs from the database: ({(context, stream)}, {(stream, command id)})."""
+        streams = set()
+        outcomes = set()
+        for command in commands:
+            if not self.overlay.answered(command.stream, command.id):
+                outcomes.add((command.stream, command.id))
+            if command.context and not self.overlay.knows(command.stream):
+                streams.add((command.context.name, command.stream))
+        return streams, outcomes
+
+    def on_commands(self, commands: Sequence[Received], snapshot: Snapshot, now: float) -> list[Action]:
+        """Decide commands in order on a snapshot that holds what `wants` named. At most `room` of them may be given."""
+        if action := self._distrust(snapshot):
+            return [action]
+        actions: list[Action] = []
+        for command in commands:
+            if command.offset <= self.last_command:
+                continue
+            key = (command.stream, command.id)
+            if self.overlay.answered(*key) or key in snapshot.outcomes:
+                continue
+            try:
+                decided = self._decide(command, snapshot)
+            except Inconsistent as error:
+                return [*actions, self._doubt(str(error))]
+            self.seq += 1
+            self.last_command = command.offset
+            self.overlay.add_own(decided.commit, decided.after)
+            actions.append(Append(command.stream, decided.value))
+        if actions and self.unacknowledged_since is None:
+            self.unacknowledged_since = now
+        # only now: what `wants` left out because the overlay had it must be in the overlay until the batch is decided
+        self._evict(snapshot)
+        return actions
+
+    def on_snapshot(self, snapshot: Snapshot) -> Action | None:
+        """A reading of the database without rows, while serving: what does it show? Not between `wants` and `on_commands`."""
+        if action := self._distrust(snapshot):
+            return action
+        self._evict(snapshot)
+        return None
+
+    def _distrust(self, snapshot: Snapshot) -> Action | None:
+        """May this snapshot's rows be used (rules 2 and 10)? None: yes."""
+        position = snapshot.positions.get(self.partition)
+        if position is None or position.next_offset < self.base:
+            return self._doubt("the database is older than it was: restored, or a replica that lags")
+        if snapshot.generation != self.generation or not snapshot.fits:
+            return self._doubt("the read model's generation changed")
+        if position.epoch > self.epoch:
+            return self._doubt("another writer opened this partition")
+        return None
+
+    def _evict(self, snapshot: Snapshot) -> None:
+        """Drop what the database shows by its own position row; rows older than that may not be used from now on (rules 2, 3)."""
+        position = snapshot.positions[self.partition]
+        if self.overlay.evict(position, self.epoch):
+            self.base = position.next_offset
+
+    def on_acknowledged(self, offset: int | None, now: float) -> Action | None:
+        """The next acknowledgement of a commit, in order of seq. One writer's offsets are contiguous: epoch + seq."""
+        if self.phase is not Phase.SERVING:
+            return None
+        expected = self.epoch + self.acknowledged + 1
+        if offset != expected:
+            return self._doubt(f"a commit was acknowledged at {offset}, not at {expected}")
+        self.acknowledged += 1
+        self.unacknowledged_since = now if self.acknowledged < self.seq else None
+        return None
+
+    def on_clock(self, now: float) -> Action | None:
+        """A commit whose acknowledgement never comes is in doubt too (rule 5)."""
+        since = self.unacknowledged_since
+        if self.phase is Phase.SERVING and since is not None and now - since > self.limits.ack_timeout_s:
+            return self._doubt("a commit has no acknowledgement in time")
+        return None
+
+    # ── doubt ──
+
+    def on_confirmed(self) -> Action:
+        """The group, asked after the doubt arose, says that this process is the assignee (rule 6)."""
+        return self.start()
+
+    def _doubt(self, why: str) -> Action:
+        """There is one way back: forget everything, be confirmed, open again."""
+        self._forget()
+        self.phase = Phase.DEPOSED
+        return Confirm(why)
+
+    def _decide(self, command: Received, snapshot: Snapshot) -> Decided:
+        before = Versioned(0, None)
+        if command.context:
+            before = self.overlay.state(command.stream, snapshot.rows.get(command.stream), command.context)
+        return decide(
+            command, before, epoch=self.epoch, seq=self.seq + 1, max_bytes=self.limits.max_commit_bytes
+        )

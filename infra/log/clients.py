@@ -1,0 +1,157 @@
+"""Kafka clients, all their settings in one place.
+
+Every produced key goes through murmur2 (`partitioner`); every consumer starts where it is told or fails (`auto.offset.reset`), reads
+by position and never lets Kafka's group offsets decide anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from infra.errors import SamefoldError
+from infra.log.partitioner import LIBRDKAFKA_NAME
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 5
+
+
+class KafkaAway(SamefoldError):
+    """Kafka does not answer. It may come back: processes wait, commands end."""
+
+
+class Connection:
+    """What librdkafka says about its connections, kept down to one log line a change."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.away = threading.Event()
+
+    def on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and not self.away.is_set():
+            self.away.set()
+            log.warning("%s: Kafka does not answer; waiting for it", self.name)
+
+    def seen(self) -> None:
+        """Anything arrived from the broker."""
+        if self.away.is_set():
+            self.away.clear()
+            log.info("%s: Kafka answers again", self.name)
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "bootstrap.servers": settings.require_kafka(),
+        "security.protocol": settings.kafka_security_protocol,
+        "log_level": 2,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "socket.keepalive.enable": True,
+    }
+    if settings.kafka_sasl_mechanism:
+        config["sasl.mechanism"] = settings.kafka_sasl_mechanism
+        config["sasl.username"] = settings.kafka_sasl_username
+        if settings.kafka_sasl_password:
+            config["sasl.password"] = settings.kafka_sasl_password.get_secret_value()
+    if settings.kafka_ssl_ca_location:
+        config["ssl.ca.location"] = str(settings.kafka_ssl_ca_location)
+    return config
+
+
+def producer(settings: Settings, *, connection: Connection | None = None) -> Producer:
+    """An idempotent producer, `acks=all`. `linger.ms` is 0: what queues up while a request is under way makes the next batch."""
+    return Producer(
+        _common(settings)
+        | {
+            "enable.idempotence": True,
+            "acks": "all",
+            "max.in.flight": MAX_IN_FLIGHT,
+            "linger.ms": 0,
+            "compression.type": "lz4",
+            "partitioner": LIBRDKAFKA_NAME,
+            "message.timeout.ms": int(settings.ack_timeout_s * 1000),
+            "message.max.bytes": settings.max_commit_bytes + 100_000,
+            "queue.buffering.max.messages": 500_000,
+        }
+        | ({"error_cb": connection.on_error} if connection else {})
+    )
+
+
+def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection | None) -> Consumer:
+    return Consumer(
+        _common(settings)
+        | {
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            # the default of 1000 ms stalls a fast reader for a second each time its queue was full
+            "fetch.queue.backoff.ms": 1,
+            "queued.max.messages.kbytes": 32_768,
+            "fetch.wait.max.ms": 100,
+        }
+        | extra
+        | ({"error_cb": connection.on_error} if connection else {})
+    )
+
+
+def group_consumer(
+    settings: Settings, group: str, *, instance: str, connection: Connection | None = None
+) -> Consumer:
+    """A consumer that shares a topic's partitions with its group, as a static member named `instance`."""
+    return _consumer(
+        settings,
+        {
+            "group.id": group,
+            "group.instance.id": instance,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": settings.session_timeout_ms,
+            "heartbeat.interval.ms": max(settings.session_timeout_ms // 5, 200),
+            "topic.metadata.refresh.interval.ms": 5_000,
+        },
+        connection,
+    )
+
+
+def range_consumer(settings: Settings, *, connection: Connection | None = None) -> Consumer:
+    """A consumer for `assign`: no group, an event at each partition's end."""
+    return _consumer(settings, {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": True}, connection)
+
+
+def admin(settings: Settings) -> AdminClient:
+    return AdminClient(_common(settings))
+
+
+def may_pass(error: KafkaError) -> bool:
+    """Whether an error is of the kind that goes away by itself: broker or coordinator away, timed out, moving."""
+    return bool(error.retriable()) or error.code() in _PASSING
+
+
+_PASSING = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._WAIT_COORD,
+    KafkaError._RESOLVE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.REQUEST_TIMED_OUT,
+}
+
+
+def away(settings: Settings, error: KafkaException | KafkaError) -> KafkaAway:
+    """The named error for Kafka not answering, with the broker's address and without any secret."""
+    return KafkaAway(
+        f"Kafka at {settings.require_kafka()} does not answer ({error}).",
+        "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_KAFKA_BOOTSTRAP.",
+    )

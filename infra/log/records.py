@@ -1,0 +1,116 @@
+"""What stands in the topics: commands, and in `events` commits and openings (DESIGN §2).
+
+All are JSON objects whose first member is `"samefold": "<kind>/<format>"`. That prefix is the envelope: a record without it is
+none of ours (garbage, void for every reader for ever); one with it must decode, or the reader stops. A reader that skipped what
+it cannot decode would disagree for ever with one that can.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from infra.errors import SamefoldError
+
+ENVELOPE = b'{"samefold":"'
+
+
+class UnreadableRecord(SamefoldError):
+    """A record has our envelope, but a kind, format or body that this code does not know."""
+
+
+class Record(NamedTuple):
+    """One Kafka record as any client delivers it. `time_ms` is the broker's time (LogAppendTime), in ms since the epoch."""
+
+    partition: int
+    offset: int
+    time_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class EventRecord(msgspec.Struct, frozen=True, gc=False):
+    """An event in a commit: its stored name and its body, decoded only by those who want it."""
+
+    type: str
+    data: msgspec.Raw
+
+
+class Reason(msgspec.Struct, frozen=True, gc=False):
+    """Why a command was rejected: a stable code and a sentence for people."""
+
+    code: str
+    message: str
+
+
+class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
+    """Everything one command did, in one record, which makes it atomic."""
+
+    stream: str
+    version: int
+    """The stream's version after this commit: the number of its events."""
+    events: list[EventRecord]
+    command_id: str
+    command_offset: int
+    fingerprint: str
+    outcome: Literal["accepted", "rejected"]
+    reason: Reason | None
+    epoch: int
+    seq: int
+
+
+class Opening(msgspec.Struct, frozen=True, tag_field="samefold", tag="opening/1"):
+    """A writer takes a partition; the record's own offset is its epoch."""
+
+    writer: str
+    commands_topic_id: str
+
+
+class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"):
+    """A command as it stands in the `commands` topic, its body not yet validated."""
+
+    id: str
+    stream: str
+    type: str
+    data: msgspec.Raw
+    expected_version: int | None = None
+
+
+_events_decoder = msgspec.json.Decoder(Commit | Opening)
+_command_decoder = msgspec.json.Decoder(Command)
+_encoder = msgspec.json.Encoder()
+
+
+def decode_event(record: Record) -> Commit | Opening | None:
+    """The commit or opening in a record of `events`; None for garbage.
+
+    Raises UnreadableRecord for our envelope with an unknown kind or format, or with a body that does not decode.
+    """
+    value = record.value
+    if value is None or not value.startswith(ENVELOPE):
+        return None
+    try:
+        return _events_decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableRecord(
+            f"events[{record.partition}] offset {record.offset} has our envelope but can't be read: {error}",
+            "Nothing was skipped. Run the version of this code that wrote it; "
+            "if nobody's code did, ask who else may write to the topic.",
+        ) from error
+
+
+def decode_command(value: bytes) -> Command:
+    """The command in a value. Raises msgspec.DecodeError or UnicodeDecodeError: the handler records those as rejections."""
+    return _command_decoder.decode(value)
+
+
+def encode(record: Commit | Opening | Command) -> bytes:
+    """The record's value, its envelope first."""
+    return _encoder.encode(record)
+
+
+def time_of(time_ms: int) -> datetime:
+    """A broker's time as an aware datetime in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC)

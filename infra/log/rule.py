@@ -1,0 +1,70 @@
+"""The reading rule: which records of `events` count (DESIGN §2). Every reader, live or batch, applies this one function.
+
+An opening at offset k makes k the current epoch. A commit counts if and only if its epoch is the current one and its `seq`
+is the last one plus one. Anything else is void: no effect anywhere, ever. So a zombie's late append, a resend, a duplicated
+opening or what follows a lost record can do no harm, whatever clocks, leases or group membership say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from infra.log.records import Commit, Opening, Record, decode_event
+
+
+class Reading(NamedTuple):
+    """How far a partition of `events` has been read: a position, sufficient to go on from."""
+
+    next_offset: int
+    epoch: int
+    """Offset of the opening in force, -1 before the first."""
+    seq: int
+    command_offset: int
+    """Offset in `commands` of the last command whose commit counted, -1 before the first."""
+
+
+START = Reading(next_offset=0, epoch=-1, seq=0, command_offset=-1)
+
+
+class Counted(NamedTuple):
+    """A commit that counts, and where it stands."""
+
+    offset: int
+    time_ms: int
+    commit: Commit
+
+
+class Void(NamedTuple):
+    """A record without any effect. `reason` is one of garbage, epoch (written by a superseded writer), seq (after a lost one)."""
+
+    offset: int
+    reason: str
+
+
+def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Counted], list[Void]]:
+    """Apply the rule to records of one partition in offset order; those before the position are passed over.
+
+    Returns the position after them, the commits that count and the void records. Raises UnreadableRecord.
+    """
+    next_offset, epoch, seq, command_offset = reading
+    counted: list[Counted] = []
+    void: list[Void] = []
+    for record in records:
+        offset = record.offset
+        if offset < next_offset:
+            continue
+        entry = decode_event(record)
+        if entry is None:
+            void.append(Void(offset, "garbage"))
+        elif isinstance(entry, Opening):
+            epoch, seq = offset, 0
+        elif entry.epoch != epoch:
+            void.append(Void(offset, "epoch"))
+        elif entry.seq != seq + 1:
+            void.append(Void(offset, "seq"))
+        else:
+            seq, command_offset = entry.seq, entry.command_offset
+            counted.append(Counted(offset, record.time_ms, entry))
+        next_offset = offset + 1
+    return Reading(next_offset, epoch, seq, command_offset), counted, void

@@ -1,0 +1,184 @@
+"""The two topics: made as the protocol needs them, and checked at each start.
+
+Positions in the database mean nothing in another topic of the same name, and a stream lives in another partition when their number
+changes. So a topic is known by its id, and the start is refused, with the cure, when the world is not the one that was promised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    TopicDescription,
+)
+
+from infra.errors import SamefoldError
+from infra.log import clients
+from infra.settings import Settings
+
+TIMEOUT_S = 15.0
+
+
+class TopicMissing(SamefoldError):
+    """A topic that must exist does not."""
+
+
+class TopicUnfit(SamefoldError):
+    """A topic has a setting that breaks a promise: it may lose or reorder history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the broker has it now. `first` and `end` are the offsets [first, end) that each partition holds."""
+
+    name: str
+    id: str
+    partitions: int
+    first: dict[int, int]
+    end: dict[int, int]
+
+
+def ensure(settings: Settings) -> tuple[Topic, Topic]:
+    """Make the topics that are missing, check both, return (commands, events). Raises TopicUnfit, KafkaAway."""
+    admin = clients.admin(settings)
+    wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
+    with _named(settings):
+        existing = admin.list_topics(timeout=TIMEOUT_S).topics
+        for name, future in admin.create_topics(
+            [topic for topic in wanted if topic.topic not in existing], operation_timeout=TIMEOUT_S
+        ).items() if any(topic.topic not in existing for topic in wanted) else ():
+            try:
+                future.result(TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise TopicMissing(
+                        f"Topic '{name}' does not exist and can't be made: {error.args[0].str()}.",
+                        "Make it with an account that may, with the settings that `samefold topics` names.",
+                    ) from error
+    commands = describe(settings, settings.commands_topic, admin=admin)
+    events = describe(settings, settings.events_topic, admin=admin)
+    check(settings, admin=admin)
+    if commands.partitions != events.partitions:
+        raise TopicUnfit(
+            f"'{commands.name}' has {commands.partitions} partitions and '{events.name}' {events.partitions}; "
+            "the writer of a partition of one writes that partition of the other.",
+            "Make both anew with the same number; streams can't move to other partitions of a topic that is in use.",
+        )
+    return commands, events
+
+
+def describe(settings: Settings, name: str, *, admin: AdminClient | None = None) -> Topic:
+    """A topic's id, partitions and offsets. Raises TopicMissing, KafkaAway."""
+    admin = admin or clients.admin(settings)
+    with _named(settings):
+        description = _until_known(
+            lambda: admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name].result(TIMEOUT_S),
+            name,
+        )
+        partitions = [TopicPartition(name, info.id) for info in description.partitions]
+        first = admin.list_offsets({p: OffsetSpec.earliest() for p in partitions}, request_timeout=TIMEOUT_S)
+        end = admin.list_offsets({p: OffsetSpec.latest() for p in partitions}, request_timeout=TIMEOUT_S)
+        return Topic(
+            name=name,
+            id=str(description.topic_id),
+            partitions=len(partitions),
+            first={p.partition: future.result(TIMEOUT_S).offset for p, future in first.items()},
+            end={p.partition: future.result(TIMEOUT_S).offset for p, future in end.items()},
+        )
+
+
+def check(settings: Settings, *, admin: AdminClient | None = None) -> None:
+    """Refuse topics whose settings would lose history. Raises TopicUnfit naming the setting and the command that cures it."""
+    admin = admin or clients.admin(settings)
+    names = [settings.commands_topic, settings.events_topic]
+    with _named(settings):
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+        configs = {
+            resource.name: future.result(TIMEOUT_S)
+            for resource, future in admin.describe_configs(resources, request_timeout=TIMEOUT_S).items()
+        }
+    for name in names:
+        for key, wanted in _promised(settings).items():
+            found = configs[name][key].value
+            if not _fits(key, found, wanted):
+                raise TopicUnfit(
+                    f"Topic '{name}' has {key}={found}; {_WHY[key]}.",
+                    f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config {key}={wanted}",
+                )
+
+
+def _new_topic(settings: Settings, name: str) -> NewTopic:
+    return NewTopic(
+        name,
+        num_partitions=settings.partitions,
+        replication_factor=settings.replication_factor,
+        config=_promised(settings),
+    )
+
+
+def _promised(settings: Settings) -> dict[str, str]:
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "message.timestamp.type": "LogAppendTime",
+        "min.insync.replicas": str(settings.min_insync_replicas),
+        "unclean.leader.election.enable": "false",
+        "max.message.bytes": str(settings.max_commit_bytes + 100_000),
+    }
+
+
+_WHY = {
+    "cleanup.policy": "compaction and deletion take records that rebuilds need",
+    "retention.ms": "history would be deleted after that time",
+    "retention.bytes": "history would be deleted beyond that size",
+    "message.timestamp.type": "event times must be the broker's, not a client's clock",
+    "min.insync.replicas": "an acknowledged record could stand on fewer replicas than you asked for",
+    "unclean.leader.election.enable": "a replica that lacks acknowledged records could become leader",
+    "max.message.bytes": "commits that the handler lets pass would be refused by the broker",
+}
+
+
+def _fits(key: str, found: str, wanted: str) -> bool:
+    if key in ("min.insync.replicas", "max.message.bytes"):
+        return int(found) >= int(wanted)
+    return found == wanted
+
+
+def _until_known(ask: Callable[[], TopicDescription], name: str) -> TopicDescription:
+    """A broker that just made the topic may not know it yet; give it two seconds."""
+    deadline = time.monotonic() + 2
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            if time.monotonic() > deadline:
+                raise TopicMissing(
+                    f"Topic '{name}' does not exist.", "Run `samefold topics --create`, or correct the topic's name."
+                ) from error
+            time.sleep(0.05)
+
+
+class _named:
+    """Turns Kafka's errors that mean "away" into KafkaAway."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, KafkaException) and clients.may_pass(error.args[0]):
+            raise clients.away(self.settings, error) from error
+        if isinstance(error, TimeoutError):
+            raise clients.away(self.settings, KafkaException(KafkaError(KafkaError._TIMED_OUT))) from error
