@@ -1,0 +1,14 @@
+"""The engine of the read side: what an author of a view imports from here, and nothing else.
+
+A view is one module in `projections/`: a docstring with its question, `VERSION`, a frozen slotted dataclass for its row,
+and exactly one function, whose event parameter's annotation is the subscription:
+
+    evolve(row: Row | None, event: A | B, at: At) -> Row | None      entity view, one row per key; None deletes
+    rows(event: A | B, after: State, at: At) -> Iterable[Row]        journal view, rows only ever added
+    delta(event: A | B, at: At) -> Iterable[Row]                     summary view, each row a key and its increments
+"""
+
+from projections.engine.at import At
+from projections.engine.columns import Key, Max, Min, Sum
+
+__all__ = ["At", "Key", "Max", "Min", "Sum"]
