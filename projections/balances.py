@@ -37,9 +37,7 @@ def evolve(
     if isinstance(event, AccountOpened):
         return Balance(at.id, 0, event.overdraft_limit, event.on, event.on, 0, None)
     if row is None:
-        raise ValueError(
-            f"{at.stream} has no account to apply {type(event).__name__} to: its log does not begin with AccountOpened"
-        )
+        raise ValueError(f"{at.stream}: {type(event).__name__} on an account that was never opened.")
     match event:
         case MoneyDeposited(on=on) | MoneyWithdrawn(on=on) | InterestCredited(on=on) | FeeCharged(on=on):
             return replace(row, cents=row.cents + change(event), last_on=on, transactions=row.transactions + 1)

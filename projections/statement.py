@@ -14,7 +14,7 @@ VERSION = 1
 class Line:
     account: Key[str]
     line: Key[int]  # the event's version in its stream: rising, with gaps where no money moved
-    on: date
+    day: date
     kind: str
     operation: str
     purpose: str
@@ -30,7 +30,7 @@ def rows(
     yield Line(
         account=at.id,
         line=at.version,
-        on=event.on,
+        day=event.on,
         kind=kind(event),
         operation=event.details.operation,
         purpose=event.details.purpose,
