@@ -6,8 +6,11 @@ through a consumer group; safety does not rest on it. One thread; librdkafka's o
 
 from __future__ import annotations
 
+import argparse
 import logging
 import random
+import signal
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from commands.intake import Intake, Received, receive
 from commands.snapshots import SnapshotReader
 from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, ReadLog, Refuse, Serve, Wait, Writer
+from infra import logs
 from infra.database.connect import connect, passes
 from infra.errors import SamefoldError
 from infra.log import clients, topics
@@ -220,6 +224,9 @@ class Handler:
                 return
             except BufferError:
                 self._producer.poll(0.05)
+            except KafkaException as error:
+                self._error = HandlerFenced(f"The producer can't go on: {error.args[0].str()}.", "It is started anew.")
+                return
 
     def _load(self, writer: Writer) -> Action:
         try:
@@ -380,3 +387,24 @@ def _refused(why: str, settings: Settings) -> WorldChanged:
                 f"'{settings.commands_topic}' is not the topic that earlier commits were decided from: it was made anew.",
                 "Restore the topic, or start with new topics and an empty database.",
             )
+
+
+def main() -> None:
+    """`python -m commands.handler --name NAME`: serve until SIGTERM or SIGINT. Exit code 1 after a named error."""
+    arguments = argparse.ArgumentParser(prog="python -m commands.handler")
+    arguments.add_argument("--name", required=True)
+    name = arguments.parse_args().name
+    settings = Settings()
+    logs.configure(settings.log_level)
+    handler = Handler(settings, name)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: handler.stop())
+    try:
+        handler.run()
+    except SamefoldError as error:
+        log.error("handler %s stops: %s", name, error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

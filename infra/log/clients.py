@@ -47,7 +47,7 @@ class Connection:
 
 def _common(settings: Settings) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "bootstrap.servers": settings.require_kafka(),
+        "bootstrap.servers": settings.kafka,
         "security.protocol": settings.kafka_security_protocol,
         "log_level": 2,
         "reconnect.backoff.ms": 50,
@@ -152,6 +152,6 @@ _PASSING = {
 def away(settings: Settings, error: KafkaException | KafkaError) -> KafkaAway:
     """The named error for Kafka not answering, with the broker's address and without any secret."""
     return KafkaAway(
-        f"Kafka at {settings.require_kafka()} does not answer ({error}).",
+        f"Kafka at {settings.kafka} does not answer ({error}).",
         "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_KAFKA_BOOTSTRAP.",
     )

@@ -1,0 +1,64 @@
+"""What became of commands: their rows in the outcomes view, read by whoever gave them in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from infra.errors import SamefoldError
+from projections.engine.system import OUTCOMES
+
+
+class ReadModelNotSetUp(SamefoldError):
+    """The database has no live tables yet."""
+
+
+class Outcome(NamedTuple):
+    """The first and only answer to a command. `fingerprint` tells whether a repeated id came with the same command."""
+
+    stream: str
+    command_id: str
+    outcome: str
+    code: str | None
+    message: str | None
+    version: int
+    fingerprint: str
+
+
+def outcomes_of(
+    connection: psycopg.Connection[Any], commands: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], Outcome]:
+    """The outcomes that are there, by (stream, command id). Raises ReadModelNotSetUp."""
+    table = live_table(connection, OUTCOMES)
+    while True:
+        # one statement reads the pointer and the rows: after a switch the answer is asked for once more, from the other table
+        rows = connection.execute(
+            _QUERY.format(table=sql.Identifier(table)),
+            ([stream for stream, _ in commands], [command_id for _, command_id in commands], OUTCOMES),
+        ).fetchall()
+        named = rows[0][0] if rows else live_table(connection, OUTCOMES)
+        if named == table:
+            return {(row[1], row[2]): Outcome(*row[1:]) for row in rows if row[1] is not None}
+        table = named
+
+
+def live_table(connection: psycopg.Connection[Any], view: str) -> str:
+    """The table that is live for a view. Raises ReadModelNotSetUp."""
+    row = connection.execute("select table_name from live where view = %s", (view,)).fetchone()
+    if row is None:
+        raise ReadModelNotSetUp(f"View '{view}' is not live yet.", "Start an agent: `samefold run agent`.")
+    return str(row[0])
+
+
+_QUERY = sql.SQL("""
+select l.table_name, o.stream, o.command_id, o.outcome, o.code, o.message, o.version, o.fingerprint
+  from live l
+  left join (
+    select o.* from unnest(%s::text[], %s::text[]) as asked(stream, command_id)
+      join {table} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C")
+  ) o on true
+ where l.view = %s
+""")

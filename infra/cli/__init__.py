@@ -1,0 +1,54 @@
+"""The command line, `samefold`.
+
+Each module of this package holds one group of commands and has a function `register(app: typer.Typer) -> None`; it is found
+by being here. It imports what is heavy inside its commands: every command pays for the imports of all.
+
+Exit codes:
+    0    done
+    1    a named error, or a difference found
+    2    wrong usage or wrong settings
+    130  interrupted
+"""
+
+import sys
+from importlib import import_module
+from pkgutil import iter_modules
+
+import typer
+
+from infra.errors import SamefoldError
+
+INTERRUPTED = 130
+
+
+def build() -> typer.Typer:
+    """The application with all its commands."""
+    app = typer.Typer(
+        name="samefold",
+        help="The same fold, live and rebuilt, applied once.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for module in sorted(found.name for found in iter_modules(__path__)):
+        import_module(f"{__name__}.{module}").register(app)
+    return app
+
+
+def main() -> None:
+    """The console script: a named error is told in two lines, a defect keeps its traceback."""
+    try:
+        build()()
+    except SamefoldError as error:
+        tell(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def tell(error: SamefoldError) -> None:
+    """What went wrong, in red, and below it the cure; both on stderr."""
+    typer.secho(f"{error.code}: {error.message}", fg="red", err=True)
+    if error.cure:
+        typer.echo(f"  → {error.cure}", err=True)

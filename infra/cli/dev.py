@@ -1,0 +1,69 @@
+"""`samefold dev up | down | status | reset`: the embedded development stack."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from infra.settings import Settings
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+def register(app: typer.Typer) -> None:
+    dev = typer.Typer(
+        help="Kafka and PostgreSQL on this machine, under one data folder, without Docker.", no_args_is_help=True
+    )
+    dev.command()(up)
+    dev.command()(down)
+    dev.command()(status)
+    dev.command()(reset)
+    app.add_typer(dev, name="dev")
+
+
+def up() -> None:
+    """Start both, or repair what was killed; quick when they run."""
+    from infra.dev.stack import Stack
+
+    stack = Stack(Settings().data_dir)
+    stack.up()
+    typer.echo(f"Kafka       {stack.kafka.bootstrap}")
+    typer.echo(f"PostgreSQL  {stack.postgres.url()}")
+    typer.echo(f"Data        {stack.folder}")
+    typer.echo("\nNext: `samefold db upgrade`, then `samefold run all`. To stop: `samefold dev down`.")
+
+
+def down() -> None:
+    """Stop both; the data stays."""
+    from infra.dev.stack import Stack
+
+    Stack(Settings().data_dir).down()
+    typer.echo("Stopped. The data is still there: `samefold dev up` goes on, `samefold dev reset` removes it.")
+
+
+def status(as_json: Json = False) -> None:
+    """What runs, where, and where it logs. Exit code 1 unless both answer."""
+    from infra.dev.stack import Stack
+
+    found = Stack(Settings().data_dir).status()
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        for name, service in (("Kafka", found["kafka"]), ("PostgreSQL", found["postgres"])):
+            state = (
+                "answers" if service["answers"] else "runs, but does not answer" if service["running"] else "is down"
+            )
+            typer.echo(f"{name:<12}{state:<28}{service['endpoint'] or ''}  (log: {service['log']})")
+    if not (found["kafka"]["answers"] and found["postgres"]["answers"]):
+        raise typer.Exit(1)
+
+
+def reset(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+    """Stop both and remove their data."""
+    from infra.dev.stack import Stack
+
+    stack = Stack(Settings().data_dir)
+    if not yes:
+        typer.confirm(f"Remove all of Kafka's and PostgreSQL's data in {stack.folder}?", abort=True)
+    stack.reset()
+    typer.echo("Removed.")

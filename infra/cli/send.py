@@ -1,0 +1,52 @@
+"""`samefold send FILE`: commands from JSON lines into the log, and what became of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(send)
+
+
+def send(
+    file: Annotated[Path, typer.Argument(help="JSON lines, plain or .gz; - for standard input.", show_default=False)],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome of every command.")] = False,
+    timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds without a new outcome.")] = 60,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+) -> None:
+    """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
+
+    Nothing is sent unless every line is a command. Safe to run again: a command that has an outcome keeps it.
+    Exit code 1 if a line is wrong, Kafka is away, or an outcome is missing.
+    """
+    from commands.client import answered, read_commands, send_all, wait_for
+    from infra.cli.output import print_json, progress, stdout
+    from infra.settings import Settings
+
+    settings = Settings()
+    commands = read_commands(file)
+    summary: dict[str, object] = {"sent": len(commands)}
+    if wait:
+        summary["answered_before"] = answered(settings, commands)
+    with progress("sending", len(commands), quiet=as_json) as sent:
+        send_all(settings, commands, sent)
+    if wait:
+        with progress("outcomes", len(commands), quiet=as_json) as seen:
+            summary |= wait_for(settings, commands, seen, timeout_s=timeout).as_dict()
+    if as_json:
+        print_json(summary)
+        return
+    stdout.print(f"{len(commands)} commands are in the log.")
+    if wait:
+        rejections: dict[str, int] = summary["rejected_by_code"]  # type: ignore[assignment]
+        stdout.print(f"accepted {summary['accepted']}, rejected {summary['rejected']}", *(
+            f"  {code}: {count}" for code, count in sorted(rejections.items())
+        ), sep="\n")
+        if summary["answered_before"]:
+            stdout.print(f"{summary['answered_before']} had their answer before: nothing was done again.")
+        if summary["other_body"]:
+            stdout.print(f"[red]{summary['other_body']} ids were used before with another command: use new ids.[/red]")

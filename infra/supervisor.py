@@ -1,0 +1,134 @@
+"""Keeps processes running: starts them, starts them again with backoff when they end, ends them all cleanly."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = (0.2, 10.0)
+HEALTHY_S = 30.0
+GRACE_S = 15.0
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised process: a module run with arguments. `pid` is None while it is down."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    failures: int = 0
+    started_at: float = 0.0
+    due_at: float = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process and self.process.poll() is None else None
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs children until `stop`. Their output goes to `log_dir/<name>.log`, or to this process's own standard error."""
+
+    children: Sequence[Child]
+    environment: dict[str, str] = field(default_factory=dict)
+    log_dir: Path | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
+        try:
+            while not self.stopping.is_set():
+                self._look()
+                self.stopping.wait(0.05)
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for child in self.children:
+            process = child.process
+            if process is None:
+                if now >= child.due_at:
+                    self._start(child)
+            elif process.poll() is not None:
+                child.failures = 0 if now - child.started_at > HEALTHY_S else child.failures + 1
+                pause = min(BACKOFF_S[0] * 2 ** max(child.failures - 1, 0), BACKOFF_S[1])
+                log.warning("%s %s; starting it again in %.1f s", child.name, _ended(process.returncode), pause)
+                child.due_at = now + pause
+                self._close(child)
+
+    def _start(self, child: Child) -> None:
+        output: IO[bytes] | None = None
+        if self.log_dir:
+            output = (self.log_dir / f"{child.name}.log").open("ab")
+        # a session of its own: Ctrl-C reaches this process only, which then ends the children in order
+        child.process = subprocess.Popen(
+            [sys.executable, "-m", "infra.supervised", child.module, *child.arguments],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=os.environ | self.environment,
+            start_new_session=True,
+        )
+        if output:
+            output.close()
+        child.starts += 1
+        child.started_at = time.monotonic()
+
+    def _end(self) -> None:
+        """SIGTERM to all, SIGKILL to those still there after a grace period: dying is always safe here, only slower to recover."""
+        for child in self.children:
+            if child.pid:
+                child.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]  # a pid means a process
+                child.process.terminate()  # type: ignore[union-attr]
+        deadline = time.monotonic() + GRACE_S
+        for child in self.children:
+            if child.process is None:
+                continue
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                log.warning("%s did not end within %.0f s and is killed", child.name, GRACE_S)
+                child.process.kill()
+                child.process.wait()
+            self._close(child)
+
+    def _close(self, child: Child) -> None:
+        if child.process and child.process.stdin:
+            child.process.stdin.close()
+        child.process = None
+
+
+def handlers(count: int, prefix: str) -> list[Child]:
+    """Names are static group members: a handler that comes back gets its partitions back without a rebalance."""
+    return [
+        Child(f"handler-{n}", "commands.handler", ("--name", f"{prefix}-handler-{n}")) for n in range(1, count + 1)
+    ]
+
+
+def agents(count: int, agent: str = "core") -> list[Child]:
+    return [
+        Child(name := f"agent-{agent}-{n}", "projections.agent", ("--agent", agent, "--name", name))
+        for n in range(1, count + 1)
+    ]
+
+
+def _ended(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
