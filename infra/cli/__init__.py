@@ -1,7 +1,7 @@
 """The command line, `samefold`.
 
-Each module of this package holds one group of commands and has a function `register(app: typer.Typer) -> None`; it is found
-by being here. It imports what is heavy inside its commands: every command pays for the imports of all.
+Each module of this package holds one group of commands and has a function `register(app: typer.Typer) -> None`; it is
+found by being here. It imports what is heavy inside its commands: every command pays for the imports of all.
 
 Exit codes:
     0    done

@@ -13,11 +13,13 @@ def register(app: typer.Typer) -> None:
 
 def history(
     stream: Annotated[str, typer.Argument(help="A stream's name, e.g. accounts/576.")],
-    void: Annotated[bool, typer.Option("--void", help="Show the stream's void records too: they have no effect.")] = False,
+    void: Annotated[
+        bool, typer.Option("--void", help="Show the stream's void records too: they have no effect.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
-    from infra.cli.output import print_json, stdout
+    from infra.terminal import print_json, stdout
     from infra.log.history import history_of
     from infra.settings import Settings
 
@@ -51,7 +53,15 @@ def _rows(entry: dict[str, Any]) -> list[tuple[str, ...]]:
     if entry["void"]:
         return [("", time, f"[dim]void ({entry['void']})[/dim]", "", *tail)]
     if entry["reason"]:
-        return [("", time, f"[yellow]rejected: {escape(entry['reason']['code'])}[/yellow]", escape(entry["reason"]["message"]), *tail)]
+        return [
+            (
+                "",
+                time,
+                f"[yellow]rejected: {escape(entry['reason']['code'])}[/yellow]",
+                escape(entry["reason"]["message"]),
+                *tail,
+            )
+        ]
     first = entry["version"] - len(entry["events"]) + 1
     return [
         (str(first + index), time, event["type"], escape(json.dumps(event["data"], ensure_ascii=False)), *tail)

@@ -22,7 +22,9 @@ def register(app: typer.Typer) -> None:
 @run.command()
 def handler(
     count: Count = 1,
-    name: Annotated[str, typer.Option(help="What the names of the processes begin with; unique among all machines.")] = "",
+    name: Annotated[
+        str, typer.Option(help="What the names of the processes begin with; unique among all machines.")
+    ] = "",
 ) -> None:
     """Run handlers: they decide commands and append the commits. Several share the partitions."""
     from infra.supervisor import handlers

@@ -15,7 +15,9 @@ def register(app: typer.Typer) -> None:
 def send(
     file: Annotated[Path, typer.Argument(help="JSON lines, plain or .gz; - for standard input.", show_default=False)],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome of every command.")] = False,
-    timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds without a new outcome.")] = 60,
+    timeout: Annotated[
+        float, typer.Option(help="With --wait: give up after so many seconds without a new outcome.")
+    ] = 60,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
     """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
@@ -24,7 +26,7 @@ def send(
     Exit code 1 if a line is wrong, Kafka is away, or an outcome is missing.
     """
     from commands.client import answered, read_commands, send_all, wait_for
-    from infra.cli.output import print_json, progress, stdout
+    from infra.terminal import print_json, progress, stdout
     from infra.settings import Settings
 
     settings = Settings()
@@ -43,9 +45,11 @@ def send(
     stdout.print(f"{len(commands)} commands are in the log.")
     if wait:
         rejections: dict[str, int] = summary["rejected_by_code"]  # type: ignore[assignment]
-        stdout.print(f"accepted {summary['accepted']}, rejected {summary['rejected']}", *(
-            f"  {code}: {count}" for code, count in sorted(rejections.items())
-        ), sep="\n")
+        stdout.print(
+            f"accepted {summary['accepted']}, rejected {summary['rejected']}",
+            *(f"  {code}: {count}" for code, count in sorted(rejections.items())),
+            sep="\n",
+        )
         if summary["answered_before"]:
             stdout.print(f"{summary['answered_before']} had their answer before: nothing was done again.")
         if summary["other_body"]:

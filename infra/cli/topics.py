@@ -18,7 +18,7 @@ def topics(
     """Show and check the topics: ids, partitions, offsets, and whether their settings keep the promises. Exit code 1 if not."""
     from rich.table import Table
 
-    from infra.cli.output import print_json, stdout
+    from infra.terminal import print_json, stdout
     from infra.log.topics import check, describe, ensure
     from infra.settings import Settings
 
@@ -39,5 +39,11 @@ def topics(
     table = Table("topic", "id", "partitions", "records", "ends")
     for topic in found:
         held = sum(topic.end[p] - topic.first[p] for p in topic.end)
-        table.add_row(topic.name, topic.id, str(topic.partitions), str(held), " ".join(str(topic.end[p]) for p in sorted(topic.end)))
+        table.add_row(
+            topic.name,
+            topic.id,
+            str(topic.partitions),
+            str(held),
+            " ".join(str(topic.end[p]) for p in sorted(topic.end)),
+        )
     stdout.print(table)

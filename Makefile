@@ -1,0 +1,48 @@
+# One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+setup: $(VENV)/.installed $(VENV)/kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
+
+demo: setup ## load a bank's transactions, kill processes on the way, prove that nothing was lost or doubled
+	@$(BIN)/samefold demo $(ARGS)
+
+test: setup ## all tests, on real Kafka and PostgreSQL
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## lint, format, types and the tests that need no Kafka or PostgreSQL
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -m "not integration" $(ARGS)
+
+clean: ## stop the development stack, remove its data (asks first) and .venv
+	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.packages: requirements-build.txt requirements.txt
+	@sh infra/dev/prerequisites.sh $(PYTHON)
+	@echo "setup 1/3: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --require-hashes --requirement requirements-build.txt
+	@$(PIP) install --require-hashes --no-build-isolation --requirement requirements.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.packages pyproject.toml
+	@echo "setup 2/3: Samefold itself"
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/kafka/.verified: $(VENV)/.packages infra/dev/kafka-jars.sha256
+	@echo "setup 3/3: Kafka's jars into $(VENV)/kafka (91 jars, 54 MB; about a minute the first time)"
+	@$(BIN)/python -m infra.dev.jars
+	@touch $@

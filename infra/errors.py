@@ -1,0 +1,49 @@
+"""The errors that a user of Samefold can meet, and what each tells them.
+
+    SamefoldError                 what went wrong, and the cure
+    ├── NotConfigured             no Kafka or no database is set
+    ├── BadSettings               a setting has a wrong value, or a name that does not exist
+    └── …                         each part of Samefold derives its own, beside the code that raises it
+
+A subclass is a name, a message and a cure. `samefold` prints them in two lines and never shows a traceback for one;
+whatever is not a SamefoldError is a defect and does get its traceback.
+"""
+
+import re
+from typing import ClassVar
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+class SamefoldError(Exception):
+    """Base of all named errors: `raise TopicMissing("Topic 'events' is not there.", "Run `samefold topics --create`.")`.
+
+    `code` is the class's name in kebab case, for JSON output, logs and HTTP bodies. It is part of the public face:
+    renaming a class renames its code.
+    """
+
+    code: ClassVar[str] = "samefold-error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, cure: str = "") -> None:
+        super().__init__(message, cure)
+        self.message = message
+        self.cure = cure
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "code" not in cls.__dict__:
+            cls.code = _HUMP.sub("-", cls.__name__).lower()
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.cure}" if self.cure else self.message
+
+
+class NotConfigured(SamefoldError):
+    """Something needs Kafka or PostgreSQL, and no setting says where it is."""
+
+
+class BadSettings(SamefoldError):
+    """A setting has a value outside its bounds, or its name is not one of ours."""
+
+    exit_code = 2

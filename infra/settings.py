@@ -1,0 +1,137 @@
+"""All settings, in one class: `Settings()` reads them, `Settings(partitions=4)` overrides them.
+
+Where a value comes from, the first that has it: an argument, the environment (`SAMEFOLD_PARTITIONS=4`), the file `.env`
+in the working directory, the file `dev.env` in the data folder (written by `samefold dev up`), the default.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, Self
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from infra.errors import BadSettings, NotConfigured
+
+PREFIX = "SAMEFOLD_"
+DEV_ENV = "dev.env"
+
+Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+
+
+class Settings(BaseSettings):
+    """Read once at the edge (the CLI, a test) and passed on; nothing else reads the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_file=".env",
+        env_file_encoding="utf-8",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+    )
+
+    data_dir: Path = Field(Path(".samefold"), description="Where the development stack keeps its data and dev.env")
+
+    kafka_bootstrap: str | None = Field(None, description="Kafka's brokers: host:port, several with commas")
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    kafka_sasl_username: str | None = None
+    kafka_sasl_password: SecretStr | None = None
+    kafka_ssl_ca_location: Path | None = Field(None, description="File with the certificates of the brokers' authority")
+
+    database_url: SecretStr | None = Field(None, description="PostgreSQL: postgresql://… or a libpq conninfo string")
+    statement_timeout_ms: int = Field(30_000, ge=100, description="One SQL statement; long ones set their own")
+    lock_timeout_ms: int = Field(5_000, ge=10, description="Waiting for a lock")
+    idle_in_transaction_timeout_ms: int = Field(
+        10_000, ge=100, description="A frozen process must not keep its locks for longer than this"
+    )
+
+    commands_topic: Topic = Field("commands", description="The topic of commands")
+    events_topic: Topic = Field("events", description="The topic of commits: the log")
+    partitions: int = Field(8, ge=1, le=4096, description="Of both topics; cannot be changed once there is data")
+    replication_factor: int = Field(1, ge=1, le=9, description="Of both topics; 3 in production")
+    min_insync_replicas: int = Field(1, ge=1, le=9, description="Of both topics; 2 in production")
+    group_prefix: Topic = Field("samefold", description="What the names of consumer groups begin with")
+    session_timeout_ms: int = Field(
+        10_000, ge=1_000, le=300_000, description="Until the group gives up a silent process"
+    )
+
+    run_ahead: int = Field(
+        20_000, ge=1, description="Commits that a handler may be ahead of the read model, per partition"
+    )
+    handler_batch: int = Field(2_000, ge=1, le=100_000, description="Most commands that a handler decides at once")
+    agent_batch: int = Field(
+        5_000, ge=1, le=100_000, description="Most records that an agent commits in one transaction"
+    )
+    agent_max_age_ms: int = Field(50, ge=0, le=10_000, description="Longest wait for a batch to grow")
+    max_command_bytes: int = Field(262_144, ge=1_024, description="Larger commands are rejected as too-large")
+    max_commit_bytes: int = Field(900_000, ge=1_024, le=1_000_000, description="Stays below the topic's record limit")
+    ack_timeout_s: float = Field(30, gt=0, description="Until an append without an answer counts as lost")
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    def __init__(self, **values: Any) -> None:
+        """Raises BadSettings, which names every wrong value and every unknown SAMEFOLD_ variable."""
+        _refuse_unknown(os.environ)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+            # `from None`: pydantic's own error quotes the input, which may be a secret.
+            raise BadSettings(f"Wrong settings: {wrong}.", "All settings with their bounds: .env.example.") from None
+
+    @model_validator(mode="after")
+    def _hang_together(self) -> Self:
+        if self.commands_topic == self.events_topic:
+            raise ValueError("commands_topic and events_topic must differ")
+        if self.min_insync_replicas > self.replication_factor:
+            raise ValueError("min_insync_replicas must not be above replication_factor")
+        sasl = self.kafka_security_protocol.startswith("SASL")
+        if sasl and not (self.kafka_sasl_mechanism and self.kafka_sasl_username and self.kafka_sasl_password):
+            raise ValueError(f"{self.kafka_security_protocol} needs kafka_sasl_mechanism, _username and _password")
+        return self
+
+    @property
+    def kafka(self) -> str:
+        """The brokers to connect to. Raises NotConfigured."""
+        return self.kafka_bootstrap or _not_configured("Kafka", "kafka_bootstrap")
+
+    @property
+    def database(self) -> str:
+        """The connection string, secrets and all. Raises NotConfigured."""
+        if self.database_url is None:
+            _not_configured("PostgreSQL", "database_url")
+        return self.database_url.get_secret_value()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        before = (init_settings, env_settings, dotenv_settings)
+        # The data folder, which says where dev.env is, may itself come from any of the sources before it.
+        data_dir = next((found for source in before if (found := source().get("data_dir"))), ".samefold")
+        return (*before, DotEnvSettingsSource(settings_cls, env_file=Path(data_dir) / DEV_ENV))
+
+
+def _not_configured(what: str, field: str) -> NoReturn:
+    raise NotConfigured(
+        f"No {what} is configured.", f"Run `samefold dev up`, or set {PREFIX}{field.upper()} to an existing one."
+    )
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """A typo must not be silent: it would run with the default instead."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    unknown = sorted(name for name in environment if name.upper().startswith(PREFIX) and name.upper() not in known)
+    if unknown:
+        nearest = (difflib.get_close_matches(name.upper(), known, n=1, cutoff=0) for name in unknown)
+        hints = "; ".join(f"{name} (did you mean {near}?)" for name, [near] in zip(unknown, nearest, strict=True))
+        raise BadSettings(f"Unknown settings in the environment: {hints}.", "Rename or unset them.")

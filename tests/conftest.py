@@ -1,0 +1,81 @@
+"""What tests share: `stack`, the embedded Kafka and PostgreSQL, and `world`, a piece of it that is one test's alone."""
+
+import atexit
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infra.settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
+
+SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+NEEDS_STACK = {"stack", "world"}
+
+_worlds = count(1)
+
+
+def pytest_report_header() -> str:
+    return f"seed: {SEED} (the same again: TEST_SEED={SEED})"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NEEDS_STACK & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own settings must not decide a test; and each test starts from the printed seed."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    random.seed(SEED)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator["Stack"]:
+    """One Kafka and one PostgreSQL for the whole run, in a folder with a short name that is gone afterwards."""
+    from infra.dev.stack import Stack
+
+    folder = Path(tempfile.mkdtemp(prefix="samefold-"))
+    stack = Stack(folder)
+
+    def remove() -> None:
+        stack.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    # Also for ways out that skip fixtures, such as an exit in the middle of a test.
+    atexit.register(remove)
+    stack.up()
+    yield stack
+    remove()
+    atexit.unregister(remove)
+
+
+@pytest.fixture
+def world(stack: "Stack") -> Iterator[Settings]:
+    """Settings of a test's own topics (not made yet), consumer groups and empty database, on the shared stack."""
+    import psycopg
+
+    number = next(_worlds)
+    database = f"world_{number}"
+    with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
+        connection.execute(f'create database "{database}"')
+    yield stack.settings(
+        commands_topic=f"commands-{number}",
+        events_topic=f"events-{number}",
+        group_prefix=f"samefold-{number}",
+        database_url=stack.postgres.url(database),
+        partitions=4,
+    )
+    with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
+        connection.execute(f'drop database "{database}" with (force)')
