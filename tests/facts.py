@@ -1,0 +1,35 @@
+"""Hypothesis strategies for commands and events, read from their classes: a new one is tested at once."""
+
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Le, MaxLen
+from hypothesis import strategies as st
+from pydantic.dataclasses import is_pydantic_dataclass
+
+
+def facts(cls: type) -> st.SearchStrategy[Any]:
+    """Instances of a class made by `fact`, the bounds of its fields respected and reached."""
+    hints = get_type_hints(cls, include_extras=True)
+    return st.builds(cls, **{field.name: _values(hints[field.name]) for field in fields(cls)})
+
+
+def members(union: Any) -> list[type]:
+    """The classes of a union alias; a union of one is the class itself."""
+    return list(get_args(union) or (union,))
+
+
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    if get_origin(hint) in (Union, UnionType):
+        return st.one_of([st.none() if member is NoneType else _values(member) for member in get_args(hint)])
+    if get_origin(hint) is Annotated:
+        plain, *notes = get_args(hint)
+        bounds = {type(bound): bound for note in notes for bound in getattr(note, "metadata", [])}
+        if plain is int:
+            return st.integers(bounds[Ge].ge, bounds[Le].le)
+        if plain is str:
+            alphabet = st.characters(exclude_categories=["Cc", "Cs"])
+            return st.text(alphabet, max_size=bounds[MaxLen].max_length)
+        return _values(plain)
+    return facts(hint) if is_pydantic_dataclass(hint) else st.from_type(hint)

@@ -1,0 +1,341 @@
+"""The sample bank: given these events, when this command, then those events or that refusal."""
+
+import pickle
+from datetime import date
+from functools import reduce
+
+import msgspec
+import pytest
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from domain import accounts
+from domain.accounts import (
+    LARGEST_BALANCE,
+    AccountAlreadyOpen,
+    AccountClosed,
+    AccountIsClosed,
+    AccountNotOpen,
+    AccountOpened,
+    BalanceNotZero,
+    BalanceTooLarge,
+    ChargeFee,
+    CloseAccount,
+    Command,
+    CreditInterest,
+    Deposit,
+    Details,
+    Event,
+    FeeCharged,
+    InsufficientFunds,
+    InterestCredited,
+    MoneyDeposited,
+    MoneyWithdrawn,
+    OpenAccount,
+    State,
+    Withdraw,
+    decide,
+    evolve,
+)
+from domain.language import Refusal
+from infra.log.records import Commit, EventRecord, Record, decode_event, encode
+from tests.facts import facts, members
+
+TODAY = date(1993, 1, 31)
+RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")
+
+OPENED = AccountOpened(overdraft_limit=200, on=TODAY)
+CLOSED = AccountClosed(on=TODAY)
+
+
+def given(*events: Event) -> State:
+    return reduce(evolve, events, State())
+
+
+def deposited(cents: int) -> MoneyDeposited:
+    return MoneyDeposited(cents=cents, on=TODAY)
+
+
+def full() -> State:
+    """An account that can take no more."""
+    return State("open", LARGEST_BALANCE, 0)
+
+
+# Open
+
+
+def test_opening_opens() -> None:
+    assert decide(OpenAccount(overdraft_limit=200, on=TODAY), given()) == [OPENED]
+    assert given(OPENED) == State("open", 0, 200)
+
+
+def test_an_open_account_is_not_opened_again() -> None:
+    with pytest.raises(AccountAlreadyOpen):
+        decide(OpenAccount(overdraft_limit=200, on=TODAY), given(OPENED))
+
+
+def test_a_closed_account_is_not_opened_again() -> None:
+    with pytest.raises(AccountIsClosed):
+        decide(OpenAccount(overdraft_limit=200, on=TODAY), given(OPENED, CLOSED))
+
+
+# Deposit
+
+
+def test_a_deposit_keeps_what_the_books_say() -> None:
+    command = Deposit(cents=300, on=TODAY, details=RENT)
+    assert decide(command, given(OPENED)) == [MoneyDeposited(cents=300, on=TODAY, details=RENT)]
+    assert given(OPENED, deposited(300), deposited(4)).balance == 304
+
+
+def test_a_deposit_beyond_what_the_bank_can_keep_is_refused() -> None:
+    with pytest.raises(BalanceTooLarge):
+        decide(Deposit(cents=1, on=TODAY), full())
+
+
+def test_a_deposit_up_to_what_the_bank_can_keep_is_taken() -> None:
+    assert decide(Deposit(cents=1, on=TODAY), State("open", LARGEST_BALANCE - 1, 0)) == [deposited(1)]
+
+
+# Withdraw
+
+
+def test_a_withdrawal_may_use_the_overdraft_limit_to_the_last_cent() -> None:
+    command = Withdraw(cents=700, on=TODAY, details=RENT)
+    withdrawn = MoneyWithdrawn(cents=700, on=TODAY, details=RENT)
+    assert decide(command, given(OPENED, deposited(500))) == [withdrawn]
+    assert given(OPENED, deposited(500), withdrawn).balance == -200
+
+
+def test_a_withdrawal_beyond_the_limit_is_refused() -> None:
+    with pytest.raises(InsufficientFunds):
+        decide(Withdraw(cents=701, on=TODAY), given(OPENED, deposited(500)))
+
+
+def test_after_a_fee_beyond_the_limit_nothing_can_be_withdrawn() -> None:
+    with pytest.raises(InsufficientFunds):
+        decide(Withdraw(cents=1, on=TODAY), given(OPENED, FeeCharged(cents=250, on=TODAY)))
+
+
+# Interest
+
+
+def test_interest_is_credited() -> None:
+    credited = InterestCredited(cents=7, on=TODAY, details=Details(purpose="interest"))
+    command = CreditInterest(cents=7, on=TODAY, details=Details(purpose="interest"))
+    assert decide(command, given(OPENED)) == [credited]
+    assert given(OPENED, credited).balance == 7
+
+
+def test_interest_beyond_what_the_bank_can_keep_is_refused() -> None:
+    with pytest.raises(BalanceTooLarge):
+        decide(CreditInterest(cents=1, on=TODAY), full())
+
+
+def test_interest_up_to_what_the_bank_can_keep_is_credited() -> None:
+    state = State("open", LARGEST_BALANCE - 1, 0)
+    assert decide(CreditInterest(cents=1, on=TODAY), state) == [InterestCredited(cents=1, on=TODAY)]
+
+
+# Fee
+
+
+def test_a_fee_may_pass_the_overdraft_limit() -> None:
+    charged = FeeCharged(cents=201, on=TODAY, details=Details(purpose="statement fee"))
+    command = ChargeFee(cents=201, on=TODAY, details=Details(purpose="statement fee"))
+    assert decide(command, given(OPENED)) == [charged]
+    assert given(OPENED, charged).balance == -201
+
+
+def test_a_fee_beyond_what_the_bank_can_keep_is_refused() -> None:
+    with pytest.raises(BalanceTooLarge):
+        decide(ChargeFee(cents=1, on=TODAY), State("open", -LARGEST_BALANCE, 0))
+
+
+def test_a_fee_down_to_what_the_bank_can_keep_is_charged() -> None:
+    state = State("open", 1 - LARGEST_BALANCE, 0)
+    assert decide(ChargeFee(cents=1, on=TODAY), state) == [FeeCharged(cents=1, on=TODAY)]
+
+
+# Close
+
+
+def test_an_empty_account_is_closed() -> None:
+    assert decide(CloseAccount(on=TODAY), given(OPENED)) == [CLOSED]
+    assert given(OPENED, CLOSED).status == "closed"
+
+
+@pytest.mark.parametrize("movement", [deposited(1), FeeCharged(cents=1, on=TODAY)])
+def test_an_account_with_money_or_debt_on_it_is_not_closed(movement: Event) -> None:
+    with pytest.raises(BalanceNotZero):
+        decide(CloseAccount(on=TODAY), given(OPENED, movement))
+
+
+def test_an_account_is_closed_once() -> None:
+    with pytest.raises(AccountIsClosed):
+        decide(CloseAccount(on=TODAY), given(OPENED, CLOSED))
+
+
+# Every command and every event, present and future
+
+
+EVERY_COMMAND = pytest.mark.parametrize("cls", members(Command), ids=lambda cls: cls.__name__)
+EVERY_EVENT = pytest.mark.parametrize("cls", members(Event), ids=lambda cls: cls.__name__)
+
+any_command = st.one_of([facts(cls) for cls in members(Command)])
+any_event = st.one_of([facts(cls) for cls in members(Event)])
+any_state = st.builds(
+    State,
+    st.sampled_from(["new", "open", "closed"]),
+    st.integers(-LARGEST_BALANCE, LARGEST_BALANCE),
+    st.integers(0, 10**14),
+)
+
+
+@EVERY_COMMAND
+@settings(deadline=None)
+@for_all(data=st.data())
+def test_nothing_happens_on_an_account_that_is_not_open(cls: type, data: st.DataObject) -> None:
+    command = data.draw(facts(cls))
+    with pytest.raises(AccountIsClosed):
+        decide(command, given(OPENED, CLOSED))
+    if cls is not OpenAccount:
+        with pytest.raises(AccountNotOpen):
+            decide(command, given())
+
+
+@settings(deadline=None)
+@for_all(state=any_state, commands=st.lists(any_command, max_size=20))
+def test_whatever_is_asked_for_the_account_stays_sound(state: State, commands: list[Command]) -> None:
+    for command in commands:
+        try:
+            events = decide(command, state)
+        except Refusal:
+            continue
+        for event in events:
+            state = evolve(state, event)
+            if isinstance(event, MoneyWithdrawn):
+                assert state.balance >= -state.overdraft_limit
+            if isinstance(event, AccountClosed):
+                assert state.balance == 0
+        assert abs(state.balance) <= LARGEST_BALANCE
+
+
+@settings(deadline=None)
+@for_all(event=any_event, history=st.lists(any_event, max_size=10))
+def test_evolve_takes_every_event_after_every_history(event: Event, history: list[Event]) -> None:
+    assert isinstance(evolve(given(*history), event), State)
+
+
+@EVERY_EVENT
+@settings(deadline=None)
+@for_all(data=st.data())
+def test_every_event_comes_back_from_the_log_as_it_went_in(cls: type, data: st.DataObject) -> None:
+    event = data.draw(facts(cls))
+    written = EventRecord(cls.__name__, msgspec.Raw(msgspec.json.encode(event)))
+    commit = Commit("accounts/576", 1, [written], "berka-1", 0, "", "accepted", None, epoch=0, seq=1)
+    read = decode_event(Record(0, 0, 0, None, encode(commit)))
+    assert isinstance(read, Commit)
+    body = read.events[0].data
+    assert msgspec.json.decode(body, type=cls) == event
+    assert TypeAdapter(cls).validate_json(bytes(body)) == event, "what is in the log would pass at the door again"
+
+
+@EVERY_COMMAND
+@settings(deadline=None)
+@for_all(data=st.data())
+def test_every_command_comes_in_through_json_as_it_was_meant(cls: type, data: st.DataObject) -> None:
+    command = data.draw(facts(cls))
+    assert TypeAdapter(cls).validate_json(msgspec.json.encode(command)) == command
+
+
+@pytest.mark.parametrize("cls", [*members(Command), *members(Event)], ids=lambda cls: cls.__name__)
+@settings(deadline=None, max_examples=10)
+@for_all(data=st.data())
+def test_facts_can_be_sent_to_another_process(cls: type, data: st.DataObject) -> None:
+    fact = data.draw(facts(cls))
+    assert pickle.loads(pickle.dumps(fact)) == fact
+
+
+@settings(deadline=None)
+@for_all(state=any_state)
+def test_the_state_comes_back_from_its_snapshot(state: State) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
+
+
+# A hostile world at the door
+
+
+HOSTILE = {
+    "zero": '{"cents": 0, "on": "1993-01-31"}',
+    "negative": '{"cents": -1, "on": "1993-01-31"}',
+    "too much": '{"cents": 100000000000001, "on": "1993-01-31"}',
+    "beyond 64 bits": '{"cents": 9223372036854775808, "on": "1993-01-31"}',
+    "beyond any bits": f'{{"cents": 1{"0" * 5000}, "on": "1993-01-31"}}',
+    "text for a number": '{"cents": "5", "on": "1993-01-31"}',
+    "bool for a number": '{"cents": true, "on": "1993-01-31"}',
+    "fraction": '{"cents": 5.5, "on": "1993-01-31"}',
+    "float": '{"cents": 5.0, "on": "1993-01-31"}',
+    "not a number": '{"cents": NaN, "on": "1993-01-31"}',
+    "null": '{"cents": null, "on": "1993-01-31"}',
+    "list": '{"cents": [5], "on": "1993-01-31"}',
+    "no amount": '{"on": "1993-01-31"}',
+    "no day": '{"cents": 5}',
+    "number for a day": '{"cents": 5, "on": 19930131}',
+    "digits for a day": '{"cents": 5, "on": "19930131"}',
+    "moment for a day": '{"cents": 5, "on": "1993-01-31T10:00:00"}',
+    "31 February": '{"cents": 5, "on": "1993-02-31"}',
+    "year 0": '{"cents": 5, "on": "0000-01-01"}',
+    "year 10000": '{"cents": 5, "on": "10000-01-01"}',
+    "unknown field": '{"cents": 5, "on": "1993-01-31", "colour": "red"}',
+    "unknown field within": '{"cents": 5, "on": "1993-01-31", "details": {"colour": "red"}}',
+    "details are text": '{"cents": 5, "on": "1993-01-31", "details": "rent"}',
+    "text is a number": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": 5}}',
+    "NUL": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "a\\u0000b"}}',
+    "newline at the end": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "rent\\n"}}',
+    "escape sequence": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "\\u001b[2J"}}',
+    "half an emoji": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "\\ud83d"}}',
+    "10 kB": f'{{"cents": 5, "on": "1993-01-31", "details": {{"purpose": "{"x" * 10_000}"}}}}',
+    "201 characters": f'{{"cents": 5, "on": "1993-01-31", "details": {{"purpose": "{"x" * 201}"}}}}',
+    "array": '[5, "1993-01-31"]',
+    "nothing": "",
+    "deep": "[" * 10_000,
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_is_no_command_does_not_come_in(body: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Deposit).validate_json(body)
+
+
+@pytest.mark.parametrize("purpose", ["O'Brien \"; drop table balances; --", "🦉🇨🇿", "%s {} \\ $1", "x" * 200, "  "])
+def test_odd_text_is_text(purpose: str) -> None:
+    command = Deposit(cents=5, on=TODAY, details=Details(purpose=purpose))
+    assert TypeAdapter(Deposit).validate_json(msgspec.json.encode(command)) == command
+
+
+@pytest.mark.parametrize("cents", ["5", True, 5.0, None, 0, 10**14 + 1])
+def test_code_can_not_make_what_json_may_not_say(cents: object) -> None:
+    with pytest.raises(ValidationError):
+        Deposit(cents=cents, on=TODAY)  # type: ignore[arg-type]
+
+
+# Refusals
+
+
+REFUSALS = [cls for cls in vars(accounts).values() if isinstance(cls, type) and issubclass(cls, Refusal)]
+
+
+def test_refusals_have_a_code_and_a_sentence() -> None:
+    assert InsufficientFunds.code == "insufficient-funds"
+    assert str(InsufficientFunds()) == "The balance and the overdraft limit do not cover the amount."
+    codes = {cls.code for cls in REFUSALS if cls is not Refusal}
+    assert len(codes) == len(REFUSALS) - 1, "two refusals of one context can't be told apart"
+
+
+def test_a_refusal_without_a_sentence_can_not_be_declared() -> None:
+    with pytest.raises(TypeError, match="Silent"):
+        type("Silent", (Refusal,), {})
