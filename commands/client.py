@@ -71,7 +71,9 @@ def read_commands(file: Path) -> list[Command]:
             if line.strip():
                 commands.append(_command(line, f"{file}, line {number}"))
     except (OSError, EOFError, gzip.BadGzipFile) as error:
-        raise BadCommandLine(f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped.") from error
+        raise BadCommandLine(
+            f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
+        ) from error
     return commands
 
 
@@ -147,9 +149,7 @@ def wait_for(
     return summary
 
 
-def _take_found(
-    connection: psycopg.Connection[Any], missing: dict[tuple[str, str], Command], summary: Summary
-) -> int:
+def _take_found(connection: psycopg.Connection[Any], missing: dict[tuple[str, str], Command], summary: Summary) -> int:
     found = 0
     keys = list(missing)
     for start in range(0, len(keys), CHUNK):

@@ -78,7 +78,9 @@ class Handler:
         self._consumer = clients.group_consumer(
             self.settings, f"{self.settings.group_prefix}-handler", instance=self.name, connection=self._connection
         )
-        self._consumer.subscribe([commands.name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
+        self._consumer.subscribe(
+            [commands.name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+        )
         log.info("handler %s: serving '%s' to '%s'", self.name, commands.name, events.name)
         try:
             while not self.stopping.is_set():

@@ -116,4 +116,3 @@ def _fold(row: Versioned, commits: list[tuple[int, list[EventRecord]]], context:
             state = context.evolve(state, decode_event(context.name, event.type, event.data))
         version = after
     return Versioned(version, state)
-

@@ -276,6 +276,4 @@ class Writer:
         before = Versioned(0, None)
         if command.context:
             before = self.overlay.state(command.stream, snapshot.rows.get(command.stream), command.context)
-        return decide(
-            command, before, epoch=self.epoch, seq=self.seq + 1, max_bytes=self.limits.max_commit_bytes
-        )
+        return decide(command, before, epoch=self.epoch, seq=self.seq + 1, max_bytes=self.limits.max_commit_bytes)

@@ -118,9 +118,7 @@ class Supervisor:
 
 def handlers(count: int, prefix: str) -> list[Child]:
     """Names are static group members: a handler that comes back gets its partitions back without a rebalance."""
-    return [
-        Child(f"handler-{n}", "commands.handler", ("--name", f"{prefix}-handler-{n}")) for n in range(1, count + 1)
-    ]
+    return [Child(f"handler-{n}", "commands.handler", ("--name", f"{prefix}-handler-{n}")) for n in range(1, count + 1)]
 
 
 def agents(count: int, agent: str = "core") -> list[Child]:

@@ -19,11 +19,11 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
-    from infra.terminal import print_json, stdout
+    from rich.table import Table
+
     from infra.log.history import history_of
     from infra.settings import Settings
-
-    from rich.table import Table
+    from infra.terminal import print_json, stdout
 
     entries = list(history_of(Settings(), stream))
     if not void:

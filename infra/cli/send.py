@@ -26,8 +26,8 @@ def send(
     Exit code 1 if a line is wrong, Kafka is away, or an outcome is missing.
     """
     from commands.client import answered, read_commands, send_all, wait_for
-    from infra.terminal import print_json, progress, stdout
     from infra.settings import Settings
+    from infra.terminal import print_json, progress, stdout
 
     settings = Settings()
     commands = read_commands(file)

@@ -18,9 +18,9 @@ def topics(
     """Show and check the topics: ids, partitions, offsets, and whether their settings keep the promises. Exit code 1 if not."""
     from rich.table import Table
 
-    from infra.terminal import print_json, stdout
     from infra.log.topics import check, describe, ensure
     from infra.settings import Settings
+    from infra.terminal import print_json, stdout
 
     settings = Settings()
     if create:

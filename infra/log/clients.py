@@ -101,9 +101,7 @@ def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection 
     )
 
 
-def group_consumer(
-    settings: Settings, group: str, *, instance: str, connection: Connection | None = None
-) -> Consumer:
+def group_consumer(settings: Settings, group: str, *, instance: str, connection: Connection | None = None) -> Consumer:
     """A consumer that shares a topic's partitions with its group, as a static member named `instance`."""
     return _consumer(
         settings,
@@ -121,7 +119,9 @@ def group_consumer(
 
 def range_consumer(settings: Settings, *, connection: Connection | None = None) -> Consumer:
     """A consumer for `assign`: no group, an event at each partition's end."""
-    return _consumer(settings, {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": True}, connection)
+    return _consumer(
+        settings, {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": True}, connection
+    )
 
 
 def admin(settings: Settings) -> AdminClient:

@@ -49,11 +49,15 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
     """Make the topics that are missing, check both, return (commands, events). Raises TopicUnfit, KafkaAway."""
     admin = clients.admin(settings)
     wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
-    with _named(settings):
+    with _Named(settings):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
-        for name, future in admin.create_topics(
-            [topic for topic in wanted if topic.topic not in existing], operation_timeout=TIMEOUT_S
-        ).items() if any(topic.topic not in existing for topic in wanted) else ():
+        for name, future in (
+            admin.create_topics(
+                [topic for topic in wanted if topic.topic not in existing], operation_timeout=TIMEOUT_S
+            ).items()
+            if any(topic.topic not in existing for topic in wanted)
+            else ()
+        ):
             try:
                 future.result(TIMEOUT_S)
             except KafkaException as error:
@@ -77,7 +81,7 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
 def describe(settings: Settings, name: str, *, admin: AdminClient | None = None) -> Topic:
     """A topic's id, partitions and offsets. Raises TopicMissing, KafkaAway."""
     admin = admin or clients.admin(settings)
-    with _named(settings):
+    with _Named(settings):
         description = _until_known(
             lambda: admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name].result(TIMEOUT_S),
             name,
@@ -98,7 +102,7 @@ def check(settings: Settings, *, admin: AdminClient | None = None) -> None:
     """Refuse topics whose settings would lose history. Raises TopicUnfit naming the setting and the command that cures it."""
     admin = admin or clients.admin(settings)
     names = [settings.commands_topic, settings.events_topic]
-    with _named(settings):
+    with _Named(settings):
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         configs = {
             resource.name: future.result(TIMEOUT_S)
@@ -168,7 +172,7 @@ def _until_known(ask: Callable[[], TopicDescription], name: str) -> TopicDescrip
             time.sleep(0.05)
 
 
-class _named:
+class _Named:
     """Turns Kafka's errors that mean "away" into KafkaAway."""
 
     def __init__(self, settings: Settings) -> None:
