@@ -8,7 +8,7 @@ import msgspec
 
 
 class At(msgspec.Struct, frozen=True, gc=False):
-    """Handed to every view with its event. One is made per event, so what is rarely asked for is worked out when asked."""
+    """Handed to every view with its event. One is made per event: what is rarely asked for is worked out when asked."""
 
     stream: str
     """`<context>/<id>`, e.g. `accounts/576`."""

@@ -92,12 +92,12 @@ class Column:
 
     @property
     def to_database(self) -> Callable[[Any], Any] | None:
-        """Turns the row's value into the stored one; None where they are the same. Not called with None."""
+        """Turns the row's value into the stored one; None where they are the same. Neither is called with None."""
         return _value_of if self.enum is not None else None
 
     @property
     def from_database(self) -> Callable[[Any], Any] | None:
-        """Turns a stored value, as psycopg loads it, into the row's; None where they are the same. Not called with None."""
+        """Turns a stored value, as psycopg loads it, into the row's; None where they are the same."""
         if self.enum is not None:
             return self.enum
         return int if self.role is Role.SUM and self.scalar is Scalar.INT else None

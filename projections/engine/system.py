@@ -1,6 +1,6 @@
 """The views that the write side lives on: the states of each context, and the outcome of each command.
 
-They are views in every respect (tables, builds, pointer, verify), except that nobody writes them and that they never park.
+They are views in every respect (tables, builds, pointer, verify), except that nobody writes them and they never park.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OUTCOMES_VERSION = 1  # raised when the columns of Outcome change
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A stream's newest state. `state` is the JSON of the context's State; a stream without a row has the State's defaults."""
+    """A stream's newest state, as the JSON of its context's State. A stream without a row has the State's defaults."""
 
     stream: Key[str]
     version: int
@@ -51,14 +51,14 @@ SNAPSHOT_COLUMNS = (
 )
 
 
-def snapshots_name(context: str) -> str:
+def snapshot_view_name(context: str) -> str:
     return f"streams_{context}"
 
 
 def snapshot_view(context: Context) -> View:
     """The states of a context; its version is the context's STATE_VERSION."""
     return View(
-        name=snapshots_name(context.name),
+        name=snapshot_view_name(context.name),
         version=context.state_version,
         kind=Kind.SNAPSHOT,
         row=Snapshot,

@@ -69,7 +69,7 @@ class View:
 
     @property
     def table_name(self) -> str:
-        """The table that migrations make for this version; a build of the same version again has `_r2`, `_r3`, … behind."""
+        """The table that migrations make for this version; another build of it has `_r2`, `_r3`, … behind."""
         return f"{self.name}_v{self.version}"
 
     @property
@@ -101,7 +101,7 @@ def discover() -> dict[str, View]:
 
 
 def view_of(module: ModuleType, known: Collection[Context] | None = None) -> View:
-    """The view a module declares, subscribing to events of `known` contexts (by default those of `domain/`). Raises BadView."""
+    """The view a module declares; it may subscribe to events of `known` (by default `domain/`). Raises BadView."""
     name = module.__name__.rpartition(".")[2]
     known = contexts().values() if known is None else known
     _check_name(name)
@@ -123,7 +123,7 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
         _check_after(name, hints.get("after"), of)
         if agent != CORE:
             raise BadView(
-                f"Journal '{name}' is in the agent '{agent}', but only '{CORE}' keeps the states that a journal is told.",
+                f"Journal '{name}' is in the agent '{agent}', but only '{CORE}' keeps the states it is told.",
                 "Leave out AGENT, or write an entity or summary view.",
             )
     if not (isinstance(agent, str) and NAME.fullmatch(agent)):

@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, the tables that are not views, migrations."""

@@ -1,0 +1,125 @@
+"""Connections to PostgreSQL, and what its errors mean to us.
+
+Every session has timeouts of its own, so that a process that froze in the middle of a transaction can't block the next
+one for longer than `idle_in_transaction_timeout_ms`. No message made here holds a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
+
+from infra.errors import SamefoldError
+from infra.settings import Settings
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class DatabaseAway(SamefoldError):
+    """PostgreSQL does not answer, or not now. It may come back: processes wait, commands end."""
+
+
+class DatabaseRefused(SamefoldError):
+    """PostgreSQL answers, but not to us: wrong name, password or rights. Waiting would not help."""
+
+
+class DatabaseBehind(SamefoldError):
+    """The database lacks tables that this code needs."""
+
+
+_PASSING_CLASSES = (
+    "08",  # the connection broke
+    "53",  # no memory, disk or connection left
+)
+_PASSING = {
+    "25006",  # read only: a standby, until it is promoted
+    "25P03",  # idle in a transaction for too long: this process was frozen
+    "25P04",
+    "40001",
+    "40P01",
+    "55P03",
+    "57014",
+    "57P01",
+    "57P02",
+    "57P03",
+    "57P05",
+}
+_NOT_FOR_US = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
+
+
+def connect(settings: Settings, name: str, *, statement_timeout_ms: int | None = None) -> Connection:
+    """A connection in autocommit mode whose `application_name` is `name`; times are UTC.
+
+    Raises DatabaseAway for what may pass, DatabaseRefused for what won't, NotConfigured.
+    """
+    statement_timeout_ms = settings.statement_timeout_ms if statement_timeout_ms is None else statement_timeout_ms
+    target = settings.database
+    try:
+        known = conninfo_to_dict(target)
+    except psycopg.Error:
+        # `from None`: libpq's message quotes the string, password and all
+        raise DatabaseRefused(
+            "SAMEFOLD_DATABASE_URL is no connection string.", "Write postgresql://user:password@host:5432/name."
+        ) from None
+    session = {
+        "statement_timeout": statement_timeout_ms,
+        "lock_timeout": settings.lock_timeout_ms,
+        "idle_in_transaction_session_timeout": settings.idle_in_transaction_timeout_ms,
+        "TimeZone": "UTC",
+    }
+    options = " ".join([str(known.get("options") or ""), *(f"-c {key}={value}" for key, value in session.items())])
+    try:
+        return psycopg.connect(
+            target,
+            autocommit=True,
+            application_name=name[:63],
+            connect_timeout=10,
+            keepalives=1,
+            keepalives_idle=15,
+            keepalives_interval=5,
+            keepalives_count=3,
+            options=options.strip(),
+        )
+    except psycopg.Error as error:
+        raise named(error, settings) from error
+
+
+def passes(error: BaseException) -> bool:
+    """Whether an error goes away by itself: connections refused or lost, start-up, locks, failover, a full disk."""
+    if isinstance(error, DatabaseAway):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    state = error.sqlstate
+    if state is None:  # no answer from a server at all, or one given before there was a session
+        return isinstance(error, psycopg.OperationalError) and not any(text in str(error) for text in _NOT_FOR_US)
+    return state in _PASSING or state.startswith(_PASSING_CLASSES)
+
+
+def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
+    """The named error for one of psycopg's."""
+    known = conninfo_to_dict(settings.database)
+    place = f"PostgreSQL ({known.get('dbname') or 'default database'} at {known.get('host') or 'the local socket'})"
+    text = " ".join(str(error).split())
+    if passes(error):
+        return DatabaseAway(
+            f"{place} does not answer: {text}",
+            "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_DATABASE_URL.",
+        )
+    if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
+        return DatabaseBehind(f"{place} lacks what this code needs: {text}", "Run `samefold db upgrade`.")
+    return DatabaseRefused(f"{place} refused: {text}", "Check the database's name, user, password and rights.")
+
+
+@contextmanager
+def naming(settings: Settings) -> Iterator[None]:
+    """Turns psycopg's errors into named ones: DatabaseAway, DatabaseBehind, DatabaseRefused."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise named(error, settings) from error

@@ -1,0 +1,120 @@
+"""The tables that are not views: where each agent stands, which builds exist, which of them readers see.
+
+Declared for Alembic; the hot paths write their own SQL. `projections/engine/tables.py` declares the views' tables.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = sa.MetaData()
+
+
+def _now() -> sa.Column[object]:
+    return sa.Column("at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now())
+
+
+positions = sa.Table(
+    "positions",
+    metadata,
+    sa.Column("agent", sa.Text(collation="C"), primary_key=True),
+    sa.Column("topic", sa.Text(collation="C"), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("topic_id", sa.Text, nullable=False),
+    sa.Column("next_offset", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("command_offset", sa.BigInteger, nullable=False),
+    sa.Column("generation", sa.Uuid, nullable=False),
+    comment="How far each agent has folded each partition; the fence of every batch (DESIGN §3)",
+    postgresql_with={"fillfactor": "50"},
+)
+
+live = sa.Table(
+    "live",
+    metadata,
+    sa.Column("view", sa.Text(collation="C"), primary_key=True),
+    sa.Column("agent", sa.Text(collation="C"), nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("table_name", sa.Text(collation="C"), nullable=False, unique=True),
+    comment="The pointer: which table readers of a view see",
+)
+
+BUILD_STATES = ("loading", "ready", "live", "old", "abandoned")
+
+builds = sa.Table(
+    "builds",
+    metadata,
+    sa.Column("id", sa.Uuid, primary_key=True),
+    sa.Column("view", sa.Text(collation="C"), nullable=False, index=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("agent", sa.Text(collation="C"), nullable=False),
+    sa.Column("table_name", sa.Text(collation="C"), nullable=False, unique=True),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("code_set", JSONB, nullable=False, comment="{view: version} of the code that made it"),
+    sa.Column("shape", sa.Text, nullable=False, comment="fingerprint of columns and key, or of the state's fields"),
+    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.CheckConstraint(sa.column("state").in_(BUILD_STATES), name="builds_state"),
+    comment="Each table of a view is one fold of one version",
+)
+
+build_positions = sa.Table(
+    "build_positions",
+    metadata,
+    sa.Column("build", sa.Uuid, sa.ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("topic", sa.Text(collation="C"), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("next_offset", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("command_offset", sa.BigInteger, nullable=False),
+    comment="While loading: the pin, up to which the parts fold. Then: how far the table has been folded",
+)
+
+build_parts = sa.Table(
+    "build_parts",
+    metadata,
+    sa.Column("build", sa.Uuid, sa.ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("rows", sa.BigInteger, nullable=False),
+    _now(),
+    comment="Parts of a build whose rows are loaded; written in the transaction that loads them",
+)
+
+parked = sa.Table(
+    "parked",
+    metadata,
+    sa.Column("table_name", sa.Text(collation="C"), primary_key=True),
+    sa.Column("stream", sa.Text(collation="C"), primary_key=True),
+    sa.Column("view", sa.Text(collation="C"), nullable=False),
+    sa.Column("partition", sa.Integer, nullable=False),
+    sa.Column("since_offset", sa.BigInteger, nullable=False),
+    sa.Column("since_version", sa.BigInteger, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("parked_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    comment="Streams whose events, from since_version on, are not in a table: the log holds them until replay or drop",
+)
+
+skips = sa.Table(
+    "skips",
+    metadata,
+    sa.Column("view", sa.Text(collation="C"), primary_key=True),
+    sa.Column("stream", sa.Text(collation="C"), primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("through", sa.BigInteger, nullable=False, comment="last version that is skipped, included"),
+    sa.Column("partition", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _now(),
+    comment="Events that a view leaves out for good, in every later build too",
+)
+
+topics = sa.Table(
+    "topics",
+    metadata,
+    sa.Column("topic", sa.Text(collation="C"), primary_key=True),
+    sa.Column("topic_id", sa.Text, nullable=False),
+    sa.Column("partitions", sa.Integer, nullable=False),
+    sa.Column("partitioner", sa.Text, nullable=False),
+    comment="The contract: positions mean nothing in another topic, with other partitions or another partitioner",
+)
