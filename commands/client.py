@@ -64,7 +64,10 @@ class Summary:
 
 
 def read_commands(file: Path) -> list[Command]:
-    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked). Raises BadCommandLine naming the first wrong line."""
+    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked).
+
+    Raises BadCommandLine naming the first wrong line.
+    """
     commands = []
     try:
         for number, line in enumerate(_lines(file), start=1):
@@ -115,7 +118,7 @@ def send_all(settings: Settings, commands: Iterable[Command], progress: Callable
 
 def answered(settings: Settings, commands: Sequence[Command]) -> int:
     """How many of the commands have an outcome already; 0 where the read model is not set up yet."""
-    with connect(settings, "samefold send", autocommit=True) as connection:
+    with connect(settings, "samefold send") as connection:
         keys = [(command.stream, command.id) for command in commands]
         try:
             return sum(len(outcomes_of(connection, keys[n : n + CHUNK])) for n in range(0, len(keys), CHUNK))
@@ -128,7 +131,7 @@ def wait_for(
 ) -> Summary:
     """Wait for every command's outcome. Raises OutcomeMissing after `timeout_s` seconds without a new one."""
     summary = Summary()
-    with connect(settings, "samefold send", autocommit=True) as connection:
+    with connect(settings, "samefold send") as connection:
         connection.execute(f"listen {CORE_CHANNEL}")
         missing = {(command.stream, command.id): command for command in commands}
         deadline = time.monotonic() + timeout_s

@@ -24,7 +24,7 @@ from commands.intake import Intake, Received, receive
 from commands.snapshots import SnapshotReader
 from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, ReadLog, Refuse, Serve, Wait, Writer
 from infra import logs
-from infra.database.connect import connect, passes
+from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.records import Opening, Record, encode
@@ -38,6 +38,7 @@ BUSY_S = 0.005
 DATABASE_RETRY_S = 0.25
 BEHIND_RETRY_S = 0.02
 WAIT_S = 0.2
+CHECK_S = 5.0
 CONFIRM_S = (0.05, 0.3)
 
 
@@ -61,16 +62,18 @@ class Handler:
         self._held: dict[int, list[Received]] = {}
         self._timers: dict[int, tuple[float, Callable[[], Action]]] = {}
         self._due_database = 0.0
+        self._due_check = time.monotonic() + CHECK_S
         self._said: dict[int, str] = {}
         self._error: SamefoldError | None = None
         self._database: psycopg.Connection[Any] | None = None
+        self._database_is_away = False
 
     def stop(self) -> None:
         self.stopping.set()
 
     def run(self) -> None:
         """Serve until stopped. Waits out Kafka and PostgreSQL being away, at the start too."""
-        commands, events = self._until_there()
+        commands, events = self._topics = self._until_there()
         self._intake = Intake(commands.id, commands.partitions)
         self._connection = clients.Connection(f"handler {self.name}")
         self._producer = clients.producer(self.settings, connection=self._connection)
@@ -96,10 +99,24 @@ class Handler:
         for writer in list(self.writers.values()):
             self._do(writer, writer.on_clock(now))
         self._run_timers(now)
+        self._check_topics(now)
         self._serve_held(now)
         batch = self._poll()
         if batch:
             self._serve(batch)
+
+    def _check_topics(self, now: float) -> None:
+        """A topic that is made anew or gets more partitions while we run is as wrong as at the start."""
+        if now < self._due_check:
+            return
+        self._due_check = now + CHECK_S
+        for topic in self._topics:
+            try:
+                found = topics.describe(self.settings, topic.name)
+            except clients.KafkaAway:
+                return
+            if (found.id, found.partitions) != (topic.id, topic.partitions):
+                raise topics.changed(topic, found)
 
     # ── commands in ──
 
@@ -160,7 +177,7 @@ class Handler:
             outcomes |= wanted[1]
         try:
             snapshot = self._snapshots().read(streams, outcomes)
-        except psycopg.Error as error:
+        except (psycopg.Error, DatabaseAway) as error:
             self._database_away(error)
             for partition, received in taken.items():
                 self._hold(partition, received + self._held.pop(partition, []), DATABASE_RETRY_S)
@@ -236,13 +253,16 @@ class Handler:
             # after the snapshot, so that the end can't be older than the position
             here = TopicPartition(self.settings.events_topic, writer.partition)
             first, end = self._log_reader.get_watermark_offsets(here, timeout=topics.TIMEOUT_S)
-        except psycopg.Error as error:
+        except (psycopg.Error, DatabaseAway) as error:
             self._database_away(error)
             return Wait("the database is away")
         except KafkaException as error:
             if not clients.may_pass(error.args[0]):
                 raise
             return Wait("Kafka is away")
+        for topic in self._topics:
+            if snapshot.contract.get(topic.name, (topic.id, topic.partitions)) != (topic.id, topic.partitions):
+                return Refuse("contract-broken")
         position = snapshot.positions.get(writer.partition)
         if position and first > position.next_offset:
             return Refuse("events-trimmed")
@@ -304,15 +324,20 @@ class Handler:
         if self._database is None or self._database.closed:
             self._database = connect(self.settings, f"samefold handler {self.name}")
             self._reader = SnapshotReader(self._database, self.settings.events_topic)
+            if self._database_is_away:
+                self._database_is_away = False
+                log.info("handler %s: the database answers again", self.name)
         return self._reader
 
-    def _database_away(self, error: psycopg.Error) -> None:
-        if not passes(error):
-            raise error
-        log.warning("handler %s: the database is away; waiting", self.name)
+    def _database_away(self, error: psycopg.Error | DatabaseAway) -> None:
+        if isinstance(error, psycopg.Error) and not passes(error):
+            raise named(error, self.settings) from error
         if self._database is not None:
             self._database.close()
             self._database = None
+        if not self._database_is_away:
+            self._database_is_away = True
+            log.warning("handler %s: the database does not answer; waiting for it", self.name)
 
     def _until_there(self) -> tuple[topics.Topic, topics.Topic]:
         said = False
@@ -376,8 +401,13 @@ def _refused(why: str, settings: Settings) -> WorldChanged:
     match why:
         case "events-shorter-than-position":
             return WorldChanged(
-                f"The read model's position lies beyond the end of '{settings.events_topic}': the topic was made anew or lost records.",
+                f"The read model's position lies beyond the end of '{settings.events_topic}': it was made anew or lost records.",
                 "Restore the topic, or start with an empty database and new topics.",
+            )
+        case "contract-broken":
+            return WorldChanged(
+                "The topics are not those that the database's positions belong to: another id or number of partitions.",
+                "Restore the topics, or point SAMEFOLD_DATABASE_URL at the database that belongs to them (`samefold topics`).",
             )
         case "events-trimmed":
             return WorldChanged(

@@ -130,7 +130,7 @@ def reason(code: str, message: str) -> Reason:
     return Reason(code, _CONTROL.sub("\N{REPLACEMENT CHARACTER}", message)[:MAX_MESSAGE])
 
 
-def _rejected(
+def _rejected(  # noqa: PLR0917  # private, and called in one way
     record: Record, envelope: Command, fingerprint: str, code: str, message: str, context: Context | None = None
 ) -> Received:
     why = reason(code, message)

@@ -1,7 +1,7 @@
 """The writer of one partition, as a state machine without I/O (DESIGN §2, its ten precise rules).
 
-Facts go in (a reading of the database, an acknowledgement, records, the clock), actions come out; `commands/handler.py` carries them
-out, a model checker may as well. The way of a partition:
+Facts go in (a reading of the database, an acknowledgement, records, the clock), actions come out; `commands/handler.py`
+carries them out, a model checker may as well. The way of a partition:
 
     LOADING ──position──▶ OPENING ──acknowledged at o──▶ READING ──record at o consumed──▶ SERVING
        ▲                                                                                      │
@@ -35,7 +35,8 @@ class Snapshot:
     """One consistent reading of the read model (rule 1): everything in it comes from one database snapshot.
 
     `positions` by partition; `rows` by stream, absent where there is none; `outcomes` holds the (stream, command id) that have one;
-    `generation` and `fits` (the live versions are those of this code) are rule 10.
+    `generation` and `fits` (the live versions are those of this code) are rule 10. `contract` is what the positions mean anything
+    in: {topic: (id, partitions)}, empty before the first agent.
     """
 
     positions: Mapping[int, Reading]
@@ -43,6 +44,7 @@ class Snapshot:
     fits: bool
     rows: Mapping[str, Versioned] = field(default_factory=dict)
     outcomes: frozenset[tuple[str, str]] = frozenset()
+    contract: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class Load(NamedTuple):

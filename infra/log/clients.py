@@ -1,7 +1,7 @@
 """Kafka clients, all their settings in one place.
 
-Every produced key goes through murmur2 (`partitioner`); every consumer starts where it is told or fails (`auto.offset.reset`), reads
-by position and never lets Kafka's group offsets decide anything.
+Every produced key goes through murmur2 (`partitioner`); every consumer starts where it is told or fails (`auto.offset.reset`),
+reads by position and never lets Kafka's group offsets decide anything.
 """
 
 from __future__ import annotations

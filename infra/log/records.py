@@ -92,7 +92,8 @@ def decode_event(record: Record) -> Commit | Opening | None:
     if value is None or not value.startswith(ENVELOPE):
         return None
     try:
-        return _events_decoder.decode(value)
+        entry: Commit | Opening = _events_decoder.decode(value)
+        return entry
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableRecord(
             f"events[{record.partition}] offset {record.offset} has our envelope but can't be read: {error}",
