@@ -22,10 +22,10 @@ from infra.log.records import Command, Reason, Record, decode_command
 MAX_ID_BYTES = 200
 MAX_MESSAGE = 500
 
-_ID = re.compile(r"[^\x00-\x1f\x7f]+")
-_STREAM = re.compile(r"[a-z][a-z0-9_]*/[^\x00-\x1f\x7f]+")
+_ID = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
+_STREAM = re.compile(r"[a-z][a-z0-9_]*/[^\x00-\x1f\x7f-\x9f]+")
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Intake:
 
     topic_id: str
     partitions: int
+    max_bytes: int = 262_144
+    """Of a command's record; larger ones are rejected as too-large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def receive(record: Record, intake: Intake) -> Received:
         )
     if record.key != envelope.stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
-    return _validated(record, envelope)
+    return _validated(record, envelope, intake.max_bytes)
 
 
 def bad_name(stream: str, command_id: str) -> str | None:
@@ -83,16 +85,27 @@ def fingerprint_of(command: Command) -> str:
     canonical = msgspec.json.encode(
         (command.type, command.expected_version, msgspec.json.decode(command.data)), order="sorted"
     )
-    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+    return _hash(canonical)
 
 
-def _validated(record: Record, envelope: Command) -> Received:
+def _hash(value: bytes) -> str:
+    return hashlib.blake2b(value, digest_size=16).hexdigest()
+
+
+def _validated(record: Record, envelope: Command, max_bytes: int) -> Received:
+    name = envelope.stream.partition("/")[0]
+    # found first, and given to every rejection: without it the stream's state would be taken for nothing
+    context = contexts().get(name)
     try:
         fingerprint = fingerprint_of(envelope)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return _rejected(record, envelope, "", "malformed", f"the body can't be read: {error}")
-    name = envelope.stream.partition("/")[0]
-    context = contexts().get(name)
+        return _rejected(
+            record, envelope, _hash(bytes(envelope.data)), "malformed", f"the body can't be read: {error}", context
+        )
+    size = len(record.value or b"")
+    if size > max_bytes:
+        problem = f"the command takes {size} bytes, more than {max_bytes}"
+        return _rejected(record, envelope, fingerprint, "too-large", problem, context)
     if context is None:
         return _rejected(record, envelope, fingerprint, "malformed", f"no context is called '{name}'")
     kind = context.commands.get(envelope.type)
@@ -107,6 +120,8 @@ def _validated(record: Record, envelope: Command) -> Received:
         command = _validator(kind).validate_json(body)
     except ValidationError as error:
         return _rejected(record, envelope, fingerprint, "malformed", _summary(error), context)
+    except Exception as error:  # a defect in a command's own checks; it would repeat on every try
+        return _rejected(record, envelope, fingerprint, "failed", f"{type(error).__name__}: {error}", context)
     return Received(
         record.offset, envelope.stream, envelope.id, fingerprint, envelope.expected_version, context, command
     )
@@ -142,7 +157,7 @@ def _under_derived_id(record: Record, intake: Intake, code: str, message: str) -
         offset=record.offset,
         stream=reserved_stream(record.partition),
         id=f"{intake.topic_id}:{record.partition}:{record.offset}",
-        fingerprint=hashlib.blake2b(record.value or b"", digest_size=16).hexdigest(),
+        fingerprint=_hash(record.value or b""),
         rejection=reason(code, message),
     )
 

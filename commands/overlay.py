@@ -113,6 +113,6 @@ def _fold(row: Versioned, commits: list[tuple[int, list[EventRecord]]], context:
         if after - len(events) != version:
             raise Inconsistent(f"row at version {version}, next commit starts at {after - len(events)}")
         for event in events:
-            state = context.evolve(state, decode_event(context.name, event.type, event.data))
+            state = context.evolve(state, decode_event(context, event.type, event.data))
         version = after
     return Versioned(version, state)

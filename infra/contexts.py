@@ -80,13 +80,22 @@ class UnknownEvent(SamefoldError):
     """A commit that counts holds an event that this code does not know: skipping it would make readers disagree."""
 
 
-def decode_event(context_name: str, name: str, data: bytes) -> Any:
-    """The event of that stored name. Raises UnknownEvent."""
-    context = contexts().get(context_name)
-    event = context.events.get(name) if context else None
+class UnreadableEvent(SamefoldError):
+    """A commit that counts holds an event whose body does not fit its class."""
+
+
+def decode_event(context: Context, name: str, data: msgspec.Raw | bytes) -> Any:
+    """The event of that stored name. Raises UnknownEvent, UnreadableEvent."""
+    event = context.events.get(name)
     if event is None:
         raise UnknownEvent(
-            f"The log holds an event '{context_name}.{name}' that this code does not know.",
+            f"The log holds an event '{context.name}.{name}' that this code does not know.",
             "Deploy the version of the code that wrote it, or newer; nothing was skipped.",
         )
-    return msgspec.json.decode(data, type=event)
+    try:
+        return msgspec.json.decode(data, type=event)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableEvent(
+            f"The log holds an event '{context.name}.{name}' that does not fit this code's class: {error}.",
+            "Nothing was skipped. Give fields that were added later a default, and never rename or narrow one.",
+        ) from error

@@ -103,7 +103,12 @@ def decode_event(record: Record) -> Commit | Opening | None:
 
 
 def decode_command(value: bytes) -> Command:
-    """The command in a value. Raises msgspec.DecodeError or UnicodeDecodeError: the handler records those as rejections."""
+    """The command in a value.
+
+    Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError: the handler records those as rejections.
+    """
+    if not value.startswith(ENVELOPE):  # msgspec checks a tag, but does without one
+        raise msgspec.DecodeError(f"it does not begin with {ENVELOPE.decode()}command/1")
     return _command_decoder.decode(value)
 
 
