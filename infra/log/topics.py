@@ -7,7 +7,6 @@ changes. So a topic is known by its id, and the start is refused, with the cure,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -24,6 +23,7 @@ from infra.log import clients
 from infra.settings import Settings
 
 TIMEOUT_S = 15.0
+SETTLE_S = 3.0
 
 
 class TopicMissing(SamefoldError):
@@ -68,20 +68,15 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
     wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
     with _Named(settings):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
-        for name, future in (
-            admin.create_topics(
-                [topic for topic in wanted if topic.topic not in existing], operation_timeout=TIMEOUT_S
-            ).items()
-            if any(topic.topic not in existing for topic in wanted)
-            else ()
-        ):
+        missing = [topic for topic in wanted if topic.topic not in existing]
+        for name, future in (admin.create_topics(missing, operation_timeout=TIMEOUT_S) if missing else {}).items():
             try:
                 future.result(TIMEOUT_S)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise TopicMissing(
                         f"Topic '{name}' does not exist and can't be made: {error.args[0].str()}.",
-                        "Make it with an account that may, with the settings that `samefold topics` names.",
+                        "Make it with an account that may, with the settings that `samefold topics` checks.",
                     ) from error
     commands = describe(settings, settings.commands_topic, admin=admin)
     events = describe(settings, settings.events_topic, admin=admin)
@@ -96,23 +91,51 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
 
 
 def describe(settings: Settings, name: str, *, admin: AdminClient | None = None) -> Topic:
-    """A topic's id, partitions and offsets. Raises TopicMissing, KafkaAway."""
+    """A topic's id, partitions and offsets. Raises TopicMissing, KafkaAway.
+
+    A broker that just made a topic may not know it yet, or not who leads it: that gets a few seconds.
+    """
     admin = admin or clients.admin(settings)
-    with _Named(settings):
-        description = _until_known(
-            lambda: admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)[name].result(TIMEOUT_S),
-            name,
-        )
-        partitions = [TopicPartition(name, info.id) for info in description.partitions]
-        first = admin.list_offsets({p: OffsetSpec.earliest() for p in partitions}, request_timeout=TIMEOUT_S)
-        end = admin.list_offsets({p: OffsetSpec.latest() for p in partitions}, request_timeout=TIMEOUT_S)
-        return Topic(
-            name=name,
-            id=str(description.topic_id),
-            partitions=len(partitions),
-            first={p.partition: future.result(TIMEOUT_S).offset for p, future in first.items()},
-            end={p.partition: future.result(TIMEOUT_S).offset for p, future in end.items()},
-        )
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            return _describe(admin, name)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in _SETTLING and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise TopicMissing(
+                    f"Topic '{name}' does not exist.", "Run `samefold topics --create`, or correct the topic's name."
+                ) from error
+            if clients.may_pass(error.args[0]):
+                raise clients.away(settings, error) from error
+            raise
+        except TimeoutError as error:
+            raise clients.away(settings, KafkaError(KafkaError._TIMED_OUT)) from error
+
+
+def _describe(admin: AdminClient, name: str) -> Topic:
+    asked = admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)
+    description: TopicDescription = asked[name].result(TIMEOUT_S)
+    partitions = [TopicPartition(name, info.id) for info in description.partitions]
+    first = admin.list_offsets({p: OffsetSpec.earliest() for p in partitions}, request_timeout=TIMEOUT_S)
+    end = admin.list_offsets({p: OffsetSpec.latest() for p in partitions}, request_timeout=TIMEOUT_S)
+    return Topic(
+        name=name,
+        id=str(description.topic_id),
+        partitions=len(partitions),
+        first={p.partition: future.result(TIMEOUT_S).offset for p, future in first.items()},
+        end={p.partition: future.result(TIMEOUT_S).offset for p, future in end.items()},
+    )
+
+
+_SETTLING = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+}
 
 
 def check(settings: Settings, *, admin: AdminClient | None = None) -> None:
@@ -171,22 +194,6 @@ def _fits(key: str, found: str, wanted: str) -> bool:
     if key in ("min.insync.replicas", "max.message.bytes"):
         return int(found) >= int(wanted)
     return found == wanted
-
-
-def _until_known(ask: Callable[[], TopicDescription], name: str) -> TopicDescription:
-    """A broker that just made the topic may not know it yet; give it two seconds."""
-    deadline = time.monotonic() + 2
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise
-            if time.monotonic() > deadline:
-                raise TopicMissing(
-                    f"Topic '{name}' does not exist.", "Run `samefold topics --create`, or correct the topic's name."
-                ) from error
-            time.sleep(0.05)
 
 
 class _Named:
