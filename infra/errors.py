@@ -16,7 +16,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class SamefoldError(Exception):
-    """Base of all named errors: `raise TopicMissing("Topic 'events' is not there.", "Run `samefold topics --create`.")`.
+    """Base of all named errors: `raise TopicMissing("There is no topic 'events'.", "Run `samefold db upgrade`.")`.
 
     `code` is the class's name in kebab case, for JSON output, logs and HTTP bodies. It is part of the public face:
     renaming a class renames its code.

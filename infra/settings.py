@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from infra.errors import BadSettings, NotConfigured
 
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
+CURE = "All settings, with what they mean: .env.example."
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 
@@ -26,6 +28,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
+        dotenv_filtering="match_prefix",  # others keep their variables in .env too, docker compose for one
         env_file=".env",
         env_file_encoding="utf-8",
         env_ignore_empty=True,
@@ -79,9 +82,9 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-            # `from None`: pydantic's own error quotes the input, which may be a secret.
-            raise BadSettings(f"Wrong settings: {wrong}.", "All settings with their bounds: .env.example.") from None
+            # Not its own text, and `from None`: pydantic quotes the input, which may be a secret.
+            told = "; ".join(_told(wrong) for wrong in error.errors(include_input=False))
+            raise BadSettings(f"Wrong settings: {told}.", CURE) from None
 
     @model_validator(mode="after")
     def _hang_together(self) -> Self:
@@ -106,6 +109,12 @@ class Settings(BaseSettings):
             _not_configured("PostgreSQL", "database_url")
         return self.database_url.get_secret_value()
 
+    def environment(self) -> dict[str, str]:
+        """These very settings, secrets too, as the environment of another process."""
+        values = ((name, getattr(self, name)) for name in type(self).model_fields)
+        plain = ((name, v.get_secret_value() if isinstance(v, SecretStr) else v) for name, v in values)
+        return {PREFIX + name.upper(): str(value) for name, value in plain if value is not None}
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -129,9 +138,20 @@ def _not_configured(what: str, field: str) -> NoReturn:
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """A typo must not be silent: it would run with the default instead."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    unknown = sorted(name for name in environment if name.upper().startswith(PREFIX) and name.upper() not in known)
+    ours = (name.upper() for name in environment if name.upper().startswith(PREFIX))
+    unknown = [name for name in sorted(ours) if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
     if unknown:
-        nearest = (difflib.get_close_matches(name.upper(), known, n=1, cutoff=0) for name in unknown)
-        hints = "; ".join(f"{name} (did you mean {near}?)" for name, [near] in zip(unknown, nearest, strict=True))
-        raise BadSettings(f"Unknown settings in the environment: {hints}.", "Rename or unset them.")
+        raise BadSettings(f"Wrong settings: {'; '.join(map(_unknown, unknown))}.", CURE)
+
+
+def _told(error: ErrorDetails) -> str:
+    if not error["loc"]:
+        return error["msg"].removeprefix("Value error, ")
+    name = str(error["loc"][0])
+    return _unknown(name) if error["type"] == "extra_forbidden" else f"{PREFIX}{name.upper()}: {error['msg']}"
+
+
+def _unknown(name: str) -> str:
+    name = name.lower().removeprefix(PREFIX.lower())
+    [nearest] = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0)
+    return f"{PREFIX}{name.upper()} is unknown (did you mean {PREFIX}{nearest.upper()}?)"

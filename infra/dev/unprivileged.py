@@ -1,6 +1,6 @@
-"""Run as a script: `unprivileged.py FOLDERS PROGRAM ARGUMENT…` becomes PROGRAM, but not as root: PostgreSQL refuses that.
+"""Run as a script: `unprivileged.py FOLDERS PROGRAM ARGUMENT…` becomes PROGRAM, not as root (PostgreSQL refuses).
 
-Best is a user namespace in which root's own id is called `nobody`: PostgreSQL is content, while outside of it everything
+Best is a user namespace in which root's own id is called `nobody`: PostgreSQL is content, while outside of it all
 still belongs to root. So no user is added and no permission changes, even in root's home. Where a container forbids
 that, the program runs as the real `nobody`, who gets FOLDERS (joined by ":") and must be able to reach them.
 Standard library only: it is run with `python -I -S`.

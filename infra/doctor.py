@@ -1,0 +1,154 @@
+"""What Samefold finds on this machine, and what to do about what it does not: `samefold doctor`."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from infra.errors import SamefoldError
+from infra.settings import PREFIX, Settings
+
+MIN_PYTHON = (3, 11)
+MIN_DISK_GB = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `cure` is empty where all is well."""
+
+    name: str
+    ok: bool
+    found: str
+    cure: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def examine() -> list[Finding]:
+    """Look at everything. Changes nothing, and takes a few seconds at most where Kafka or PostgreSQL do not answer."""
+    settings: Settings | None = None
+
+    def read_settings() -> str:
+        nonlocal settings
+        settings = Settings()
+        changed = ", ".join(sorted(settings.model_fields_set)) or "all defaults"
+        return f"{changed} ({len(type(settings).model_fields)} in all)"
+
+    looks: list[tuple[str, Callable[[], str]]] = [
+        ("Python", _python),
+        ("Java", _java),
+        ("Kafka's jars", _jars),
+        ("PostgreSQL's binaries", _binaries),
+        ("settings", read_settings),
+    ]
+    findings = [_look(name, look) for name, look in looks]
+    if settings is None:
+        return findings
+    known = settings
+    more: list[tuple[str, Callable[[], str]]] = [
+        ("data folder", lambda: _data_folder(known.data_dir)),
+        ("development stack", lambda: _stack(known.data_dir)),
+        ("Kafka", lambda: _kafka(known)),
+        ("PostgreSQL", lambda: _database(known)),
+    ]
+    return findings + [_look(name, look) for name, look in more]
+
+
+class Unfit(SamefoldError):
+    """Something on this machine is not as Samefold needs it."""
+
+
+def _look(name: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, True, look())
+    except SamefoldError as error:
+        return Finding(name, False, error.message, error.cure)
+
+
+def _python() -> str:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < MIN_PYTHON:
+        raise Unfit(f"{version} is too old.", f"Install Python {'.'.join(map(str, MIN_PYTHON))} or newer.")
+    return f"{version} ({sys.executable})"
+
+
+def _java() -> str:
+    from infra.dev.java import find_java
+
+    java = find_java()
+    return f"{java.major} ({java.path})"
+
+
+def _jars() -> str:
+    from infra.dev import jars
+
+    jars.classpath()
+    return f"{jars.KAFKA}, {len(jars.locked())} jars ({jars.FOLDER})"
+
+
+def _binaries() -> str:
+    from infra.dev.postgres import VERSION, binaries
+
+    return f"{VERSION} ({binaries()})"
+
+
+def _data_folder(folder: Path) -> str:
+    existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise Unfit(f"{existing} can't be written to.", "Set SAMEFOLD_DATA_DIR to a folder of yours.")
+    free = shutil.disk_usage(existing).free / 1e9
+    if free < MIN_DISK_GB:
+        raise Unfit(f"Only {free:.1f} GB are free in {existing}.", f"Free {MIN_DISK_GB} GB, or set SAMEFOLD_DATA_DIR.")
+    return f"{folder.resolve()}, {free:.0f} GB free"
+
+
+def _stack(folder: Path) -> str:
+    """That it is down is no fault: the settings may name another Kafka and PostgreSQL."""
+    from infra.dev.stack import Stack
+
+    if not folder.is_dir():
+        return "never started here (`samefold dev up` starts it)"
+    status = Stack(folder).status()
+    services = {"Kafka": status["kafka"], "PostgreSQL": status["postgres"]}
+    hung = [name for name, service in services.items() if service["running"] and not service["answers"]]
+    if hung:
+        raise Unfit(
+            f"{' and '.join(hung)} runs but does not answer.", "Run `samefold dev down`, then `samefold dev up`."
+        )
+    up = [name for name, service in services.items() if service["running"]]
+    if len(up) == 1:
+        raise Unfit(f"Only {up[0]} runs.", "Run `samefold dev up`: it starts what is missing.")
+    return "up" if up else "down (`samefold dev up` starts it)"
+
+
+def _not_yet(variable: str) -> str:
+    """No fault either: that is how a fresh clone is."""
+    return f"not configured yet (`samefold dev up` starts one; {PREFIX}{variable} names another)"
+
+
+def _kafka(settings: Settings) -> str:
+    from confluent_kafka import KafkaException
+
+    from infra.log.clients import admin, away
+
+    if settings.kafka_bootstrap is None:
+        return _not_yet("KAFKA_BOOTSTRAP")
+    try:
+        metadata = admin(settings).list_topics(timeout=5)
+    except KafkaException as error:
+        raise away(settings, error) from None
+    missing = [name for name in (settings.commands_topic, settings.events_topic) if name not in metadata.topics]
+    return f"{settings.kafka} answers" + (f"; not yet made: {', '.join(missing)}" if missing else "")
+
+
+def _database(settings: Settings) -> str:
+    from infra.database.connect import connect
+
+    if settings.database_url is None:
+        return _not_yet("DATABASE_URL")
+    with connect(settings, "doctor") as connection:
+        row = connection.execute("select current_setting('server_version_num')::int / 10000").fetchone()
+    return f"answers, version {row[0] if row else '?'}"
