@@ -62,22 +62,20 @@ def real_data() -> Path | None:
 
 def read(path: Path) -> list[Transaction]:
     """All transactions of a file, in its order. Raises BadTransactions naming file and line; then none are returned."""
+    rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     found: dict[str, Transaction] = {}
-    line = 1
     try:
-        rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
         if tuple(next(rows, ())) != COLUMNS:
             raise ValueError("this is not the header")
         for row in rows:
-            line = rows.line_num
             transaction = _parse(row)
             if transaction.trans_id in found:
                 raise ValueError(f"trans_id {transaction.trans_id} was there before")
             found[transaction.trans_id] = transaction
-    except (OSError, EOFError, zlib.error, csv.Error, ValueError) as error:
+    except (csv.Error, ValueError) as error:
         raise BadTransactions(
-            f"{path}, line {line}: {_in_words(error)}.",
-            f"Its first line and its columns should be {','.join(COLUMNS)}.",
+            f"{path}, line {rows.line_num or 1}: {_in_words(error)}.",
+            f"Its first line should be {','.join(COLUMNS)}, every other a transaction in these columns.",
         ) from error
     return list(found.values())
 
@@ -90,8 +88,11 @@ def to_cents(text: str) -> int:
 
 
 def _text(path: Path) -> str:
-    data = path.read_bytes()
-    return (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise BadTransactions(f"{path} can't be read: {error}.", "Give a CSV file in UTF-8, plain or gzip.") from error
 
 
 def _parse(row: list[str]) -> Transaction:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from infra.demo.data import COLUMNS, Transaction
 
+SEED = 19930101
 ACCOUNTS = 591
 TRANSACTIONS = 23_932
 
@@ -40,7 +41,7 @@ class Totals:
         return self.credits - self.debits
 
 
-def generate(seed: int, accounts: int = ACCOUNTS, transactions: int = TRANSACTIONS) -> list[Transaction]:
+def generate(seed: int = SEED, accounts: int = ACCOUNTS, transactions: int = TRANSACTIONS) -> list[Transaction]:
     """The first so many transactions of a bank, day by day. The bank's own running balances are exact.
 
     With an overdraft limit of 5,000.00 every one can be accepted; with none, a few can't.
