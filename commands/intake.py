@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -36,6 +37,7 @@ class Intake:
     partitions: int
     max_bytes: int = 262_144
     """Of a command's record; larger ones are rejected as too-large."""
+    contexts: Mapping[str, Context] = field(default_factory=contexts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def receive(record: Record, intake: Intake) -> Received:
         )
     if record.key != envelope.stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
-    return _validated(record, envelope, intake.max_bytes)
+    return _validated(record, envelope, intake)
 
 
 def bad_name(stream: str, command_id: str) -> str | None:
@@ -92,10 +94,10 @@ def _hash(value: bytes) -> str:
     return hashlib.blake2b(value, digest_size=16).hexdigest()
 
 
-def _validated(record: Record, envelope: Command, max_bytes: int) -> Received:
+def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     name = envelope.stream.partition("/")[0]
     # found first, and given to every rejection: without it the stream's state would be taken for nothing
-    context = contexts().get(name)
+    context = intake.contexts.get(name)
     try:
         fingerprint = fingerprint_of(envelope)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -103,8 +105,8 @@ def _validated(record: Record, envelope: Command, max_bytes: int) -> Received:
             record, envelope, _hash(bytes(envelope.data)), "malformed", f"the body can't be read: {error}", context
         )
     size = len(record.value or b"")
-    if size > max_bytes:
-        problem = f"the command takes {size} bytes, more than {max_bytes}"
+    if size > intake.max_bytes:
+        problem = f"the command takes {size} bytes, more than {intake.max_bytes}"
         return _rejected(record, envelope, fingerprint, "too-large", problem, context)
     if context is None:
         return _rejected(record, envelope, fingerprint, "malformed", f"no context is called '{name}'")

@@ -4,11 +4,13 @@ import atexit
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from infra.dev.stack import Stack
 
 SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
-NEEDS_STACK = {"stack", "world"}
+NEEDS_STACK = {"stack", "world", "own_stack"}
+ROOT = Path(__file__).parent.parent
 
 _worlds = count(1)
 
@@ -39,6 +42,35 @@ def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
     random.seed(SEED)
+
+
+class Samefold(Protocol):
+    """`samefold("dev", "status", settings=world)` runs the command line as a process of its own."""
+
+    def __call__(
+        self, *arguments: str, settings: Settings | None = None, given: str = "", seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def samefold(tmp_path: Path) -> Samefold:
+    """In an empty working directory, with nothing configured but what `settings` says."""
+
+    def run(
+        *arguments: str, settings: Settings | None = None, given: str = "", seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | (settings.environment() if settings else {}),
+            cwd=tmp_path,
+            input=given,
+            timeout=seconds,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
 
 
 @pytest.fixture(scope="session")

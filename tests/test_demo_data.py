@@ -61,7 +61,7 @@ KNOWN = {
 
 Bank = tuple[Path, Figures]
 
-DOOR = {name: TypeAdapter(cls) for name, cls in contexts()["accounts"].commands.items()}
+DOOR: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(cls) for name, cls in contexts()["accounts"].commands.items()}
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,10 @@ def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
             if record.key == key and why.get(record.offset) != "garbage":
                 entry = decode_event(record)
                 if isinstance(entry, Commit) and entry.stream == stream:
-                    yield _plain(record, entry, why.get(record.offset))
+                    yield _plain(record, why.get(record.offset))
 
 
-def _plain(record: Record, commit: Commit, void: str | None) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(commit)
-    events = [{"type": event.type, "data": msgspec.json.decode(event.data)} for event in commit.events]
+def _plain(record: Record, void: str | None) -> dict[str, Any]:
+    commit: dict[str, Any] = msgspec.json.decode(record.value or b"")
     where = {"partition": record.partition, "offset": record.offset, "time": time_of(record.time_ms).isoformat()}
-    return plain | {"events": events, "void": void} | where
+    return commit | {"void": void} | where
