@@ -38,7 +38,13 @@ def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | 
         metadata if metadata is not None else sa.MetaData(),
         *(
             sa.Column(
-                column.name, _type(column), primary_key=column.is_key, autoincrement=False, nullable=column.optional
+                column.name,
+                _type(column),
+                primary_key=column.is_key,
+                autoincrement=False,
+                nullable=column.optional,
+                # the SQL view for people adds up shares of older versions too, whose code is gone
+                comment=str(column.role) if view.kind is Kind.SUMMARY and not column.is_key else None,
             )
             for column in view.columns
         ),

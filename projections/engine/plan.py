@@ -1,0 +1,105 @@
+"""What to do with each type of event, worked out once for a set of views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from infra.contexts import Context, contexts
+from projections.engine.at import At
+from projections.engine.columns import Role
+from projections.engine.system import snapshot_view_name
+from projections.engine.view import Kind, View
+
+Evolve = Callable[[Any, Any, At], Any]
+Rows = Callable[[Any, Any, At], Iterable[Any]]
+Delta = Callable[[Any, At], Iterable[Any]]
+KeyOf = Callable[[Any, At], tuple[Any, ...]]
+
+
+class Entity(NamedTuple):
+    view: View
+    evolve: Evolve
+    key: KeyOf | None
+
+
+class Summary(NamedTuple):
+    view: View
+    delta: Delta
+    key: Callable[[Any], Any]
+    increments: Callable[[Any], tuple[Any, ...]]
+    combine: tuple[Callable[[Any, Any], Any], ...]
+
+
+class Step(NamedTuple):
+    """One type of event: how to decode it and who wants it."""
+
+    decode: Callable[[Any], Any]
+    states: str | None
+    """Name of the snapshot view whose states it changes; None where nobody needs states."""
+    evolve: Callable[[Any, Any], Any]
+    initial: Any
+    entities: tuple[Entity, ...]
+    journals: tuple[tuple[View, Rows], ...]
+    summaries: tuple[Summary, ...]
+
+
+class Plan:
+    """How to fold commits for a set of views: for each context, each type of event's Step; None for types nobody wants."""
+
+    def __init__(self, views: Mapping[str, View], known: Mapping[str, Context] | None = None) -> None:
+        known = contexts() if known is None else known
+        self.views = dict(sorted(views.items()))
+        self.steps: dict[str, dict[str, Step | None]] = {}
+        self.states: dict[str, Context] = {}
+        """The contexts whose states are folded, by the name of their snapshot view."""
+        self.entities = [view for view in self.views.values() if view.kind is Kind.ENTITY]
+        self.outcomes = next((view for view in self.views.values() if view.kind is Kind.OUTCOMES), None)
+        for context in known.values():
+            if any(view.needs_state and context.name in view.contexts for view in self.views.values()):
+                self.states[snapshot_view_name(context.name)] = context
+            self.steps[context.name] = {name: self._step(context, event) for name, event in context.events.items()}
+
+    def _step(self, context: Context, event: type) -> Step | None:
+        states = snapshot_view_name(context.name)
+        wanted = [view for view in self.views.values() if event in view.subscription and not view.is_system]
+        if not wanted and states not in self.states:
+            return None
+        return Step(
+            decode=msgspec.json.Decoder(event).decode,
+            states=states if states in self.states else None,
+            evolve=context.evolve,
+            initial=context.state(),
+            entities=tuple(Entity(v, v.function, v.key_function) for v in wanted if v.kind is Kind.ENTITY),
+            journals=tuple((view, view.function) for view in wanted if view.kind is Kind.JOURNAL),
+            summaries=tuple(_summary(view) for view in wanted if view.kind is Kind.SUMMARY),
+        )
+
+
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+_COMBINE: dict[Role, Callable[[Any, Any], Any]] = {Role.SUM: _add, Role.MIN: min, Role.MAX: max}
+
+
+def _summary(view: View) -> Summary:
+    increments = [column for column in view.columns if not column.is_key]
+    return Summary(
+        view,
+        view.function,
+        tuple_getter([column.name for column in view.key]),
+        tuple_getter([column.name for column in increments]),
+        tuple(_COMBINE[column.role] for column in increments),
+    )
+
+
+def tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads the named attributes as a tuple, also when there is only one."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    one = attrgetter(names[0])
+    return lambda row: (one(row),)
