@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-stdout = Console(highlight=False)
+# no terminal, no terminal's width: tables in a pipe or a file keep their lines whole
+stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 stderr = Console(stderr=True, highlight=False)
 
 

@@ -119,9 +119,9 @@ def group_consumer(settings: Settings, group: str, *, instance: str, connection:
 
 def range_consumer(settings: Settings, *, connection: Connection | None = None) -> Consumer:
     """A consumer for `assign`: no group, an event at each partition's end."""
-    return _consumer(
-        settings, {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": True}, connection
-    )
+    # a fetch for the partition before would hold up the next one for as long as it may wait
+    only = {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": True, "fetch.wait.max.ms": 5}
+    return _consumer(settings, only, connection)
 
 
 def admin(settings: Settings) -> AdminClient:
