@@ -55,6 +55,13 @@ def context_of(module: ModuleType) -> Context:
             f"{module.__name__} has `decide` but no {', '.join(f'`{name}`' for name in missing)}.",
             "Add what is missing, in the order events, commands, errors, state, decide, evolve: see domain/accounts.py.",
         )
+    try:
+        module.State()
+    except TypeError as error:
+        raise BadContext(
+            f"`State` of {module.__name__} can't be made without arguments: {error}.",
+            "Give every field a default: together they are the state of a stream without events.",
+        ) from error
     return Context(
         name=module.__name__.rpartition(".")[2],
         commands=_by_stored_name(module.Command),
