@@ -33,7 +33,7 @@ def test_an_opening_without_commits_moves_the_epoch_and_keeps_the_command_offset
 
 
 def test_a_commit_before_any_opening_is_void() -> None:
-    assert void([commit(-1, 2), commit(0, 1)]) == [(0, "seq"), (1, "epoch")]
+    assert void([commit(-1, 1), commit(0, 1)]) == [(0, "epoch"), (1, "epoch")]
 
 
 def test_a_zombies_late_commit_is_void() -> None:

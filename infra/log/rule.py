@@ -59,7 +59,7 @@ def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Cou
             void.append(Void(offset, "garbage"))
         elif isinstance(entry, Opening):
             epoch, seq = offset, 0
-        elif entry.epoch != epoch:
+        elif entry.epoch != epoch or epoch < 0:  # -1 is not an epoch: nothing counts before the first opening
             void.append(Void(offset, "epoch"))
         elif entry.seq != seq + 1:
             void.append(Void(offset, "seq"))
