@@ -1,6 +1,7 @@
 """The sample bank: given these events, when this command, then those events or that refusal."""
 
 import pickle
+from dataclasses import fields
 from datetime import date
 from functools import reduce
 
@@ -40,6 +41,7 @@ from domain.accounts import (
     evolve,
 )
 from domain.language import Refusal
+from infra.contexts import contexts
 from infra.log.records import Commit, EventRecord, Record, decode_event, encode
 from tests.facts import facts, members
 
@@ -265,6 +267,30 @@ def test_the_state_comes_back_from_its_snapshot(state: State) -> None:
     assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
 
 
+# What has been stored is stored for ever
+
+STORED = [
+    ("AccountOpened", '{"overdraft_limit": 200, "on": "1993-01-31"}', OPENED),
+    ("MoneyDeposited", '{"cents": 5, "on": "1993-01-31"}', deposited(5)),
+    ("MoneyWithdrawn", '{"cents": 5, "on": "1993-01-31"}', MoneyWithdrawn(cents=5, on=TODAY)),
+    ("InterestCredited", '{"cents": 5, "on": "1993-01-31"}', InterestCredited(cents=5, on=TODAY)),
+    ("FeeCharged", '{"cents": 5, "on": "1993-01-31"}', FeeCharged(cents=5, on=TODAY)),
+    ("AccountClosed", '{"on": "1993-01-31"}', CLOSED),
+    (
+        "MoneyWithdrawn",
+        '{"cents": 5, "on": "1993-01-31", "details": {"operation": "transfer out", "purpose": "household", '
+        '"counter_bank": "YZ", "counter_account": "87144583"}}',
+        MoneyWithdrawn(cents=5, on=TODAY, details=RENT),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "event"), STORED, ids=[name for name, _, _ in STORED])
+def test_old_records_mean_what_they_meant(name: str, body: str, event: Event) -> None:
+    """Fails when a class or field was renamed or lost its default: add beside the old, never change it."""
+    assert msgspec.json.decode(body, type=contexts()["accounts"].events[name]) == event
+
+
 # A hostile world at the door
 
 
@@ -321,6 +347,14 @@ def test_odd_text_is_text(purpose: str) -> None:
 def test_code_can_not_make_what_json_may_not_say(cents: object) -> None:
     with pytest.raises(ValidationError):
         Deposit(cents=cents, on=TODAY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", [*members(Command), *members(Event), Details], ids=lambda cls: cls.__name__)
+def test_facts_are_frozen_and_slotted_and_name_their_fields(cls: type) -> None:
+    parameters = cls.__dataclass_params__  # type: ignore[attr-defined]
+    assert parameters.frozen
+    assert "__slots__" in vars(cls)
+    assert all(field.kw_only for field in fields(cls))
 
 
 # Refusals

@@ -32,7 +32,7 @@ from projections.engine import At
 from projections.statement import Line
 from tests.facts import facts, members
 
-MONDAY, TUESDAY, FRIDAY = date(1993, 2, 1), date(1993, 2, 2), date(1993, 2, 5)
+MONDAY, TUESDAY, FRIDAY, SUNDAY = (date(1993, 2, day) for day in (1, 2, 5, 7))
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")
 
 LIFE: list[Event] = [
@@ -42,7 +42,7 @@ LIFE: list[Event] = [
     InterestCredited(cents=7, on=TUESDAY),
     FeeCharged(cents=30, on=TUESDAY, details=Details(operation="cash withdrawal", purpose="statement fee")),
     MoneyDeposited(cents=123, on=FRIDAY),
-    AccountClosed(on=FRIDAY),
+    AccountClosed(on=SUNDAY),
 ]
 
 
@@ -78,7 +78,7 @@ def increments_of(events: Sequence[Event]) -> list[DailyTotal]:
         (LIFE[:2], Balance("576", 900, 500, MONDAY, MONDAY, 1, None)),
         (LIFE[:3], Balance("576", -100, 500, MONDAY, TUESDAY, 2, None)),
         (LIFE[:6], Balance("576", 0, 500, MONDAY, FRIDAY, 5, None)),
-        (LIFE, Balance("576", 0, 500, MONDAY, FRIDAY, 5, FRIDAY)),
+        (LIFE, Balance("576", 0, 500, MONDAY, SUNDAY, 5, SUNDAY)),
     ],
 )
 def test_a_balance_is_what_all_events_left(events: Sequence[Event], row: Balance) -> None:
