@@ -26,7 +26,6 @@ MAX_MESSAGE = 500
 _ID = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 _STREAM = re.compile(r"[a-z][a-z0-9_]*/[^\x00-\x1f\x7f-\x9f]+")
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ def _summary(error: ValidationError) -> str:
 
 def reason(code: str, message: str) -> Reason:
     """A reason that any log, database and terminal can hold, whatever the input put into it."""
-    return Reason(code, _CONTROL.sub("\N{REPLACEMENT CHARACTER}", message)[:MAX_MESSAGE])
+    return Reason(code, "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message[:MAX_MESSAGE]))
 
 
 def _rejected(  # noqa: PLR0917  # private, and called in one way
