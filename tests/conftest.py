@@ -36,9 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
+@pytest.fixture(scope="session")
+def _nowhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nowhere")
+
+
 @pytest.fixture(autouse=True)
-def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own settings must not decide a test; and each test starts from the printed seed."""
+def _alone(monkeypatch: pytest.MonkeyPatch, _nowhere: Path) -> None:
+    """A developer's own settings (environment, .env, dev.env) must not decide a test, which starts from the printed seed."""
+    monkeypatch.chdir(_nowhere)
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
     random.seed(SEED)

@@ -1,6 +1,7 @@
 """Kafka itself, from its own jars: one KRaft process that is broker and controller, on loopback only."""
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from infra.dev.process import StartFailed
 
 HOST = "127.0.0.1"
 HEAP = "512m"
+SERVER = "kafka.Kafka"
+FORMATTER = "kafka.tools.StorageTool"
 
 _LOGGING = """\
 <Configuration status="error">
@@ -51,7 +54,7 @@ class Kafka:
         return f"{HOST}:{port}" if port else ""
 
     def process(self) -> psutil.Process | None:
-        return process.find("java", self.configuration)
+        return process.find(SERVER, self.configuration)
 
     def start(self) -> None:
         """Returns when it answers a client. Raises StartFailed, JavaMissing, JarsMissing."""
@@ -66,7 +69,7 @@ class Kafka:
         (self.folder / "log4j2.xml").write_text(_LOGGING)
         if not self._formatted.exists():
             self._format()
-        process.start_detached(self._java("kafka.Kafka", str(self.configuration)), self.log)
+        process.start_detached(self._java(SERVER, str(self.configuration)), self.log)
 
     def stop(self) -> None:
         if broker := self.process():
@@ -82,7 +85,7 @@ class Kafka:
             return False
         try:
             # A broker that is only starting makes librdkafka complain on stderr; we ask again anyway.
-            cluster = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0}).list_topics(timeout=2)
+            cluster = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0}).list_topics(timeout=1)
         except KafkaException:
             return False
         return bool(cluster.brokers) and cluster.cluster_id == self._formatted.read_text()
@@ -98,22 +101,20 @@ class Kafka:
 
     def _java(self, main: str, *arguments: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.xml'}"
-        jvm = [
-            f"-Xmx{HEAP}",
-            "-XX:+ExitOnOutOfMemoryError",
-            "-Djava.awt.headless=true",
-            "-Dcom.sun.management.jmxremote=false",
-        ]
+        # No com.sun.management property, whatever its value: one is enough for the JVM to open a port to all the world.
+        jvm = [f"-Xmx{HEAP}", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
         return [str(find_java().path), *jvm, logging, "-cp", classpath(), main, *arguments]
 
     def _format(self) -> None:
+        """Only what was formatted to its end is ever served: half-done work, its process alive maybe, goes first."""
+        if half_done := process.find(FORMATTER, self.configuration):
+            process.stop(half_done, signal.SIGKILL)
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if cluster.startswith("-"):  # would be taken for an option
             cluster = "A" + cluster[1:]
-        command = self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.configuration))
-        done = subprocess.run(
-            [*command, "--standalone", "--ignore-formatted"], capture_output=True, text=True, check=False
-        )
+        command = self._java(FORMATTER, "format", "-t", cluster, "-c", str(self.configuration), "--standalone")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise StartFailed(
                 f"Kafka could not format its folder: {(done.stderr or done.stdout).strip()[-800:]}", "Use another."
@@ -149,7 +150,7 @@ def _configuration(data: Path, broker: int, controller: int) -> str:
         "group.min.session.timeout.ms": 1000,
         # After kill -9 the broker's registration must not linger.
         "broker.heartbeat.interval.ms": 500,
-        "broker.session.timeout.ms": 3000,
+        "broker.session.timeout.ms": 2000,
         # Shares a small machine with everything else.
         "num.network.threads": 2,
         "num.io.threads": 4,

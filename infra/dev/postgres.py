@@ -116,9 +116,8 @@ class Postgres:
         return process.python_script("unprivileged.py", f"{self.folder}:{self.socket_folder}", *command)
 
     def _initialise(self) -> None:
-        # Made aside and renamed: an interrupted initdb leaves nothing that looks like a cluster.
-        aside = self.folder / "data.new"
-        shutil.rmtree(aside, ignore_errors=True)
+        # Made aside and renamed: an interrupted initdb, still alive maybe, leaves nothing that looks like a cluster.
+        aside = Path(tempfile.mkdtemp(prefix="data-", dir=self.folder))
         # The built-in C.UTF-8 sorts by code point, the same on every system and in every later version.
         locale = ["--no-sync", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         # Nothing is in it yet, so nothing is lost without a sync (which can take half a minute on a busy disk).
