@@ -93,8 +93,13 @@ def _summary(view: View) -> Summary:
         view.function,
         tuple_getter([column.name for column in view.key]),
         tuple_getter([column.name for column in increments]),
-        tuple(_COMBINE[column.role] for column in increments),
+        combiners(view),
     )
+
+
+def combiners(view: View) -> tuple[Callable[[Any, Any], Any], ...]:
+    """How each of a summary's columns that is no key combines, in order."""
+    return tuple(_COMBINE[column.role] for column in view.columns if not column.is_key)
 
 
 def tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -1,0 +1,277 @@
+"""A batch is one transaction: the compare-and-set of the positions first, then the rows (DESIGN §3).
+
+The compare-and-set is the fence. Whoever changes rows or pointers besides this agent moves the positions, or sets a new
+generation in them, under their locks; so a batch either finds everything as it was when it was read, or does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from infra.database.connect import Connection
+from infra.log.rule import Counted, Reading
+from projections.engine import arrays
+from projections.engine.arrays import BinaryArray, BinaryArrayDumper
+from projections.engine.errors import EngineStop, PoisonEvent
+from projections.engine.fold import Blocked, Changes, Decoded, Held, Parked, decode, fold, missing
+from projections.engine.plan import Plan
+from projections.engine.positions import Positions
+from projections.engine.refusal import find_refused, is_refusal, try_rows
+from projections.engine.rows import Refused, loaded, select_rows, writes
+
+log = logging.getLogger(__name__)
+
+HELD_ROWS = 100_000
+"""Rows kept in memory per partition; beyond it they are read again."""
+
+LOCKED = {"40001", "40P01", "55P03"}
+"""Serialisation failure, deadlock, lock timeout: the whole batch is tried again."""
+TRIES = 10
+
+
+class Batch(NamedTuple):
+    """Counted commits of one partition, and the positions before and after them."""
+
+    partition: int
+    was: Reading
+    next: Reading
+    counted: Sequence[Counted]
+
+    def until(self, offset: int) -> Batch:
+        """The part of it before the commit at `offset`, which is the next one to count from there."""
+        before = [one for one in self.counted if one.offset < offset]
+        at = next(one.commit for one in self.counted if one.offset == offset)
+        last = before[-1].commit.command_offset if before else self.was.command_offset
+        return Batch(self.partition, self.was, Reading(offset, at.epoch, at.seq - 1, last), before)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Committed: rows, outcomes and positions."""
+
+    parked: tuple[Parked, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Nothing was written: somebody else has been here. Drop buffers, read the positions, seek."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The connection broke while COMMIT was under way. The positions tell what became of it."""
+
+
+Outcome = Applied | Fenced | Unknown
+
+_MOVE = """
+with mine as materialized (
+  select p.agent, p.topic, p.partition, u.next_offset, u.epoch, u.seq, u.command_offset
+    from positions p
+    join unnest(%s, %s, %s, %s, %s, %s, %s, %s)
+      u(partition, was, was_epoch, was_seq, next_offset, epoch, seq, command_offset) using (partition)
+   where p.agent = %s and p.topic = %s and p.generation = %s
+     and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)
+   order by p.topic, p.partition for update of p)
+update positions p
+   set next_offset = m.next_offset, epoch = m.epoch, seq = m.seq, command_offset = m.command_offset
+  from mine m where (p.agent, p.topic, p.partition) = (m.agent, m.topic, m.partition)
+"""
+_PARK = """
+insert into parked (table_name, view, stream, partition, since_offset, since_version, error)
+values (%s, %s, %s, %s, %s, %s, %s)
+"""
+
+
+def move_positions(connection: Connection, agent: str, topic: str, generation: UUID, moves: Iterable[Batch]) -> Any:
+    """The compare-and-set; the cursor's row count must be the number of moves, or nothing may be committed."""
+    rows = [(b.partition, *b.was[:3], *b.next) for b in moves]
+    parameters = [arrays.bigints(column) for column in zip(*rows, strict=True)]
+    return connection.execute(_MOVE, [*parameters, agent, topic, generation])
+
+
+def channel(agent: str) -> str:
+    """What an agent notifies on after each batch, with `partition:next_offset,…`."""
+    return f"samefold_{agent}"
+
+
+def prepare(connection: Connection) -> None:
+    """Teach a connection the engine's arrays; once per connection."""
+    connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
+
+
+class Committer:
+    """Applies batches for one agent, from one reading of the positions on; `held` rows live as long as that reading."""
+
+    def __init__(self, plan: Plan, positions: Positions) -> None:
+        self.plan = plan
+        self.positions = positions
+        self.blocked = positions.blocked
+        self.held: dict[int, Held] = {partition: Held(plan, HELD_ROWS) for partition in positions.readings}
+
+    def apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
+        """One transaction for one batch each of several partitions. `connection` is in autocommit mode and prepared.
+
+        Raises EngineStop (PoisonEvent, UnknownEvent, …) having written nothing, psycopg.Error where the database is away.
+        """
+        try:
+            outcome = self._apply(connection, batches)
+        except BaseException:
+            self._forget(batches)
+            if not connection.closed:
+                connection.rollback()
+            raise
+        if not isinstance(outcome, Applied):
+            self._forget(batches)
+        return outcome
+
+    def _apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
+        decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
+        carefully = False
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return (self._carefully if carefully else self._quickly)(connection, batches, decoded)
+            except (Refused, psycopg.Error) as error:
+                refused = is_refusal(error)
+                locked = isinstance(error, psycopg.Error) and error.sqlstate in LOCKED
+                if connection.closed or attempt == TRIES or not (refused or locked):
+                    raise
+            connection.rollback()
+            self._forget(batches)
+            carefully = carefully or refused
+            if locked:
+                time.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 6)))
+
+    def _forget(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.held[batch.partition].clear()
+
+    def _quickly(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
+        """Two round trips: fence and rows that are not held; then all writes and COMMIT."""
+        wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
+        changes = None
+        if not any(wanted):
+            try:
+                changes = self._fold(decoded, self.blocked)  # before the positions are locked
+            except EngineStop:
+                # the rows held may be those of one who has been superseded: let the fence and fresh rows decide
+                self._forget(batches)
+                wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
+        committing = False
+        try:
+            with connection.pipeline() as pipeline:
+                connection.execute("begin")
+                moved = self._move(connection, batches)
+                reads = self._read(connection, decoded, wanted)
+                pipeline.sync()
+                if moved.rowcount != len(batches):
+                    connection.execute("rollback")
+                    return Fenced()
+                if changes is None:
+                    self._hold(reads)
+                    changes = self._fold(decoded, self.blocked)
+                for view in self.plan.views.values():
+                    for query, parameters in writes(view, self.positions.tables[view.name], changes):
+                        connection.execute(query, parameters)
+                parked = [one for change in changes for one in change.parked.values()]
+                self._finish(connection, batches, parked)
+                committing = True
+                connection.execute("commit")
+        except psycopg.Error:
+            if committing and connection.closed:
+                return Unknown()
+            raise
+        return self._applied(changes, parked)
+
+    def _carefully(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
+        """The same, statement by statement under savepoints, to find the streams whose rows are refused."""
+        connection.execute("begin")
+        if self._move(connection, batches).rowcount != len(batches):
+            connection.execute("rollback")
+            return Fenced()
+        wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
+        self._hold(self._read(connection, decoded, wanted))
+        blocked, found = self.blocked, list[Parked]()
+        while True:
+            changes = self._fold(decoded, blocked)
+            connection.execute("savepoint batch")
+            refused = None
+            for view in self.plan.views.values():
+                if (refused := try_rows(connection, view, self.positions.tables[view.name], changes)) is not None:
+                    break
+            else:
+                view = None
+            if refused is None or view is None:
+                break
+            connection.execute("rollback to savepoint batch")
+            table = self.positions.tables[view.name]
+            one = find_refused(connection, view, table, decoded, held=self.held, blocked=blocked)
+            if one is None:
+                raise refused
+            if view.on_poison != "park":
+                raise PoisonEvent(
+                    view.name, one.stream, one.version, partition=one.partition, offset=one.offset, cause=one.error
+                ) from refused
+            found.append(one)
+            blocked = Blocked({**blocked.parked, (view.name, one.stream): one.version}, blocked.skips)
+        parked = [*found, *(one for change in changes for one in change.parked.values())]
+        self._finish(connection, batches, parked)
+        try:
+            connection.execute("commit")
+        except psycopg.Error:
+            if connection.closed:
+                return Unknown()
+            raise
+        return self._applied(changes, parked)
+
+    def _move(self, connection: Connection, batches: Sequence[Batch]) -> Any:
+        positions = self.positions
+        return move_positions(connection, positions.agent, positions.topic, positions.generation, batches)
+
+    def _read(
+        self, connection: Connection, decoded: Sequence[Decoded], wanted: Sequence[Mapping[str, list[Any]]]
+    ) -> list[tuple[Held, str, list[Any], Any]]:
+        reads = []
+        for one, keys_by_view in zip(decoded, wanted, strict=True):
+            for name, keys in keys_by_view.items():
+                query, parameters = select_rows(self.plan.views[name], self.positions.tables[name], keys)
+                cursor = connection.execute(query, parameters)
+                reads.append((self.held[one.partition], name, keys, cursor))
+        return reads
+
+    def _hold(self, reads: Iterable[tuple[Held, str, list[Any], Any]]) -> None:
+        for held, name, keys, cursor in reads:
+            context = self.plan.states.get(name)
+            found = loaded(self.plan.views[name], context.state if context else None, cursor.fetchall())
+            held.rows[name].update(dict.fromkeys(keys) | found)
+
+    def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
+        return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]
+
+    def _finish(self, connection: Connection, batches: Sequence[Batch], parked: Sequence[Parked]) -> None:
+        for one in parked:
+            table = self.positions.tables[one.view]
+            where = (one.partition, one.offset, one.version, one.error)
+            connection.execute(_PARK, (table, one.view, one.stream, *where))
+        moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
+        connection.execute("select pg_notify(%s, %s)", (channel(self.positions.agent), moved[:7_000]))
+
+    def _applied(self, changes: Sequence[Changes], parked: Sequence[Parked]) -> Applied:
+        for change in changes:
+            self.held[change.partition].absorb(change)
+        for one in parked:
+            log.warning("parked %s for view %s from version %d on: %s", one.stream, one.view, one.version, one.error)
+        if parked:
+            since = {(one.view, one.stream): one.version for one in parked}
+            self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
+        return Applied(tuple(parked))

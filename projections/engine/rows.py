@@ -1,0 +1,285 @@
+"""Rows between a view's table and the fold: which are read, and one statement per view that writes what a batch changed.
+
+Rows are sent sorted by key, so that two transactions never wait for each other's rows in a circle, and in unnested
+arrays: a session that froze inside COPY would escape every timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+
+import msgspec
+from psycopg import sql
+
+from projections.engine import arrays
+from projections.engine.arrays import BinaryArray
+from projections.engine.columns import Column, Role, Scalar
+from projections.engine.fold import Changes, State
+from projections.engine.plan import tuple_getter
+from projections.engine.tables import PARTITION
+from projections.engine.view import Kind, View
+
+_PARTITION_COLUMN = Column(PARTITION, Scalar.INT)
+_encode = msgspec.json.encode
+
+
+class Statement(NamedTuple):
+    """SQL with its parameters."""
+
+    query: sql.Composed
+    parameters: Sequence[Any]
+
+
+class Refused(Exception):
+    """A view's rows can't be sent: a value of another type or out of range, or a row whose key is not its event's."""
+
+
+def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
+    """The rows of an entity view, or a context's states, by key. For `loaded`."""
+    columns = view.key
+    by_column = [keys] if _plain_key(view) else list(zip(*keys, strict=True))
+    parameters = [arrays.pack(column, values) for column, values in zip(columns, by_column, strict=True)]
+    return Statement(_select(view, table), parameters)
+
+
+def loaded(view: View, state: type | None, records: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Rows as `select_rows` answered, by the fold's key; `state` is the context's State for a snapshot view."""
+    if view.kind is Kind.SNAPSHOT:
+        decode = msgspec.json.Decoder(state).decode
+        return {stream: (version, decode(text)) for stream, version, text in records}
+    make = row_maker(view)
+    key_of = attrgetter(view.key[0].name) if _plain_key(view) else tuple_getter([column.name for column in view.key])
+    return {key_of(row): row for row in map(make, records)}
+
+
+def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
+    """Makes a view's row from its stored columns, in the order of `view.columns`."""
+    row = view.row
+    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.from_database) is not None]
+    if not converters:
+        return lambda record: row(*record)
+
+    def make(record: tuple[Any, ...]) -> Any:
+        values = list(record)
+        for index, convert in converters:
+            if values[index] is not None:
+                values[index] = convert(values[index])
+        return row(*values)
+
+    return make
+
+
+def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    """The statements that bring a view's table up to the batches, which are of different partitions. Raises Refused."""
+    try:
+        match view.kind:
+            case Kind.ENTITY:
+                return _write_entities(view, table, batches)
+            case Kind.JOURNAL:
+                return _insert(view, table, [(row, b.partition) for b in batches for row in b.added[view.name]])
+            case Kind.SUMMARY:
+                return _write_sums(view, table, batches)
+            case Kind.SNAPSHOT:
+                return _write_states(view, table, batches)
+            case Kind.OUTCOMES:
+                return _write_outcomes(view, table, batches)
+    except Exception as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    plain = _plain_key(view)
+    kept: list[tuple[Any, Any, int]] = []
+    gone: list[tuple[Any, int]] = []
+    for batch in batches:
+        for key, row in batch.rows[view.name].items():
+            if row is None:
+                gone.append((key, batch.partition))
+            else:
+                kept.append((key, row, batch.partition))
+    statements = []
+    if gone:
+        gone.sort()
+        keys = [(key,) if plain else key for key, _ in gone]
+        packed = _packed(view.key, list(zip(*keys, strict=True)), [partition for _, partition in gone])
+        statements.append(Statement(_delete(view, table), packed))
+    if kept:
+        kept.sort(key=itemgetter(0))
+        rows = [row for _, row, _ in kept]
+        key_of = attrgetter(view.key[0].name) if plain else tuple_getter([column.name for column in view.key])
+        for (key, _, _), own in zip(kept, map(key_of, rows), strict=True):
+            if own != key:
+                raise ValueError(f"the row's key is {own!r}, but its event's is {key!r}")
+        statements.append(
+            Statement(_upsert(view, table), _columns(view, rows, [partition for _, _, partition in kept]))
+        )
+    return statements
+
+
+def _insert(view: View, table: str, added: list[tuple[Any, int]]) -> list[Statement]:
+    if not added:
+        return []
+    key_of = tuple_getter([column.name for column in view.key])
+    added.sort(key=lambda pair: key_of(pair[0]))
+    rows = [row for row, _ in added]
+    return [Statement(_plain_insert(view, table), _columns(view, rows, [partition for _, partition in added]))]
+
+
+def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    sums = [(key, b.partition, values) for b in batches for key, values in b.sums[view.name].items()]
+    if not sums:
+        return []
+    sums.sort(key=itemgetter(0, 1))
+    keys = list(zip(*(key for key, _, _ in sums), strict=True))
+    values = list(zip(*(values for _, _, values in sums), strict=True))
+    in_order = [*view.key, *_increments(view)]
+    return [Statement(_add(view, table), _packed(in_order, [*keys, *values], [partition for _, partition, _ in sums]))]
+
+
+def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    moved: list[tuple[str, State, int]] = sorted(
+        ((stream, state, b.partition) for b in batches for stream, state in b.states[view.name].items()),
+        key=itemgetter(0),
+    )
+    if not moved:
+        return []
+    columns: list[list[Any]] = [
+        [stream for stream, _, _ in moved],
+        [version for _, (version, _), _ in moved],
+        [_encode(state) for _, (_, state), _ in moved],
+    ]
+    return [Statement(_upsert(view, table), _packed(view.columns, columns, [partition for _, _, partition in moved]))]
+
+
+def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    answered = [(c.commit, c.time_ms, b.partition) for b in batches for c in b.counted]
+    if not answered:
+        return []
+    answered.sort(key=lambda one: (one[0].stream, one[0].command_id))
+    commits = [commit for commit, _, _ in answered]
+    reasons = [commit.reason for commit in commits]
+    return [
+        Statement(
+            _plain_insert(view, table),
+            [
+                arrays.texts([commit.stream for commit in commits]),
+                arrays.texts([commit.command_id for commit in commits]),
+                arrays.texts([commit.outcome for commit in commits]),
+                arrays.texts([reason.code if reason else None for reason in reasons]),
+                arrays.texts([reason.message if reason else None for reason in reasons]),
+                arrays.bigints([commit.version for commit in commits]),
+                arrays.texts([commit.fingerprint for commit in commits]),
+                arrays.times([time_ms for _, time_ms, _ in answered]),
+                arrays.smallints([partition for _, _, partition in answered]),
+            ],
+        )
+    ]
+
+
+def _plain_key(view: View) -> bool:
+    """Whether the fold's key is the one key column's value, rather than a tuple of all."""
+    return view.key_function is None
+
+
+def _increments(view: View) -> list[Column]:
+    return [column for column in view.columns if not column.is_key]
+
+
+def _columns(view: View, rows: Sequence[Any], partitions: Sequence[int]) -> list[BinaryArray]:
+    return _packed(view.columns, [list(map(attrgetter(column.name), rows)) for column in view.columns], partitions)
+
+
+def _packed(columns: Sequence[Column], values: Sequence[Sequence[Any]], partitions: Sequence[int]) -> list[BinaryArray]:
+    packed = [arrays.pack(column, of_column) for column, of_column in zip(columns, values, strict=True)]
+    return [*packed, arrays.smallints(partitions)]
+
+
+# The statements. Each is composed once per table; psycopg prepares it on the server after a few uses.
+
+
+def _names(columns: Iterable[Column]) -> list[sql.Identifier]:
+    return [sql.Identifier(column.name) for column in columns]
+
+
+def _unnest(columns: Iterable[Column]) -> sql.Composed:
+    """One placeholder per column; numbers without bound travel as text."""
+    return sql.SQL("unnest({})").format(
+        sql.SQL(", ").join(sql.SQL("%s::numeric[]" if column.numeric else "%s") for column in columns)
+    )
+
+
+@lru_cache
+def _select(view: View, table: str) -> sql.Composed:
+    # as text: what msgspec reads, not what psycopg would make of JSON
+    columns = [
+        sql.SQL("t.{}::text" if column.scalar is Scalar.JSON else "t.{}").format(sql.Identifier(column.name))
+        for column in view.columns
+    ]
+    keys = _names(view.key)
+    if len(keys) == 1:
+        unnest = sql.SQL("any(%s::numeric[])" if view.key[0].numeric else "any(%s)")
+        condition = sql.SQL("from {} t where t.{} = {}").format(sql.Identifier(table), keys[0], unnest)
+    else:
+        condition = sql.SQL("from {} t join {} k({}) on {}").format(
+            sql.Identifier(table),
+            _unnest(view.key),
+            sql.SQL(", ").join(keys),
+            sql.SQL(" and ").join(sql.SQL("t.{0} = k.{0}").format(key) for key in keys),
+        )
+    return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), condition)
+
+
+def _insert_into(table: str, columns: Sequence[Column]) -> sql.Composed:
+    return sql.SQL("insert into {} as t ({}, {}) select * from {}").format(
+        sql.Identifier(table),
+        sql.SQL(", ").join(_names(columns)),
+        sql.Identifier(PARTITION),
+        _unnest([*columns, _PARTITION_COLUMN]),
+    )
+
+
+@lru_cache
+def _plain_insert(view: View, table: str) -> sql.Composed:
+    return _insert_into(table, view.columns)
+
+
+@lru_cache
+def _upsert(view: View, table: str) -> sql.Composed:
+    # A row of another partition would be covered by another position: the null that this makes of it is refused.
+    owned = sql.SQL("{0} = case when t.{0} = excluded.{0} then t.{0} end").format(sql.Identifier(PARTITION))
+    sets = [sql.SQL("{0} = excluded.{0}").format(name) for name in _names(_increments(view))]
+    return sql.SQL("{} on conflict ({}) do update set {}").format(
+        _insert_into(table, view.columns), sql.SQL(", ").join(_names(view.key)), sql.SQL(", ").join([*sets, owned])
+    )
+
+
+_COMBINED = {
+    Role.SUM: sql.SQL("{0} = t.{0} + excluded.{0}"),
+    Role.MIN: sql.SQL("{0} = least(t.{0}, excluded.{0})"),
+    Role.MAX: sql.SQL("{0} = greatest(t.{0}, excluded.{0})"),
+}
+
+
+@lru_cache
+def _add(view: View, table: str) -> sql.Composed:
+    increments = _increments(view)
+    return sql.SQL("{} on conflict ({}, {}) do update set {}").format(
+        _insert_into(table, [*view.key, *increments]),
+        sql.SQL(", ").join(_names(view.key)),
+        sql.Identifier(PARTITION),
+        sql.SQL(", ").join(_COMBINED[column.role].format(sql.Identifier(column.name)) for column in increments),
+    )
+
+
+@lru_cache
+def _delete(view: View, table: str) -> sql.Composed:
+    keys = [*_names(view.key), sql.Identifier(PARTITION)]
+    return sql.SQL("delete from {} t using {} k({}) where {}").format(
+        sql.Identifier(table),
+        _unnest([*view.key, _PARTITION_COLUMN]),
+        sql.SQL(", ").join(keys),
+        sql.SQL(" and ").join(sql.SQL("t.{0} = k.{0}").format(key) for key in keys),
+    )
