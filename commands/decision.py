@@ -8,7 +8,7 @@ import msgspec
 
 from commands.intake import Received, reason
 from domain.language import Refusal
-from infra.contexts import stored_name
+from infra.contexts import decode_event, stored_name
 from infra.log.records import Commit, EventRecord, Reason, encode
 
 
@@ -41,10 +41,11 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     assert context is not None  # a command without a rejection has its context
     try:
         events = context.decide(received.command, before.state)
-        state = before.state
-        for event in events:
-            state = context.evolve(state, event)
         records = [_event_record(context.events, event) for event in events]
+        state = before.state
+        for record in records:
+            # read back, as every reader will: what can't be read would stop them all
+            state = context.evolve(state, decode_event(context, record.type, record.data))
         after = Versioned(before.version + len(events), state)
         commit = _commit(received, after.version, records, None, epoch, seq)
         value = encode(commit)
