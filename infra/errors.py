@@ -10,7 +10,7 @@ whatever is not a SamefoldError is a defect and does get its traceback.
 """
 
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -37,6 +37,17 @@ class SamefoldError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.cure}" if self.cure else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are unpickled by calling the class with `args`; subclasses that ask for more would be lost on the
+        # way out of a worker process.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[SamefoldError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> SamefoldError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
 
 
 class NotConfigured(SamefoldError):

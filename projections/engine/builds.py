@@ -1,0 +1,395 @@
+"""Builds: every table of a view is one fold of one version, and has a row here (DESIGN §4).
+
+    loading → ready → live → old        a new table: filled, caught up, switched to, switched away from
+          ↘      ↘            ↘
+              abandoned                 its builder died, another build took its place, or an event was dropped
+
+No table serves two builds, not even one after the other, so whatever is late can only ever reach its own table. An
+abandoned table is emptied or dropped at once, except where readers may still ask it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from psycopg import errors, sql
+from psycopg.types.json import Jsonb
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, ExecutableDDLElement, SetColumnComment
+
+from infra.database.connect import Connection
+from infra.errors import SamefoldError
+from infra.log.rule import Reading
+from projections.engine.fold import Blocked
+from projections.engine.people import replace_people_view
+from projections.engine.positions import skips_of
+from projections.engine.tables import comment_of, table_of
+from projections.engine.view import View
+
+T = TypeVar("T")
+
+DDL_LOCK_TIMEOUT_MS = 200
+GIVE_UP_S = 60.0
+CLAIM_S = 5.0
+"""A builder that was killed still holds its claim until PostgreSQL notices."""
+TERMINATE_MS = 5_000
+
+
+class State(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    LIVE = "live"
+    OLD = "old"
+    ABANDONED = "abandoned"
+
+
+class BuildAlive(SamefoldError):
+    """Somebody else is building the same view."""
+
+
+class BuildAbandoned(SamefoldError):
+    """A build was abandoned while this process worked on it."""
+
+
+class NotStarted(SamefoldError):
+    """An agent has no positions yet, so there is nothing to build up to."""
+
+
+class TableBusy(SamefoldError):
+    """A table is in use and can't be altered or dropped."""
+
+
+class KeyTwice(SamefoldError):
+    """The fold made two rows with the same key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One table of a view. `positions` is by partition: while loading the pin, then how far the table is folded."""
+
+    id: UUID
+    view: str
+    version: int
+    agent: str
+    table: str
+    state: State
+    shape: str
+    created_at: datetime
+    positions: Mapping[int, Reading]
+
+
+_SELECT = """
+select b.id, b.view, b.version, b.agent, b.table_name, b.state, b.shape, b.created_at,
+       (select json_agg(json_build_array(p.partition, p.next_offset, p.epoch, p.seq, p.command_offset))
+          from build_positions p where p.build = b.id)
+  from builds b
+"""
+
+
+def builds_of(connection: Connection, views: Iterable[str] | None = None) -> list[Build]:
+    """The builds of these views (of all without), by view and then in the order they were made."""
+    where = "" if views is None else "where b.view = any(%s)"
+    arguments = () if views is None else (list(views),)
+    return _builds(connection, f"{where} order by b.view, b.created_at, b.table_name", arguments)
+
+
+def lock_builds(connection: Connection, ids: Sequence[UUID]) -> list[Build]:
+    """The builds, locked until the transaction ends, in view order; what they say is read after the lock was taken."""
+    connection.execute("select from builds where id = any(%s) order by view, id for update", (list(ids),))
+    return _builds(connection, "where b.id = any(%s) order by b.view, b.id", (list(ids),))
+
+
+def _builds(connection: Connection, rest: str, arguments: Sequence[Any]) -> list[Build]:
+    found = connection.execute(_SELECT + rest, arguments)
+    return [
+        Build(build, view, version, agent, table, State(state), shape, created, _readings(at))
+        for build, view, version, agent, table, state, shape, created, at in found
+    ]
+
+
+def _readings(rows: list[list[int]] | None) -> dict[int, Reading]:
+    return {partition: Reading(*reading) for partition, *reading in rows or ()}
+
+
+# ── making one ──
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a load folds: everything below these positions, without these events."""
+
+    readings: Mapping[int, Reading]
+    skips: Blocked
+
+
+def begin(
+    connection: Connection, views: Sequence[View], topic: str, code_set: Mapping[str, int]
+) -> tuple[list[Build], Pin]:
+    """Claim the views, abandon their unfinished builds, make an empty table for each, and pin their agent's positions.
+
+    `views` are of one agent. The claim lasts as long as the connection. Raises BuildAlive, NotStarted, TableBusy.
+    """
+    views = sorted(views, key=lambda view: view.name)
+    names = [view.name for view in views]
+    for name in names:
+        claim(connection, name)
+    for build in builds_of(connection, names):
+        if build.state in (State.LOADING, State.READY):
+            abandon(connection, build)
+    ids = [_create(connection, view, code_set) for view in views]
+    return _pin(connection, ids, views[0].agent, topic)
+
+
+def claim(connection: Connection, view: str) -> None:
+    """One builder per view; the claim ends with the connection, however that ends."""
+    deadline = time.monotonic() + CLAIM_S
+    while True:
+        row = connection.execute(
+            "select pg_try_advisory_lock(hashtextextended(%s, 0))", (_claim_name(view),)
+        ).fetchone()
+        if row and row[0]:
+            return
+        if time.monotonic() > deadline:
+            raise BuildAlive(
+                f"View '{view}' is being built by another process just now.",
+                "Wait for it (`samefold views` shows it), or end it and run the command again.",
+            )
+        time.sleep(0.1)
+
+
+def release(connection: Connection, views: Iterable[str]) -> None:
+    """Give the claims up before the connection ends."""
+    for view in views:
+        connection.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (_claim_name(view),))
+
+
+def _claim_name(view: str) -> str:
+    return f"samefold build {view}"
+
+
+def _create(connection: Connection, view: View, code_set: Mapping[str, int]) -> UUID:
+    def create() -> UUID:
+        table, is_new = _free_table(connection, view)
+        build = uuid4()
+        connection.execute(
+            "insert into builds (id, view, version, agent, table_name, state, code_set, shape) "
+            "values (%s, %s, %s, %s, %s, 'loading', %s, %s)",
+            (build, view.name, view.version, view.agent, table, Jsonb(dict(code_set)), view.shape),
+        )
+        if is_new:
+            _make_table(connection, view, table)
+        _drop_keys(connection, table)
+        return build
+
+    return patiently(connection, create)
+
+
+def _free_table(connection: Connection, view: View) -> tuple[str, bool]:
+    """The table of the version's migration if no build ever had it, else a name that none ever had, and whether to make it."""
+    used = {table for (table,) in connection.execute("select table_name from builds where view = %s", (view.name,))}
+    if view.table_name not in used:
+        return view.table_name, not exists(connection, view.table_name)
+    number = 2
+    while (table := f"{view.table_name}_r{number}") in used or exists(connection, table):
+        number += 1
+    return table, True
+
+
+def _make_table(connection: Connection, view: View, table: str) -> None:
+    template = connection.execute(
+        "select reloptions from pg_class where oid = to_regclass(quote_ident(%s))", (view.table_name,)
+    ).fetchone()
+    if template is None or table == view.table_name:
+        declared = table_of(view, table)
+        comments = [SetColumnComment(column) for column in declared.columns if column.comment]
+        statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
+        for statement in statements:
+            connection.execute(_compiled(statement))
+    else:
+        options = template[0] or []
+        connection.execute(
+            sql.SQL("create table {} (like {} including all) {}").format(
+                sql.Identifier(table),
+                sql.Identifier(view.table_name),
+                sql.SQL("with ({})").format(sql.SQL(", ").join(map(sql.SQL, options))) if options else sql.SQL(""),
+            )
+        )
+    connection.execute(
+        sql.SQL("comment on table {} is {}").format(sql.Identifier(table), sql.Literal(comment_of(view)))
+    )
+
+
+def _drop_keys(connection: Connection, table: str) -> None:
+    """Rows are loaded without keys and indexes, which are made at the end, all at once."""
+    name = sql.Identifier(table)
+    for (constraint,) in connection.execute(
+        "select conname from pg_constraint where conrelid = to_regclass(quote_ident(%s)) and contype in ('p', 'u')",
+        (table,),
+    ).fetchall():
+        connection.execute(sql.SQL("alter table {} drop constraint {}").format(name, sql.Identifier(constraint)))
+    for (index,) in connection.execute(
+        "select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid "
+        "where i.indrelid = to_regclass(quote_ident(%s))",
+        (table,),
+    ).fetchall():
+        connection.execute(sql.SQL("drop index {}").format(sql.Identifier(index)))
+
+
+def _pin(connection: Connection, ids: list[UUID], agent: str, topic: str) -> tuple[list[Build], Pin]:
+    with connection.transaction():
+        # A drop of a parked stream locks the builds too: it either sees this pin, or its skip is seen here.
+        builds = lock_builds(connection, ids)
+        found = connection.execute(
+            "select partition, next_offset, epoch, seq, command_offset from positions "
+            "where agent = %s and topic = %s order by partition",
+            (agent, topic),
+        )
+        readings = {partition: Reading(*reading) for partition, *reading in found}
+        if not readings:
+            raise NotStarted(
+                f"Agent '{agent}' has not started yet, so there is nothing to build.",
+                "Start it first: `samefold run agent`.",
+            )
+        for build in builds:
+            write_positions(connection, build.id, topic, readings)
+        skips = read_skips(connection, [build.view for build in builds])
+        return lock_builds(connection, ids), Pin(readings, skips)
+
+
+def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
+    """The events that these views leave out for good."""
+    found = connection.execute("select view, stream, version, through from skips where view = any(%s)", (list(views),))
+    return Blocked({}, skips_of(found.fetchall()))
+
+
+def write_positions(connection: Connection, build: UUID, topic: str, readings: Mapping[int, Reading]) -> None:
+    """Record how far a build's table is folded."""
+    rows = [(partition, *reading) for partition, reading in sorted(readings.items())]
+    connection.execute(
+        "insert into build_positions (build, topic, partition, next_offset, epoch, seq, command_offset) "
+        "select %s, %s, * from unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+        "on conflict (build, topic, partition) do update set next_offset = excluded.next_offset, "
+        "epoch = excluded.epoch, seq = excluded.seq, command_offset = excluded.command_offset",
+        (build, topic, *map(list, zip(*rows, strict=True))),
+    )
+
+
+def index(connection: Connection, build: Build, view: View) -> None:
+    """Make a loaded table's keys and indexes. Raises KeyTwice, BuildAbandoned."""
+    table = table_of(view, build.table)
+    statements: list[ExecutableDDLElement] = [
+        AddConstraint(table.primary_key, isolate_from_table=False),
+        *map(CreateIndex, table.indexes),
+    ]
+    try:
+        for statement in statements:
+            connection.execute(_compiled(statement))
+        connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
+    except errors.UniqueViolation as error:
+        raise KeyTwice(
+            f"View '{build.view}' makes two rows with the same key: {error.diag.message_detail}",
+            f"Correct projections/{build.view}.py: a key belongs to one row, and an entity's row to one stream.",
+        ) from error
+    except (errors.UndefinedTable, errors.InvalidTableDefinition) as error:
+        raise _gone(build) from error
+
+
+def make_ready(connection: Connection, build: Build, partitions: int) -> None:
+    """`loading` → `ready`, when all parts are there; then people's SQL view learns of it. Raises BuildAbandoned."""
+    with connection.transaction():
+        row = connection.execute("select count(*) from build_parts where build = %s", (build.id,)).fetchone()
+        if row is None or row[0] != partitions:
+            raise _gone(build)
+        moved = connection.execute(
+            "update builds set state = 'ready' where id = %s and state = 'loading'", (build.id,)
+        ).rowcount
+        if moved != 1:
+            raise _gone(build)
+    replace_people_view(connection, build.view)
+
+
+def _gone(build: Build) -> BuildAbandoned:
+    return BuildAbandoned(
+        f"Build {build.table} was abandoned while it was made: another took its place, or an event was dropped.",
+        "Run the command again.",
+    )
+
+
+# ── parting from one ──
+
+
+def abandon(connection: Connection, build: Build) -> None:
+    """Give a build up that readers never saw: end whoever still loads it, then take its table away. Raises TableBusy."""
+    moved = connection.execute(
+        "update builds set state = 'abandoned' where id = %s and state in ('loading', 'ready')", (build.id,)
+    ).rowcount
+    if moved != 1:
+        return
+    end_loaders(connection, build.id)
+    remove_table(connection, build)
+
+
+def loader_name(build: UUID, part: int) -> str:
+    """The `application_name` of the connection that loads a part."""
+    return f"samefold build {build}/{part}"
+
+
+def end_loaders(connection: Connection, build: UUID) -> None:
+    """End the sessions that load a build: one that froze inside COPY would keep its locks for ever."""
+    connection.execute(
+        "select pg_terminate_backend(pid, %s) from pg_stat_activity "
+        "where datname = current_database() and starts_with(application_name, %s)",
+        (TERMINATE_MS, f"samefold build {build}/"),
+    )
+
+
+def remove_table(connection: Connection, build: Build, *, keep: bool | None = None) -> None:
+    """Drop a table that is not live, out of people's SQL view first. Raises TableBusy.
+
+    With `keep` it is only emptied: a migration made it, and later builds of the version are made like it. By default
+    that is so for every table whose name has no build number.
+    """
+    replace_people_view(connection, build.view, without=build.table)
+    keep = build.table == f"{build.view}_v{build.version}" if keep is None else keep
+    statement = sql.SQL("truncate {}" if keep else "drop table {}").format(sql.Identifier(build.table))
+
+    def remove() -> None:
+        if exists(connection, build.table):
+            connection.execute(statement)
+        connection.execute("delete from parked where table_name = %s", (build.table,))
+
+    patiently(connection, remove)
+
+
+def patiently(connection: Connection, ddl: Callable[[], T]) -> T:
+    """Run DDL in a transaction whose locks are asked for in short tries, so that nobody queues up behind it.
+
+    Raises TableBusy after a minute.
+    """
+    deadline = time.monotonic() + GIVE_UP_S
+    while True:
+        try:
+            with connection.transaction():
+                connection.execute(f"set local lock_timeout = {DDL_LOCK_TIMEOUT_MS}")
+                return ddl()
+        except errors.LockNotAvailable as error:
+            if time.monotonic() > deadline:
+                raise TableBusy(
+                    f"A table was in use for {GIVE_UP_S:.0f} s without a gap: {' '.join(str(error).split())}",
+                    "End the long query that reads it, and run the command again.",
+                ) from error
+            time.sleep(0.05)
+
+
+def exists(connection: Connection, table: str) -> bool:
+    return (connection.execute("select to_regclass(quote_ident(%s))", (table,)).fetchone() or (None,))[0] is not None
+
+
+def _compiled(statement: ExecutableDDLElement) -> sql.SQL:
+    return sql.SQL(str(statement.compile(dialect=postgresql.dialect())))  # type: ignore[no-untyped-call]

@@ -1,0 +1,289 @@
+"""Filling builds from the log: the local engine, without a JVM.
+
+One pass over each partition folds all views of a rebuild. What is only ever added (journals, outcomes) streams out by COPY
+while the fold goes on; entity rows, sums and states are kept until the part ends, so memory holds a partition's rows of
+those, never its events. A part is one transaction per table, with its entry in `build_parts`: written wholly and once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from psycopg import Copy, sql
+
+from infra.database.connect import connect, naming
+from infra.errors import SamefoldError
+from infra.log.records import time_of
+from infra.log.rule import START, Counted, Reading, read
+from infra.log.source import read_range
+from infra.settings import Settings
+from projections.engine.builds import Build, BuildAbandoned, Pin, loader_name
+from projections.engine.columns import Column, Scalar
+from projections.engine.fold import Blocked, Changes, Held, Parked, decode, fold
+from projections.engine.parking import insert_parked
+from projections.engine.plan import Plan, combiners
+from projections.engine.tables import PARTITION
+from projections.engine.view import Kind, View
+from projections.engine.workers import Advance
+
+
+class LogChanged(SamefoldError):
+    """The log, read again, does not lead to the position that was recorded for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One partition's share of a load: what a worker is told."""
+
+    settings: Settings
+    topic: str
+    partition: int
+    end: Reading
+    """The pin, which the fold must reach exactly."""
+    builds: tuple[Build, ...]
+    views: Mapping[str, View]
+    skips: Blocked
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What a part came to. `rows` is by view."""
+
+    partition: int
+    commits: int = 0
+    events: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+
+
+def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mapping[str, View], pin: Pin) -> list[Part]:
+    """A load's parts, the largest first."""
+    by_size = sorted(pin.readings.items(), key=lambda at: -at[1].next_offset)
+    return [Part(settings, topic, partition, end, tuple(builds), views, pin.skips) for partition, end in by_size]
+
+
+def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
+    """Fold a partition from its beginning to the pin and write its rows. Tables that have the part already are left alone.
+
+    Raises what folding raises, LogChanged, BuildAbandoned, KafkaAway, DatabaseAway.
+    """
+    loaded = Loaded(part.partition)
+    plan = Plan(part.views)
+    fold_ = Folded(plan, part.skips)
+    with naming(part.settings), ExitStack() as stack:
+        streams = {
+            build.view: stack.enter_context(_Table(part, build))
+            for build in part.builds
+            if part.views[build.view].kind in (Kind.JOURNAL, Kind.OUTCOMES)
+        }
+        for counted in counted_to(part.settings, part.topic, part.partition, part.end):
+            changes = fold_.fold(part.partition, counted)
+            for view, stream in streams.items():
+                stream.write(added_rows(part.views[view], changes))
+            events = sum(len(one.commit.events) for one in counted)
+            loaded.commits += len(counted)
+            loaded.events += events
+            advance(events)
+        for view, stream in streams.items():
+            loaded.rows[view] = stream.finish(fold_.parked_of(view))
+        for build in part.builds:
+            if build.view not in streams:
+                with _Table(part, build) as stream:
+                    stream.write(fold_.kept_rows(part.views[build.view], part.partition))
+                    loaded.rows[build.view] = stream.finish(fold_.parked_of(build.view))
+    return loaded
+
+
+def counted_to(
+    settings: Settings, topic: str, partition: int, end: Reading, start: Reading = START
+) -> Iterator[list[Counted]]:
+    """The commits that count from `start` up to `end`, in batches. Raises LogChanged when the log leads elsewhere."""
+    reading = start
+    for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
+        reading, counted, _ = read(reading, records)
+        yield counted
+    if reading != end:
+        raise LogChanged(
+            f"{topic}[{partition}] read from offset {start.next_offset} leads to {reading}, but the database says {end}.",
+            "The database belongs to another log, or was changed by hand: restore the two that belong together.",
+        )
+
+
+class Folded:
+    """A partition's fold from its beginning, batch after batch, with all rows but the added ones kept."""
+
+    def __init__(self, plan: Plan, blocked: Blocked) -> None:
+        self.plan = plan
+        self.blocked = blocked
+        self.held = Held(plan)
+        self.sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {
+            view.name: {} for view in plan.views.values() if view.kind is Kind.SUMMARY
+        }
+        self.parked: list[Parked] = []
+
+    def fold(self, partition: int, counted: list[Counted]) -> Changes:
+        """The batch's changes, which are then part of what is kept."""
+        changes = fold(self.plan, decode(self.plan, partition, counted), self.held, self.blocked)
+        self.held.absorb(changes)
+        for view, sums in changes.sums.items():
+            add_sums(self.plan, view, self.sums[view], sums)
+        if changes.parked:
+            self.parked += changes.parked.values()
+            since = {key: parked.version for key, parked in changes.parked.items()}
+            self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
+        return changes
+
+    def parked_of(self, view: str) -> list[Parked]:
+        return [parked for parked in self.parked if parked.view == view]
+
+    def kept_rows(self, view: View, partition: int) -> Iterator[tuple[Any, ...]]:
+        """The table's rows of a view whose rows are kept, stored values in column order and the partition."""
+        match view.kind:
+            case Kind.SNAPSHOT:
+                encode = msgspec.json.encode
+                for stream, (version, state) in self.held.rows[view.name].items():
+                    yield stream, version, encode(state), partition
+            case Kind.ENTITY:
+                stored = storer(view, partition)
+                for row in self.held.rows[view.name].values():
+                    if row is not None:
+                        yield stored(row)
+            case _:
+                order = _summary_order(view)
+                for key, increments in self.sums[view.name].items():
+                    values = (*key, *increments)
+                    yield (*(values[i] for i in order), partition)
+
+
+def add_sums(
+    plan: Plan, view: str, sums: dict[tuple[Any, ...], list[Any]], more: Mapping[tuple[Any, ...], list[Any]]
+) -> None:
+    """Add increments to sums, key by key, as the view's columns combine."""
+    combine = combiners(plan.views[view])
+    for key, increments in more.items():
+        before = sums.get(key)
+        sums[key] = (
+            increments if before is None else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
+        )
+
+
+def added_rows(view: View, changes: Changes) -> Iterator[tuple[Any, ...]]:
+    """The rows a batch adds to a journal or to the outcomes, stored values in column order and the partition."""
+    stored = storer(view, changes.partition)
+    if view.kind is Kind.OUTCOMES:
+        return (stored(view.function(one.commit, time_of(one.time_ms))) for one in changes.counted)
+    return map(stored, changes.added[view.name])
+
+
+def storer(view: View, partition: int) -> Callable[[Any], tuple[Any, ...]]:
+    """Turns a view's row into stored values in column order and the partition."""
+    getters = [attrgetter(column.name) for column in view.columns]
+    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.to_database) is not None]
+
+    def stored(row: Any) -> tuple[Any, ...]:
+        values = [get(row) for get in getters]
+        for index, convert in converters:
+            if values[index] is not None:
+                values[index] = convert(values[index])
+        return (*values, partition)
+
+    return stored
+
+
+def _summary_order(view: View) -> list[int]:
+    """Where each column stands in (key columns, other columns)."""
+    names = [*(column.name for column in view.columns if column.is_key)]
+    names += [column.name for column in view.columns if not column.is_key]
+    return [names.index(column.name) for column in view.columns]
+
+
+class _Table:
+    """One table's share of a part: a transaction that enters the part and copies its rows, on a connection of its own.
+
+    Nothing is written if the part is there already.
+    """
+
+    def __init__(self, part: Part, build: Build) -> None:
+        self.build = build
+        self.partition = part.partition
+        view = part.views[build.view]
+        # the name by which whoever abandons the build finds and ends this session
+        self._connection = connect(part.settings, loader_name(build.id, part.partition), statement_timeout_ms=0)
+        self._copying: AbstractContextManager[Copy] | None = None
+        self._copy: Copy | None = None
+        self.rows = 0
+        self._connection.execute("begin")
+        if self._enter():
+            self._copying = self._connection.cursor().copy(copy_into(view, build.table))
+            self._copy = self._copying.__enter__()
+            self._copy.set_types(copy_types(view))
+
+    def __enter__(self) -> _Table:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._connection.close()
+
+    def _enter(self) -> bool:
+        """Whether this is the one that writes the part. Raises BuildAbandoned."""
+        row = self._connection.execute("select state from builds where id = %s", (self.build.id,)).fetchone()
+        if row is None or row[0] != "loading":
+            raise BuildAbandoned(f"Build {self.build.table} was abandoned while it was made.", "Run the command again.")
+        entered = self._connection.execute(
+            "insert into build_parts (build, partition, rows) values (%s, %s, 0) on conflict do nothing",
+            (self.build.id, self.partition),
+        )
+        return entered.rowcount == 1
+
+    def write(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        if self._copy is not None:
+            write = self._copy.write_row
+            for row in rows:
+                write(row)
+                self.rows += 1
+
+    def finish(self, parked: Iterable[Parked]) -> int:
+        """Commit the rows, and what the fold parked; the number of rows."""
+        if self._copying is not None:
+            self._copying.__exit__(None, None, None)
+            self._connection.execute(
+                "update build_parts set rows = %s where build = %s and partition = %s",
+                (self.rows, self.build.id, self.partition),
+            )
+            insert_parked(self._connection, self.build.table, parked)
+        self._connection.execute("commit")
+        return self.rows
+
+
+def copy_into(view: View, table: str) -> sql.Composed:
+    names = [sql.Identifier(column.name) for column in view.columns]
+    return sql.SQL("copy {} ({}) from stdin (format binary)").format(
+        sql.Identifier(table), sql.SQL(", ").join([*names, sql.Identifier(PARTITION)])
+    )
+
+
+def copy_types(view: View) -> list[str]:
+    """PostgreSQL's types of the values that are copied: the columns' and the partition's."""
+    return [*map(_copy_type, view.columns), "int2"]
+
+
+_COPY_TYPES = {
+    Scalar.BOOL: "bool",
+    Scalar.INT: "int8",
+    Scalar.STR: "text",
+    Scalar.DATE: "date",
+    Scalar.DATETIME: "timestamptz",
+    Scalar.DECIMAL: "numeric",
+    Scalar.UUID: "uuid",
+    Scalar.BYTES: "bytea",
+    # a json column's binary form is its text, and binary COPY names no types
+    Scalar.JSON: "bytea",
+}
+
+
+def _copy_type(column: Column) -> str:
+    return "numeric" if column.numeric else _COPY_TYPES[column.scalar]
