@@ -32,7 +32,10 @@ _TYPES: dict[Scalar, TypeEngine[Any]] = {
 
 def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | None = None) -> sa.Table:
     """The table of a view, under the name of its version or of one of its builds."""
-    updated_in_place = view.kind in (Kind.ENTITY, Kind.SNAPSHOT)
+    options: dict[str, Any] = {}
+    if view.kind in (Kind.ENTITY, Kind.SNAPSHOT):
+        # room for the new version of a row on the same page: updates then need no new index entry
+        options["postgresql_with"] = {"fillfactor": "70"}
     return sa.Table(
         table_name or view.table_name,
         metadata if metadata is not None else sa.MetaData(),
@@ -41,19 +44,16 @@ def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | 
                 column.name,
                 _type(column),
                 primary_key=column.is_key,
-                autoincrement=False,
+                autoincrement=False if column.is_key else "auto",
                 nullable=column.optional,
                 # the SQL view for people adds up shares of older versions too, whose code is gone
                 comment=str(column.role) if view.kind is Kind.SUMMARY and not column.is_key else None,
             )
             for column in view.columns
         ),
-        sa.Column(
-            PARTITION, sa.SmallInteger, primary_key=view.kind is Kind.SUMMARY, autoincrement=False, nullable=False
-        ),
+        sa.Column(PARTITION, sa.SmallInteger, primary_key=view.kind is Kind.SUMMARY, nullable=False),
         comment=comment_of(view),
-        # room for the new version of a row on the same page: updates then need no new index entry
-        postgresql_with={"fillfactor": "70"} if updated_in_place else {},
+        **options,
     )
 
 
