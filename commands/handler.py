@@ -26,10 +26,11 @@ from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, 
 from infra import logs
 from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
-from infra.log import clients, topics
+from infra.log import clients, partitioner, topics
 from infra.log.records import Opening, Record, encode
 from infra.log.source import read_range
 from infra.settings import Settings
+from projections.engine.start import Contract, check_contract
 
 log = logging.getLogger(__name__)
 
@@ -260,9 +261,6 @@ class Handler:
             if not clients.may_pass(error.args[0]):
                 raise
             return Wait("Kafka is away")
-        for topic in self._topics:
-            if snapshot.contract.get(topic.name, (topic.id, topic.partitions)) != (topic.id, topic.partitions):
-                return Refuse("contract-broken")
         position = snapshot.positions.get(writer.partition)
         if position and first > position.next_offset:
             return Refuse("events-trimmed")
@@ -323,6 +321,8 @@ class Handler:
     def _snapshots(self) -> SnapshotReader:
         if self._database is None or self._database.closed:
             self._database = connect(self.settings, f"samefold handler {self.name}")
+            for topic in self._topics:
+                check_contract(self._database, Contract(topic.name, topic.id, topic.partitions, partitioner.NAME))
             self._reader = SnapshotReader(self._database, self.settings.events_topic)
             if self._database_is_away:
                 self._database_is_away = False
@@ -403,11 +403,6 @@ def _refused(why: str, settings: Settings) -> WorldChanged:
             return WorldChanged(
                 f"The read model's position lies beyond the end of '{settings.events_topic}': it was made anew or lost records.",
                 "Restore the topic, or start with an empty database and new topics.",
-            )
-        case "contract-broken":
-            return WorldChanged(
-                "The topics are not those that the database's positions belong to: another id or number of partitions.",
-                "Restore the topics, or point SAMEFOLD_DATABASE_URL at the database that belongs to them (`samefold topics`).",
             )
         case "events-trimmed":
             return WorldChanged(

@@ -53,7 +53,6 @@ class SnapshotReader:
             connection.execute("set transaction isolation level repeatable read, read only")
             positions = connection.execute(_POSITIONS, (AGENT, self.events_topic))
             live = connection.execute(_LIVE, (AGENT,))
-            contract = connection.execute(_CONTRACT)
             state_cursors = {
                 context: connection.execute(_states(self._tables[snapshot_view_name(context)]), (names,), binary=True)
                 for context, names in by_context.items()
@@ -66,7 +65,6 @@ class SnapshotReader:
             at = positions.fetchall()
             found = {partition: Reading(*reading) for partition, _, *reading in at}
             generations = {str(row[1]) for row in at}
-            promised = {topic: (topic_id, partitions) for topic, topic_id, partitions in contract.fetchall()}
             versions = {view: (version, table) for view, version, table in live.fetchall()}
             tables = {view: table for view, (_, table) in versions.items()}
             same = all(self._tables.get(view) == tables.get(view) for view in _wanted())
@@ -82,7 +80,7 @@ class SnapshotReader:
         fits = bool(found) and all(
             view in versions and versions[view][0] == version for view, version in _wanted().items()
         )
-        return Snapshot(found, generations.pop() if len(generations) == 1 else "", fits, rows, answered, promised)
+        return Snapshot(found, generations.pop() if len(generations) == 1 else "", fits, rows, answered)
 
 
 @cache
@@ -99,7 +97,6 @@ _POSITIONS = """
 select partition, generation, next_offset, epoch, seq, command_offset
   from positions where agent = %s and topic = %s
 """
-_CONTRACT = "select topic, topic_id, partitions from topics"
 _LIVE = "select view, version, table_name from live where agent = %s"
 
 

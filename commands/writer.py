@@ -35,8 +35,7 @@ class Snapshot:
     """One consistent reading of the read model (rule 1): everything in it comes from one database snapshot.
 
     `positions` by partition; `rows` by stream, absent where there is none; `outcomes` holds the (stream, command id) that have one;
-    `generation` and `fits` (the live versions are those of this code) are rule 10. `contract` is what the positions mean anything
-    in: {topic: (id, partitions)}, empty before the first agent.
+    `generation` and `fits` (the live versions are those of this code) are rule 10.
     """
 
     positions: Mapping[int, Reading]
@@ -44,7 +43,6 @@ class Snapshot:
     fits: bool
     rows: Mapping[str, Versioned] = field(default_factory=dict)
     outcomes: frozenset[tuple[str, str]] = frozenset()
-    contract: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class Load(NamedTuple):

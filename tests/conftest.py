@@ -85,6 +85,7 @@ def stack() -> Iterator["Stack"]:
     from infra.dev.stack import Stack
 
     folder = Path(tempfile.mkdtemp(prefix="samefold-"))
+    folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
     stack = Stack(folder)
 
     def remove() -> None:
@@ -114,6 +115,7 @@ def world(stack: "Stack") -> Iterator[Settings]:
         group_prefix=f"samefold-{number}",
         database_url=stack.postgres.url(database),
         partitions=4,
+        session_timeout_ms=3_000,
     )
     with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
         connection.execute(f'drop database "{database}" with (force)')

@@ -1,0 +1,359 @@
+"""The handler on real Kafka and PostgreSQL; the agent is replaced by `project`, so that the test decides when it folds."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import NewPartitions
+
+from commands.handler import WorldChanged
+from commands.intake import reserved_stream
+from infra.log import clients
+from infra.log.partitioner import partition_of
+from infra.log.records import encode
+from infra.log.topics import TopicChanged
+from infra.settings import Settings
+from projections.engine.start import ContractBroken
+from tests.spine import (
+    command,
+    commits,
+    deposit,
+    ended_with,
+    handler,
+    open_account,
+    openings,
+    outcomes,
+    produce,
+    project,
+    scalar,
+    send,
+    set_up,
+    until,
+    withdraw,
+)
+
+
+def test_commands_become_commits_and_rows(world: Settings) -> None:
+    set_up(world)
+    send(
+        world,
+        open_account("ada", limit=100),
+        deposit("ada", "d1", 500),
+        withdraw("ada", "w1", 601),
+        withdraw("ada", "w2", 600),
+    )
+    with handler(world):
+        until(lambda: len(commits(world)) == 4, "four commits")
+    assert [(c.command_id, c.outcome, c.version, c.reason and c.reason.code) for c in commits(world)] == [
+        ("open-ada", "accepted", 1, None),
+        ("d1", "accepted", 2, None),
+        ("w1", "rejected", 2, "insufficient-funds"),
+        ("w2", "accepted", 3, None),
+    ]
+    assert project(world) == 4
+    assert scalar(world, "select cents from balances_v1 where account = 'ada'") == -100
+
+
+def test_a_repeated_command_keeps_its_first_answer_whether_the_read_model_shows_it_yet_or_not(world: Settings) -> None:
+    set_up(world)
+    with handler(world):
+        send(
+            world, open_account("ada"), deposit("ada", "d1", 500), deposit("ada", "d1", 500), withdraw("ada", "w1", 900)
+        )
+        send(world, withdraw("ada", "w1", 900), deposit("ada", "d2", 1))
+        until(lambda: len(commits(world)) == 4, "answers from the overlay add nothing")
+        project(world)
+        send(world, deposit("ada", "d1", 500), withdraw("ada", "w1", 900), deposit("ada", "d3", 1))
+        until(lambda: commits(world)[-1].command_id == "d3", "answers from the database add nothing")
+    assert [c.command_id for c in commits(world)] == ["open-ada", "d1", "w1", "d2", "d3"]
+
+
+def test_the_next_handler_goes_on_where_the_log_says_not_where_the_group_says(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 50)))
+    with handler(world, "first"):
+        until(lambda: len(commits(world)) == 50, "all decided")
+    send(world, *(deposit("ada", f"d{n}", n) for n in range(50, 80)))
+    with handler(world, "second"):
+        until(lambda: len(commits(world)) == 80, "the rest decided")
+    assert [c.command_id for c in commits(world)] == ["open-ada", *(f"d{n}" for n in range(1, 80))]
+    assert [c.version for c in commits(world)] == list(range(1, 81))
+    assert project(world) == 80
+
+
+def test_a_garbage_command_is_a_recorded_rejection_and_later_ones_go_on(world: Settings) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    send(world, open_account("ada"))
+    for value in (b"\x00\xff garbage", b"", None, b'{"samefold":"command/9"}', b"[" * 100_000):
+        produce(world, world.commands_topic, partition, b"accounts/ada", value)
+    send(world, deposit("ada", "d1", 5))
+    with handler(world):
+        until(lambda: len(commits(world)) == 7, "garbage answered, the deposit decided")
+    assert [c.reason.code for c in commits(world) if c.reason] == ["malformed"] * 5
+    assert {c.stream for c in commits(world) if c.reason} == {reserved_stream(partition)}
+    assert commits(world)[-1].command_id == "d1"
+    project(world)
+    assert scalar(world, "select count(*) from command_outcomes_v1 where code = 'malformed'") == 5
+
+
+def test_a_command_from_a_client_with_another_partitioner_is_rejected_as_misrouted(world: Settings) -> None:
+    set_up(world)
+    wrong = next(
+        n for n in map(str, range(40)) if _crc32_partition(world, f"accounts/{n}") != partition_of(f"accounts/{n}", 4)
+    )
+    stream = f"accounts/{wrong}"
+    produce(world, world.commands_topic, _crc32_partition(world, stream), stream.encode(), encode(open_account(wrong)))
+    with handler(world):
+        until(lambda: len(commits(world)) == 1, "an answer")
+        [rejected] = commits(world)
+        assert rejected.reason is not None
+        assert rejected.reason.code == "misrouted"
+        send(world, open_account(wrong))
+        until(lambda: len(commits(world)) == 2, "the same command, sent properly, is decided")
+    project(world)
+    assert outcomes(world, [(stream, f"open-{wrong}")])[stream, f"open-{wrong}"].outcome == "accepted"
+
+
+def _crc32_partition(world: Settings, stream: str) -> int:
+    import zlib
+
+    return zlib.crc32(stream.encode()) % world.partitions
+
+
+def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world: Settings) -> None:
+    set_up(world)
+    names = ["o'brien; drop table live; --", '"quoted" \\ back', "🏦 emoji", "ü" * 90, "a b\tc".replace("\t", " ")]
+    for name in names:
+        send(world, open_account(name), deposit(name, f"'; {name}", 7))
+    wrong = [
+        command("accounts/x", f"x{n}", "Deposit", cents=cents, on="2026-01-01")
+        for n, cents in enumerate([0, -1, 2**63, 2**64, True, "5", 1.5, None])
+    ]
+    wrong += [
+        command("accounts/x", "unknown-field", "Deposit", cents=1, on="2026-01-01", extra=1),
+        command("accounts/x", "unknown-command", "Steal", cents=1),
+        command("nowhere/x", "unknown-context", "Deposit", cents=1),
+        command("accounts/x", "nul", "Deposit", cents=1, on="2026-01-01", details={"purpose": "a\x00b"}),
+        command("accounts/x", "long", "Deposit", cents=1, on="2026-01-01", details={"purpose": "x" * 10_000}),
+    ]
+    send(world, *wrong)
+    with handler(world):
+        until(lambda: len(commits(world)) == 2 * len(names) + len(wrong), "every command has an answer")
+    project(world)
+    assert scalar(world, "select array_agg(account order by account) from balances_v1 where cents = 7") == sorted(names)
+    answers = outcomes(world, [(c.stream, c.id) for c in wrong])
+    assert {answer.code for answer in answers.values()} == {"malformed"}
+    assert len(answers) == len(wrong)
+
+
+def test_commits_beyond_the_limit_are_rejected_and_nothing_stops(world: Settings) -> None:
+    small = world.model_copy(update={"max_commit_bytes": 1_024})
+    set_up(world)
+    text = "x" * 200
+    details = {"operation": text, "purpose": text, "counter_bank": text, "counter_account": text}
+    send(
+        world, open_account("ada"), command("accounts/ada", "big", "Deposit", cents=1, on="2026-01-01", details=details)
+    )
+    send(world, deposit("ada", "d1", 5))
+    with handler(small):
+        until(lambda: len(commits(world)) == 3, "all answered")
+    assert [c.reason.code for c in commits(world) if c.reason] == ["too-large"]
+
+
+def test_the_handler_waits_while_it_is_too_far_ahead_of_the_read_model(world: Settings) -> None:
+    near = world.model_copy(update={"run_ahead": 20})
+    set_up(world)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 100)))
+    with handler(near) as running:
+        until(lambda: len(commits(world)) == 20, "the bound is reached")
+        writer = next(w for w in running.writers.values() if w.room == 0)
+        until(lambda: writer.partition in running._held, "commands are held back")
+        assert len(commits(world)) == 20
+        until(lambda: bool(project(world)) or len(commits(world)) == 100, "it goes on as the read model catches up")
+        until(lambda: (project(world), len(commits(world)) == 100)[1], "all are decided")
+    assert scalar(world, "select max(seq) from positions") == 100
+
+
+def test_a_writer_that_was_deposed_opens_again_and_loses_nothing(world: Settings) -> None:
+    """A foreign opening makes this handler's next commits void; it notices, opens again and decides them again."""
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    with handler(world):
+        send(world, open_account("ada"))
+        until(lambda: len(commits(world)) == 1, "serving")
+        opening = next(o for o in openings(world))
+        produce(world, world.events_topic, partition, None, encode(opening))
+        send(world, deposit("ada", "d1", 5), deposit("ada", "d2", 6))
+        until(lambda: (project(world), scalar(world, "select cents from balances_v1") == 11)[1], "decided again")
+    found = [c.command_id for c in commits(world)]
+    assert found.count("d1") >= 2, "the first try was void"
+    assert scalar(world, "select version from streams_accounts_v1") == 3
+
+
+def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> None:
+    """Rule 2: the read model goes back to an older state; decisions still rest on everything that counts."""
+    set_up(world)
+    with handler(world):
+        send(world, open_account("ada"), deposit("ada", "d1", 10))
+        until(lambda: len(commits(world)) == 2, "decided")
+        project(world)
+        send(world, withdraw("ada", "w0", 99))
+        until(lambda: len(commits(world)) == 3, "the overlay is evicted by now")
+        _restore_to_the_beginning(world)
+        send(world, withdraw("ada", "w1", 10), withdraw("ada", "w2", 10), deposit("ada", "d1", 10))
+        until(lambda: len({c.command_id for c in commits(world)}) == 5, "decided on the whole log")
+    project(world)
+    answers = outcomes(world, [("accounts/ada", "w1"), ("accounts/ada", "w2")])
+    assert [answers["accounts/ada", key].outcome for key in ("w1", "w2")] == ["accepted", "rejected"]
+    assert scalar(world, "select cents from balances_v1") == 0
+
+
+def _restore_to_the_beginning(world: Settings) -> None:
+    from infra.database.connect import connect
+
+    with connect(world, "test") as db, db.transaction():
+        db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
+        for table in ("balances_v1", "statement_v1", "daily_totals_v1", "streams_accounts_v1", "command_outcomes_v1"):
+            db.execute(f"delete from {table}")
+
+
+def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings) -> None:
+    set_up(world)
+    _execute(world, "update live set version = 99 where view = 'streams_accounts'")
+    send(world, open_account("ada"))
+    with handler(world) as running:
+        until(lambda: "another version" in running._said.get(0, ""), "it says what it waits for")
+        assert openings(world) == []
+        _execute(world, "update live set version = 1 where view = 'streams_accounts'")
+        until(lambda: len(commits(world)) == 1, "it goes on")
+
+
+def _execute(world: Settings, statement: str) -> None:
+    from infra.database.connect import connect
+
+    with connect(world, "test") as db:
+        db.execute(statement)
+
+
+def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
+    set_up(world)
+    with handler(world) as running:
+        until(lambda: len(openings(world)) == 4, "serving")
+        admin = clients.admin(world)
+        admin.create_partitions([NewPartitions(world.commands_topic, 6)])[world.commands_topic].result(10)
+        error = ended_with(running, TopicChanged)
+    assert "had 4 partitions and has 6" in str(error)
+
+
+def test_a_commands_topic_made_anew_is_refused_at_the_start_and_in_the_middle(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
+    set_up(world)
+    with handler(world) as running:
+        until(lambda: len(openings(world)) == 4, "serving")
+        _make_anew(world, world.commands_topic)
+        ended_with(running, TopicChanged, WorldChanged)  # whichever check sees it first
+    with handler(world) as running:
+        error = ended_with(running, ContractBroken)
+    assert "made anew" in str(error)
+    assert len(openings(world)) == 4, "nothing was written"
+
+
+def test_an_events_topic_made_anew_is_refused(world: Settings) -> None:
+    set_up(world)
+    _make_anew(world, world.events_topic)
+    with handler(world) as running:
+        ended_with(running, ContractBroken)
+    assert openings(world) == []
+
+
+def _make_anew(world: Settings, name: str) -> None:
+    from infra.log.topics import TopicMissing, describe, ensure
+
+    before = describe(world, name).id
+    admin = clients.admin(world)
+    admin.delete_topics([name])[name].result(10)
+
+    def gone() -> bool:
+        try:
+            return describe(world, name).id != before
+        except TopicMissing:
+            return True
+
+    until(gone, "the topic is deleted")
+
+    def made() -> bool:
+        try:
+            ensure(world)
+        except (TopicMissing, KafkaException):
+            return False
+        return describe(world, name).id != before
+
+    until(made, "the topic is made anew")
+
+
+def test_a_trimmed_log_is_refused(world: Settings) -> None:
+    from confluent_kafka import TopicPartition
+
+    set_up(world)
+    send(world, open_account("ada"), deposit("ada", "d1", 1))
+    with handler(world):
+        until(lambda: len(commits(world)) == 2, "decided")
+    partition = partition_of("accounts/ada", world.partitions)
+    admin = clients.admin(world)
+    [future] = admin.delete_records([TopicPartition(world.events_topic, partition, 2)]).values()
+    future.result(10)
+    with handler(world) as running:
+        error = ended_with(running, WorldChanged)
+    assert "trimmed" in str(error)
+
+
+def test_the_database_away_is_waited_out(world: Settings) -> None:
+    """Sessions ended in the middle, then no new one allowed for a while: the handler waits and goes on."""
+    set_up(world)
+    with handler(world) as running:
+        send(world, open_account("ada"))
+        until(lambda: len(commits(world)) == 1, "serving")
+        _lock_out(world)
+        send(world, deposit("ada", "d1", 5))
+        until(lambda: running._database_is_away, "it notices")
+        _let_in(world)
+        until(lambda: len(commits(world)) == 2, "it goes on")
+
+
+def _lock_out(world: Settings) -> None:
+    import psycopg
+
+    name = world.database.split("?")[0].rpartition("/")[2]
+    with psycopg.connect(world.database.replace(f"/{name}?", "/postgres?"), autocommit=True) as db:
+        db.execute(f'alter database "{name}" connection limit 0')
+        db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+
+
+def _let_in(world: Settings) -> None:
+    import psycopg
+
+    name = world.database.split("?")[0].rpartition("/")[2]
+    with psycopg.connect(world.database.replace(f"/{name}?", "/postgres?"), autocommit=True) as db:
+        db.execute(f'alter database "{name}" connection limit -1')
+
+
+def test_our_producers_use_murmur2(world: Settings) -> None:
+    """Delivered partitions, by librdkafka itself, are those that the code computes; with its default they would not be."""
+    set_up(world)
+    landed: dict[str, int] = {}
+    client: Producer = clients.producer(world)
+    names = [f"accounts/{n}" for n in range(50)]
+    for name in names:
+        client.produce(
+            world.commands_topic,
+            b"x",
+            key=name,
+            on_delivery=lambda _, m: landed.__setitem__(m.key().decode(), m.partition()),
+        )
+    client.flush(10)
+    assert landed == {name: partition_of(name, world.partitions) for name in names}
+    assert landed != {name: _crc32_partition(world, name) for name in names}
