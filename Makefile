@@ -43,6 +43,6 @@ $(VENV)/.installed: $(VENV)/.packages pyproject.toml
 	@touch $@
 
 $(VENV)/kafka/.verified: $(VENV)/.packages infra/dev/kafka-jars.sha256
-	@echo "setup 3/3: Kafka's jars into $(VENV)/kafka (91 jars, 54 MB; about a minute the first time)"
+	@echo "setup 3/3: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
 	@$(BIN)/python -m infra.dev.jars
 	@touch $@

@@ -29,11 +29,13 @@ LONGEST_SOCKET_PATH = 103  # bytes, on macOS; Linux has 107
 @pytest.fixture(scope="module")
 def own_stack() -> Iterator[Stack]:
     """A stack to be mistreated, in a folder whose name is too long for a socket. Each test calls `up()` first."""
-    folder = Path(tempfile.mkdtemp(prefix="samefold-"), "long" * 30, "data")
+    root = Path(tempfile.mkdtemp(prefix="samefold-"))
+    root.chmod(0o711)
+    folder = root / ("long" * 30) / "data"
     stack = Stack(folder)
     yield stack
     stack.down()
-    shutil.rmtree(folder.parents[1])
+    shutil.rmtree(root)
 
 
 def processes_of(stack: Stack) -> list[psutil.Process]:

@@ -6,6 +6,7 @@ root, opens every folder above the data to everybody.
 
 import hashlib
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -111,7 +112,7 @@ class Postgres:
 
     def _unprivileged(self, program: str, *arguments: str) -> list[str]:
         command = [str(binaries() / program), *arguments]
-        if os.geteuid() != 0:
+        if os.geteuid() != 0 and _has_name(os.geteuid()):
             return command
         return process.python_script("unprivileged.py", f"{self.folder}:{self.socket_folder}", *command)
 
@@ -147,3 +148,11 @@ class Postgres:
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             if not connection.execute("select from pg_database where datname = %s", [DATABASE]).rowcount:
                 connection.execute(f'create database "{DATABASE}"')
+
+
+def _has_name(user: int) -> bool:
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return True

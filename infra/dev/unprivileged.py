@@ -1,8 +1,9 @@
-"""Run as a script: `unprivileged.py FOLDERS PROGRAM ARGUMENT…` becomes PROGRAM, not as root (PostgreSQL refuses).
+"""Run as a script: `unprivileged.py FOLDERS PROGRAM ARGUMENT…` becomes PROGRAM, under a name that PostgreSQL accepts.
 
-Best is a user namespace in which root's own id is called `nobody`: PostgreSQL is content, while outside of it all
-still belongs to root. So no user is added and no permission changes, even in root's home. Where a container forbids
-that, the program runs as the real `nobody`, who gets FOLDERS (joined by ":") and must be able to reach them.
+It refuses to run as root, and as a user id without a name, both common in containers. Best is a user namespace in which
+our own id is called `nobody`: PostgreSQL is content, while outside of it all still belongs to us. So no user is added
+and no permission changes, even in root's home. Where a container forbids that, root becomes the real `nobody`, who gets
+FOLDERS (joined by ":") and must be able to reach them.
 Standard library only: it is run with `python -I -S`.
 """
 
@@ -18,7 +19,7 @@ UNREACHABLE = 78
 
 def become_nobody(folders: list[Path], program: str) -> None:
     nobody = pwd.getpwnam("nobody")
-    if _own_namespace(nobody.pw_uid, nobody.pw_gid):
+    if _own_namespace(nobody.pw_uid, nobody.pw_gid) or os.geteuid() != 0:
         return
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
@@ -33,12 +34,13 @@ def become_nobody(folders: list[Path], program: str) -> None:
 
 
 def _own_namespace(uid: int, gid: int) -> bool:
+    our_uid, our_gid = os.geteuid(), os.getegid()  # inside, before the maps are written, these would be unknown
     unshare = getattr(ctypes.CDLL(None), "unshare", None)  # Linux only
     if unshare is None or unshare(NEW_USER_NAMESPACE) != 0:
         return False
-    Path("/proc/self/uid_map").write_text(f"{uid} 0 1\n")
+    Path("/proc/self/uid_map").write_text(f"{uid} {our_uid} 1\n")
     Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/gid_map").write_text(f"{gid} 0 1\n")
+    Path("/proc/self/gid_map").write_text(f"{gid} {our_gid} 1\n")
     return True
 
 
