@@ -144,7 +144,7 @@ class BalanceTooLarge(Refusal):
 
 # State: what decisions need, and no more. Its defaults are an account that nobody has opened.
 
-STATE_VERSION = 1  # raised when State or evolve changes
+STATE_VERSION = 1  # raised when State changes, or what evolve makes of an event
 
 LARGEST_BALANCE = 10**17  # cents, either side of zero: a balance always fits into 64 bits
 
