@@ -1,11 +1,14 @@
 """`samefold dev up | down | status | reset`: the embedded development stack."""
 
+from __future__ import annotations
+
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.settings import Settings
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
@@ -23,9 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def up() -> None:
     """Start both, or repair what was killed; quick when they run."""
-    from infra.dev.stack import Stack
-
-    stack = Stack(Settings().data_dir)
+    stack = _stack()
     stack.up()
     typer.echo(f"Kafka       {stack.kafka.bootstrap}")
     typer.echo(f"PostgreSQL  {stack.postgres.url()}")
@@ -35,17 +36,13 @@ def up() -> None:
 
 def down() -> None:
     """Stop both; the data stays."""
-    from infra.dev.stack import Stack
-
-    Stack(Settings().data_dir).down()
+    _stack().down()
     typer.echo("Stopped. The data is still there: `samefold dev up` goes on, `samefold dev reset` removes it.")
 
 
 def status(as_json: Json = False) -> None:
     """What runs, where, and where it logs. Exit code 1 unless both answer."""
-    from infra.dev.stack import Stack
-
-    found = Stack(Settings().data_dir).status()
+    found = _stack().status()
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -60,10 +57,15 @@ def status(as_json: Json = False) -> None:
 
 def reset(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Stop both and remove their data."""
-    from infra.dev.stack import Stack
-
-    stack = Stack(Settings().data_dir)
+    stack = _stack()
     if not yes:
         typer.confirm(f"Remove all of Kafka's and PostgreSQL's data in {stack.folder}?", abort=True)
     stack.reset()
     typer.echo("Removed.")
+
+
+def _stack() -> Stack:
+    from infra.dev.stack import Stack
+    from infra.settings import Settings
+
+    return Stack(Settings().data_dir)
