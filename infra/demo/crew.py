@@ -1,0 +1,84 @@
+"""Handlers and agents as a crew: real processes under a supervisor that runs in a thread, to be killed and frozen one by one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from infra.errors import SamefoldError
+from infra.settings import Settings
+from infra.supervisor import Child, Supervisor, agents, handlers
+
+Role = Literal["handler", "agent"]
+
+DIES_WITHIN_S = 10.0
+JOIN_S = 30.0
+
+
+class CrewGone(SamefoldError):
+    """The supervisor of the crew ended by itself."""
+
+
+class Crew:
+    """`with Crew(settings, folder) as crew:` runs the processes; leaving the block ends them, whatever happened in it.
+
+    `folder` gets their logs, one file each. What `settings` says is the processes' whole environment.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, *, handler_count: int = 2, agent_count: int = 2) -> None:
+        self.handlers = handlers(handler_count, settings.group_prefix)
+        self.agents = agents(agent_count)
+        self.folder = folder
+        self._supervisor = Supervisor([*self.handlers, *self.agents], settings.environment(), folder)
+        self._thread = threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._supervisor.stop()
+        self._thread.join(JOIN_S)
+
+    def members(self, role: Role) -> list[Child]:
+        return self.handlers if role == "handler" else self.agents
+
+    def check(self) -> None:
+        """Raises CrewGone when nobody looks after the processes any more."""
+        if not self._thread.is_alive():
+            raise CrewGone("The supervisor of the demo's processes ended.", f"Their logs are in {self.folder}.")
+
+    def kill(self, child: Child) -> int | None:
+        """`kill -9`: the pid of the process that died of it, None where there was none, or it ended otherwise.
+
+        The process is held by its handle, not by a remembered pid, so that a successor can't be hit in its stead.
+        """
+        process = child.process
+        if process is None or process.poll() is not None:
+            return None
+        process.kill()
+        try:
+            code = process.wait(DIES_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return process.pid if code == -signal.SIGKILL else None
+
+    def freeze(self, child: Child) -> subprocess.Popen[bytes] | None:
+        """SIGSTOP: the frozen process, to be thawed; None where there is none."""
+        process = child.process
+        if process is None or process.poll() is not None:
+            return None
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+
+def thaw(process: subprocess.Popen[bytes]) -> None:
+    """SIGCONT: it goes on as if nothing had happened."""
+    process.send_signal(signal.SIGCONT)
