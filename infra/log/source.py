@@ -53,7 +53,7 @@ def read_range(
                                 "The topic was made anew or lost records: restore it, or start with an empty database.",
                             )
                         continue
-                    raise _named(settings, topic, partition, start, error)
+                    raise named(settings, topic, partition, start, error)
                 offset = message.offset()
                 if offset >= stop:
                     position = stop
@@ -72,7 +72,8 @@ def read_range(
             reader.unassign()
 
 
-def _named(settings: Settings, topic: str, partition: int, start: int, error: KafkaError) -> SamefoldError:
+def named(settings: Settings, topic: str, partition: int, start: int, error: KafkaError) -> SamefoldError:
+    """The named error for one of a consumer's, which was to read from `start` on."""
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         return LogTrimmed(
             f"{topic}[{partition}] does not hold offset {start} any more.",

@@ -102,6 +102,11 @@ def builds_of(connection: Connection, views: Iterable[str] | None = None) -> lis
 def lock_builds(connection: Connection, ids: Sequence[UUID]) -> list[Build]:
     """The builds, locked until the transaction ends, in view order; what they say is read after the lock was taken."""
     connection.execute("select from builds where id = any(%s) order by view, id for update", (list(ids),))
+    return by_id(connection, ids)
+
+
+def by_id(connection: Connection, ids: Sequence[UUID]) -> list[Build]:
+    """The builds as they are now, in view order."""
     return _builds(connection, "where b.id = any(%s) order by b.view, b.id", (list(ids),))
 
 
@@ -129,11 +134,12 @@ class Pin:
 
 
 def begin(
-    connection: Connection, views: Sequence[View], topic: str, code_set: Mapping[str, int]
+    connection: Connection, views: Sequence[View], topic: str, code_set: Mapping[str, int], leader: str
 ) -> tuple[list[Build], Pin]:
-    """Claim the views, abandon their unfinished builds, make an empty table for each, and pin their agent's positions.
+    """Claim the views, abandon their unfinished builds, make an empty table for each, and pin the leader's positions.
 
-    `views` are of one agent. The claim lasts as long as the connection. Raises BuildAlive, NotStarted, TableBusy.
+    `views` are of one agent, and `leader` is the one whose positions they follow. The claim lasts as long as the
+    connection. Raises BuildAlive, NotStarted, TableBusy.
     """
     views = sorted(views, key=lambda view: view.name)
     names = [view.name for view in views]
@@ -143,7 +149,7 @@ def begin(
         if build.state in (State.LOADING, State.READY):
             abandon(connection, build)
     ids = [_create(connection, view, code_set) for view in views]
-    return _pin(connection, ids, views[0].agent, topic)
+    return _pin(connection, ids, leader, topic)
 
 
 def claim(connection: Connection, view: str) -> None:

@@ -5,6 +5,7 @@ EngineStop                  the log can't be folded beyond a place; everything b
 ├── UnknownEvent            a counted commit holds a type or context that this code does not know
 ├── UnreadableEvent         an event of a known type does not decode
 └── OutOfStep               a stream's stored version is not the one before the commit
+LogChanged                  the log, read again, does not lead to the position that was recorded for it
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from infra.errors import SamefoldError
+from infra.log.rule import Reading
 
 
 class EngineStop(SamefoldError):
@@ -80,6 +82,17 @@ class OutOfStep(EngineStop):
             "Rows were changed by hand or restored apart from the positions: `samefold rebuild` makes them anew.",
             partition=partition,
             offset=offset,
+        )
+
+
+class LogChanged(SamefoldError):
+    """The log, read again, does not lead to the position that the database has recorded."""
+
+    def __init__(self, topic: str, partition: int, start: Reading, found: Reading, recorded: Reading) -> None:
+        super().__init__(
+            f"{topic}[{partition}], read from offset {start.next_offset} on, leads to {found}, "
+            f"but the database says {recorded}.",
+            "The database belongs to another log, or positions were changed by hand: restore the two that belong together.",
         )
 
 

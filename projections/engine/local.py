@@ -17,23 +17,20 @@ import msgspec
 from psycopg import Copy, sql
 
 from infra.database.connect import connect, naming
-from infra.errors import SamefoldError
 from infra.log.records import time_of
-from infra.log.rule import START, Counted, Reading, read
+from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.builds import Build, BuildAbandoned, Pin, loader_name
 from projections.engine.columns import Column, Scalar
+from projections.engine.commit import Batch
+from projections.engine.errors import LogChanged
 from projections.engine.fold import Blocked, Changes, Held, Parked, decode, fold
 from projections.engine.parking import insert_parked
 from projections.engine.plan import Plan, combiners
 from projections.engine.tables import PARTITION
 from projections.engine.view import Kind, View
 from projections.engine.workers import Advance
-
-
-class LogChanged(SamefoldError):
-    """The log, read again, does not lead to the position that was recorded for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +70,39 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
     """
     loaded = Loaded(part.partition)
     plan = Plan(part.views)
-    fold_ = Folded(plan, part.skips)
+    folded = Folded(plan, part.skips)
     with naming(part.settings), ExitStack() as stack:
         streams = {
             build.view: stack.enter_context(_Table(part, build))
             for build in part.builds
             if part.views[build.view].kind in (Kind.JOURNAL, Kind.OUTCOMES)
         }
-        for counted in counted_to(part.settings, part.topic, part.partition, part.end):
-            changes = fold_.fold(part.partition, counted)
+        for batch in counted_to(part.settings, part.topic, part.partition, part.end):
+            changes = folded.fold(batch)
             for view, stream in streams.items():
                 stream.write(added_rows(part.views[view], changes))
-            events = sum(len(one.commit.events) for one in counted)
-            loaded.commits += len(counted)
-            loaded.events += events
-            advance(events)
+            loaded.commits += len(batch.counted)
+            loaded.events += sum(len(one.commit.events) for one in batch.counted)
+            advance(batch.next.next_offset - batch.was.next_offset)
         for view, stream in streams.items():
-            loaded.rows[view] = stream.finish(fold_.parked_of(view))
+            loaded.rows[view] = stream.finish(folded.parked_of(view))
         for build in part.builds:
             if build.view not in streams:
                 with _Table(part, build) as stream:
-                    stream.write(fold_.kept_rows(part.views[build.view], part.partition))
-                    loaded.rows[build.view] = stream.finish(fold_.parked_of(build.view))
+                    stream.write(folded.kept_rows(part.views[build.view], part.partition))
+                    loaded.rows[build.view] = stream.finish(folded.parked_of(build.view))
     return loaded
 
 
-def counted_to(
-    settings: Settings, topic: str, partition: int, end: Reading, start: Reading = START
-) -> Iterator[list[Counted]]:
-    """The commits that count from `start` up to `end`, in batches. Raises LogChanged when the log leads elsewhere."""
+def counted_to(settings: Settings, topic: str, partition: int, end: Reading, start: Reading = START) -> Iterator[Batch]:
+    """What counts from `start` up to exactly `end`, in batches. Raises LogChanged when the log leads elsewhere."""
     reading = start
     for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
-        reading, counted, _ = read(reading, records)
-        yield counted
+        was = reading
+        reading, counted, _ = read(was, records)
+        yield Batch(partition, was, reading, counted)
     if reading != end:
-        raise LogChanged(
-            f"{topic}[{partition}] read from offset {start.next_offset} leads to {reading}, but the database says {end}.",
-            "The database belongs to another log, or was changed by hand: restore the two that belong together.",
-        )
+        raise LogChanged(topic, partition, start, reading, end)
 
 
 class Folded:
@@ -125,9 +117,9 @@ class Folded:
         }
         self.parked: list[Parked] = []
 
-    def fold(self, partition: int, counted: list[Counted]) -> Changes:
+    def fold(self, batch: Batch) -> Changes:
         """The batch's changes, which are then part of what is kept."""
-        changes = fold(self.plan, decode(self.plan, partition, counted), self.held, self.blocked)
+        changes = fold(self.plan, decode(self.plan, batch.partition, batch.counted), self.held, self.blocked)
         self.held.absorb(changes)
         for view, sums in changes.sums.items():
             add_sums(self.plan, view, self.sums[view], sums)

@@ -1,0 +1,230 @@
+"""Rebuilding views from the log, beside live traffic: load, index, catch up, switch (DESIGN §4).
+
+Killed at any moment it does no harm: what readers see changes in the switch's one transaction. The next run abandons what
+the dead one left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import psycopg
+
+from infra.database.connect import Connection, connect, naming
+from infra.errors import SamefoldError
+from infra.settings import Settings
+from projections.engine import workers
+from projections.engine.builds import Build, Pin, State, abandon, begin, builds_of, by_id, claim, index, make_ready
+from projections.engine.local import load, parts
+from projections.engine.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
+from projections.engine.system import code_set
+from projections.engine.view import View
+
+
+class UnknownView(SamefoldError):
+    """No view has that name."""
+
+    exit_code = 2
+
+
+class NoBuild(SamefoldError):
+    """There is no table to switch to."""
+
+
+class Progress(Protocol):
+    """Is told what goes on."""
+
+    def begin(self, stage: str, total: int | None = None) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+
+class Silent:
+    """A Progress that nobody watches."""
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        """Nothing to show."""
+
+    def advance(self, count: int) -> None:
+        """Nothing to show."""
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What a rebuild did. `rows` is by table; without `switched`, the builds are ready."""
+
+    tables: dict[str, str] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    commits: int = 0
+    events: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    load_ms: float = 0
+    index_ms: float = 0
+    switched: Switched | None = None
+
+
+def needed(live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
+    """The views of this code that are not live as this code has them."""
+    return [
+        name
+        for name, view in views.items()
+        if name not in live or (live[name].agent, live[name].version) != (view.agent, view.version)
+    ]
+
+
+def rebuild(
+    settings: Settings,
+    names: Iterable[str],
+    views: Mapping[str, View],
+    *,
+    make_live: bool = True,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Rebuilt:
+    """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
+
+    Views that this code no longer has leave with the switch; those that have a build that is ready and that this code needs
+    come along. Raises UnknownView, SetDiffers, BuildAlive, SwitchTimedOut and what folding raises.
+    """
+    progress = progress or Silent()
+    with naming(settings), connect(settings, "samefold rebuild", statement_timeout_ms=0) as connection:
+        live = pointers(connection)
+        wanted = _wanted(names, live, views)
+        along: list[Build] = []
+        if make_live:
+            along = _ready(connection, [name for name in needed(live, views) if name not in wanted], views)
+            move = plan_move(live, [*wanted, *(build.view for build in along)], views)
+            if not wanted and not along and not move.removed:
+                return Rebuilt()
+        result = Rebuilt()
+        job = _Job(settings, connection, views, live, processes, progress, result)
+        made = job.build([views[name] for name in wanted])
+        if make_live:
+            for build in along:
+                claim(connection, build.view)
+            progress.begin("switch")
+            result.switched = switch(settings, connection, [*made, *along], views, processes=processes)
+            result.tables = dict(result.switched.tables)
+            result.removed = list(result.switched.removed)
+        return result
+
+
+def go_to(
+    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, processes: int | None = None
+) -> Switched:
+    """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
+
+    A ready build is taken first, else the old one that is the furthest: going back. Raises NoBuild, UnknownView and what
+    `switch` raises.
+    """
+    with naming(settings), connect(settings, "samefold switch", statement_timeout_ms=0) as connection:
+        live = pointers(connection)
+        wanted = _wanted(names, live, views)
+        for name in wanted:
+            claim(connection, name)
+        found = [_existing(connection, views[name]) for name in wanted]
+        if not found and not plan_move(live, [], views).removed:
+            return Switched({}, (), 0, 0, 0, 0, 0)
+        return switch(settings, connection, found, views, processes=processes)
+
+
+def _wanted(names: Iterable[str], live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
+    """Names of views of this code. One that is only live leaves by itself, so it may be named too."""
+    asked = sorted(set(names))
+    if unknown := [name for name in asked if name not in views and name not in live]:
+        raise UnknownView(
+            f"There is no view {', '.join(repr(name) for name in unknown)}.",
+            f"The views are {', '.join(sorted(views))}.",
+        )
+    return [name for name in asked if name in views] if asked else needed(live, views)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What one run of `rebuild` works with."""
+
+    settings: Settings
+    connection: Connection
+    views: Mapping[str, View]
+    live: Mapping[str, Pointer]
+    processes: int | None
+    progress: Progress
+    result: Rebuilt
+
+    def build(self, wanted: Sequence[View]) -> list[Build]:
+        """Load and index these views, agent by agent; their builds, ready."""
+        made: list[Build] = []
+        try:
+            for agent in sorted({view.agent for view in wanted}):
+                of_agent = {view.name: view for view in wanted if view.agent == agent}
+                whole = code_set({name: view for name, view in self.views.items() if view.agent == agent})
+                topic, leader = self.settings.events_topic, leader_of(agent, self.live)
+                fresh, pin = begin(self.connection, list(of_agent.values()), topic, whole, leader)
+                made += fresh
+                self._load(fresh, pin, of_agent)
+                self._index(fresh, of_agent, len(pin.readings))
+            self.result.tables = {build.view: build.table for build in made}
+            return by_id(self.connection, [build.id for build in made])
+        except BaseException:
+            # for a tidy database only: without it, the next run does the same
+            with suppress(psycopg.Error, SamefoldError):
+                for build in made:
+                    abandon(self.connection, build)
+            raise
+
+    def _load(self, fresh: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> None:
+        result = self.result
+        records = sum(reading.next_offset for reading in pin.readings.values())
+        self.progress.begin("load", records)
+        began = time.monotonic()
+        work = parts(self.settings, self.settings.events_topic, fresh, views, pin)
+        processes = workers.processes_for(records, self.processes)
+        for loaded in workers.run(load, work, processes, self.progress.advance):
+            result.commits += loaded.commits
+            result.events += loaded.events
+            for name, rows in loaded.rows.items():
+                result.rows[name] = result.rows.get(name, 0) + rows
+        result.load_ms += 1000 * (time.monotonic() - began)
+
+    def _index(self, fresh: Sequence[Build], views: Mapping[str, View], partitions: int) -> None:
+        self.progress.begin("index", len(fresh))
+        began = time.monotonic()
+        for build in fresh:
+            index(self.connection, build, views[build.view])
+            make_ready(self.connection, build, partitions)
+            self.progress.advance(1)
+        self.result.index_ms += 1000 * (time.monotonic() - began)
+
+
+def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:
+    """Builds of these views that are ready and of this code."""
+    fitting = [b for b in builds_of(connection, names) if b.state is State.READY and _fits(b, views[b.view])]
+    return list({build.view: build for build in fitting}.values())
+
+
+def _existing(connection: Connection, view: View) -> Build:
+    fitting = [build for build in builds_of(connection, [view.name]) if _fits(build, view)]
+    candidates = [build for build in fitting if build.state is State.READY] or sorted(
+        (build for build in fitting if build.state is State.OLD),
+        key=lambda build: sum(reading.next_offset for reading in build.positions.values()),
+    )
+    if not candidates:
+        raise NoBuild(
+            f"View '{view.name}' has no other table of version {view.version}, which is this code's, to switch to.",
+            f"`samefold rebuild {view.name}` makes one; to go back to another version, run that version's code.",
+        )
+    return candidates[-1]
+
+
+def _fits(build: Build, view: View) -> bool:
+    return (build.version, build.agent, build.shape) == (view.version, view.agent, view.shape)
+
+
+def old_builds(connection: Connection, views: Iterable[View]) -> list[Build]:
+    """Tables of exactly these versions and shapes that a switch could go back to without a rebuild."""
+    by_name = {view.name: view for view in views}
+    return [b for b in builds_of(connection, by_name) if b.state is State.OLD and _fits(b, by_name[b.view])]

@@ -1,0 +1,117 @@
+"""The log's newest records, kept at hand for those who catch up: what is read ahead need not be waited for under locks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from infra.log import clients
+from infra.log.records import Record
+from infra.log.rule import Reading, read
+from infra.log.source import NO_PROGRESS_S, named
+from infra.settings import Settings
+from projections.engine.commit import Batch
+from projections.engine.errors import LogChanged
+
+AHEAD = 20_000
+"""Records of one partition that are read ahead, at most."""
+
+
+class Tail:
+    """Reads all partitions on from a position; not thread-safe."""
+
+    def __init__(self, settings: Settings, topic: str, at: Mapping[int, Reading]) -> None:
+        self.settings = settings
+        self.topic = topic
+        self._ahead: dict[int, deque[Record]] = {partition: deque() for partition in at}
+        self._end = {partition: reading.next_offset for partition, reading in at.items()}
+        self._paused: set[int] = set()
+        self._consumer = clients.range_consumer(settings)
+        self._consumer.assign([TopicPartition(topic, partition, end) for partition, end in self._end.items()])
+
+    def __enter__(self) -> Tail:
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def batches(self, at: Mapping[int, Reading], to: Mapping[int, Reading], most: int) -> list[Batch]:
+        """What leads from `at` towards `to`: a batch for each partition that has not arrived, `most` records in all.
+
+        The same call again, or one from a later position, gives the same records again, so a transaction that failed is
+        tried again. Raises LogChanged when the log does not lead to `to`, LogTrimmed, KafkaAway.
+        """
+        self._forget(at)
+        missing = {
+            partition: end.next_offset for partition, end in to.items() if at[partition].next_offset < end.next_offset
+        }
+        share = max(most // max(len(missing), 1), 1)
+        wanted = {
+            partition: min(end, at[partition].next_offset + min(share, AHEAD)) for partition, end in missing.items()
+        }
+        self._read_to(wanted)
+        made = []
+        for partition, end in wanted.items():
+            records = list(islice(self._ahead[partition], end - at[partition].next_offset))
+            reading, counted, _ = read(at[partition], [record for record in records if record.offset < end])
+            if end == missing[partition] and reading != to[partition]:
+                raise LogChanged(self.topic, partition, at[partition], reading, to[partition])
+            made.append(Batch(partition, at[partition], reading, counted))
+        return made
+
+    def read_ahead(self) -> None:
+        """Take in what has arrived, without waiting."""
+        self._consume(0)
+
+    def _forget(self, at: Mapping[int, Reading]) -> None:
+        for partition, ahead in self._ahead.items():
+            while ahead and ahead[0].offset < at[partition].next_offset:
+                ahead.popleft()
+
+    def _read_to(self, wanted: Mapping[int, int]) -> None:
+        deadline = time.monotonic() + NO_PROGRESS_S
+        while any(self._end[partition] < end for partition, end in wanted.items()):
+            self._throttle(wanted)
+            if self._consume(0.1):
+                deadline = time.monotonic() + NO_PROGRESS_S
+            elif time.monotonic() > deadline:
+                raise clients.away(self.settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+
+    def _throttle(self, wanted: Mapping[int, int]) -> None:
+        """Pause partitions of which enough is at hand, while others are waited for."""
+        full = {p for p, ahead in self._ahead.items() if len(ahead) >= AHEAD and self._end[p] >= wanted.get(p, 0)}
+        if pause := full - self._paused:
+            self._consumer.pause([TopicPartition(self.topic, partition) for partition in pause])
+        if resume := self._paused - full:
+            self._consumer.resume([TopicPartition(self.topic, partition) for partition in resume])
+        self._paused = full
+
+    def _consume(self, timeout_s: float) -> int:
+        """Records taken in; waits only for the first."""
+        messages = self._consumer.consume(1, timeout_s)
+        if messages:
+            messages += self._consumer.consume(AHEAD, 0)
+        taken = 0
+        for message in messages:
+            partition = message.partition()
+            if (error := message.error()) is not None:
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise named(self.settings, self.topic, partition, self._end.get(partition, 0), error)
+                continue
+            offset = message.offset()
+            if offset < self._end[partition]:
+                continue
+            self._ahead[partition].append(
+                Record(partition, offset, message.timestamp()[1], message.key(), message.value())
+            )
+            self._end[partition] = offset + 1
+            taken += 1
+        return taken
