@@ -1,0 +1,418 @@
+"""The agent's process: Faust around the reader and its work on the database. `python -m projections.agent --agent core`.
+
+Faust gives the process its shape: a service that fetches, an agent that folds, a channel between them that carries one
+message per batch. Its own consumer acknowledges what failed, so it stays off, and so do its producer, tables and web
+server. Kafka's group divides the partitions and decides nothing else: positions come from the database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import faust
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
+from aiokafka.helpers import create_ssl_context
+from faust.app import BootStrategy
+
+from infra import logs
+from infra.database.connect import DatabaseAway
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.clients import KafkaAway
+from infra.log.records import Record
+from infra.log.source import LogTrimmed
+from infra.settings import Settings
+from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
+from projections.engine.system import agent_views, code_set
+from projections.engine.work import Work
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CHECK_S = 10.0
+"""How often the topic is compared with the contract."""
+SWITCH_INTERVAL_S = 0.0002
+"""Each answer of the database otherwise waits up to 5 ms for the interpreter's lock."""
+
+
+class SameName(SamefoldError):
+    """Another process has joined the group under this agent's name."""
+
+
+class _NothingOfKafka(BootStrategy):  # type: ignore[misc]
+    enable_kafka = False
+    enable_web = False
+
+
+class _App(faust.App):  # type: ignore[misc]
+    BootStrategy = _NothingOfKafka
+
+    async def on_first_start(self) -> None:
+        """Faust would make folders for tables, of which there are none."""
+
+
+class Agent:
+    """One agent process. `run` returns after `stop`, and raises the named error that ended it."""
+
+    def __init__(self, settings: Settings, agent: str, name: str) -> None:
+        self.settings = settings
+        self.name = name
+        views = agent_views(agent)
+        self.code = code_set(views)
+        self.group = f"{settings.group_prefix}-{agent}-{set_hash(self.code)}"
+        self.work = Work(settings, agent, views, name)
+        self.reader = Reader(self.code, batch=settings.agent_batch, max_age=settings.agent_max_age_ms / 1000)
+        self.error: BaseException | None = None
+        self._ended = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._said: dict[str, str] = {}
+        self._channel: Any = None
+        self.consumer: Any = None
+
+    async def run(self) -> None:
+        """Fold until `stop`. Raises SamefoldError."""
+        events = await self._started()
+        if events is not None:
+            app = self._app()
+            await app.start()
+            self._spawn(self._watch(events))
+            try:
+                await self._ended.wait()
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                await app.stop()
+        self._thread.shutdown()
+        self.work.close()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End, with an error or cleanly; the first one counts."""
+        if not self._ended.is_set():
+            self.error = error
+            self._ended.set()
+            self._changed.set()
+
+    # ── Faust ──
+
+    def _app(self) -> Any:
+        """The Faust app: a service that fetches and an agent that applies what it is sent."""
+        # the broker's address is demanded, but nothing here connects to it
+        app = _App(self.group, broker="kafka://", web_enabled=False, topic_disable_leader=True)
+        app.producer_only = True
+        self._channel = app.channel(maxsize=1)
+        outer = self
+
+        @app.agent(self._channel, name="fold")  # type: ignore[untyped-decorator]
+        async def fold(batches: Any) -> None:
+            async for apply in batches:
+                await outer._applied(apply)
+
+        @app.service
+        class Fetch(faust.Service):  # type: ignore[misc]
+            async def on_start(self) -> None:
+                await self.add_runtime_dependency(fold)
+                app.flow_control.resume()  # or sends to the channel would wait for ever
+
+            @faust.Service.task  # type: ignore[untyped-decorator]
+            async def _fetch(self) -> None:
+                await outer._guarded(outer._fetching())
+
+            async def on_stop(self) -> None:
+                await outer._leave()
+
+        return app
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        """Run a part of the agent; whatever it raises ends the process."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.stop(error)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── Kafka ──
+
+    async def _fetching(self) -> None:
+        """Keep a consumer in the group and hand what it fetches to the reader, until the end."""
+        while not self._ended.is_set():
+            try:
+                await self._join()
+                while not self._ended.is_set():
+                    await self._fetch_once()
+            except errors.OffsetOutOfRangeError as error:
+                raise LogTrimmed(
+                    f"'{self.settings.events_topic}' does not hold the offsets that come next: {error.args[0]}.",
+                    "The log was trimmed or the topic made anew: restore it, or start with an empty database.",
+                ) from error
+            except errors.FencedInstanceIdError as error:
+                raise SameName(
+                    f"Another process joined {self.group} under the name {self._instance}.",
+                    "Give each agent process a --name of its own.",
+                ) from error
+            except errors.KafkaError as error:
+                self._say("kafka", f"Kafka does not answer ({type(error).__name__}); waiting for it")
+                await self._leave()
+                await self._pause(0.5)
+
+    async def _join(self) -> None:
+        self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self._instance))
+        self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self))
+        await self.consumer.start()
+
+    async def _leave(self) -> None:
+        consumer, self.consumer = self.consumer, None
+        if consumer is not None:
+            self._do(self.reader.assigned(()))
+            try:
+                await consumer.stop()
+            except errors.KafkaError as error:
+                log.info("agent %s: left Kafka without a word: %s", self.name, error)
+
+    async def _fetch_once(self) -> None:
+        wanted = self.reader.fetching
+        if not wanted:
+            # group errors are told to those who fetch; the group itself is kept alive by the consumer
+            self._changed.clear()
+            await self._pause(0.05)
+            self._do(self.reader.tick(self._now()))
+            return
+        topic = self.settings.events_topic
+        partitions = [TopicPartition(topic, partition) for partition in wanted]
+        wait = 0.1 if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
+        fetched = await self.consumer.getmany(
+            *partitions, timeout_ms=int(wait * 1000), max_records=self.settings.agent_batch
+        )
+        # no await between the fetch and the reader: a seek in between would make these records stale
+        for where, records in fetched.items():
+            number = where.partition
+            mine = [Record(number, r.offset, r.timestamp, r.key, r.value) for r in records]
+            self._do(self.reader.records(number, mine, self.consumer.highwater(where) or 0, self._now()))
+        if fetched:
+            self._said_well("kafka", "Kafka answers again")
+        else:
+            self._do(self.reader.tick(self._now()))
+
+    @property
+    def _instance(self) -> str:
+        """The name as a static member of the group: who comes back gets its partitions back without waiting."""
+        return f"{socket.gethostname()}-{self.name}"
+
+    # ── the reader's actions ──
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case ReadPositions():
+                    self._spawn(self._read_positions(action))
+                case Seek(partition=partition, offset=offset):
+                    self._seek(partition, offset)
+                case Apply():
+                    self._spawn(self._channel.send(value=action))
+                case Hold(why=why):
+                    self._say("set", f"holding: {why}")
+                case Stop(error=error):
+                    self.stop(error)
+        self._changed.set()
+
+    def _seek(self, partition: int, offset: int) -> None:
+        where = TopicPartition(self.settings.events_topic, partition)
+        try:
+            self.consumer.seek(where, offset)
+        except errors.IllegalStateError:
+            # taken away meanwhile; the next assignment asks for the positions anew
+            log.debug("agent %s: partition %d is not assigned any more", self.name, partition)
+
+    async def _read_positions(self, action: ReadPositions) -> None:
+        if action.after:
+            await asyncio.sleep(action.after)
+        try:
+            positions = await self._in_thread(self.work.positions)
+        except DatabaseAway as error:
+            self._say("database", error.message)
+            self._do(self.reader.away(action.turn))
+            return
+        self._said_well("database", "the database answers again")
+        actions = self.reader.positions(action.turn, positions)
+        if not any(isinstance(one, Hold) for one in actions):
+            self._said_well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
+        self._do(actions)
+
+    async def _applied(self, action: Apply) -> None:
+        try:
+            done = await self._in_thread(partial(self.work.apply, action.takes))
+        except DatabaseAway as error:
+            self._say("database", error.message)
+            done = Done(Fate.AWAY)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.stop(error)
+            return
+        if done.fate is Fate.FENCED:
+            log.info("agent %s: another one has been here; reading the positions", self.name)
+        self._do(self.reader.done(action.turn, done, self._now()))
+
+    # ── start and watch ──
+
+    async def _started(self) -> topics.Topic | None:
+        """Wait for Kafka and PostgreSQL, then make or check the agent's start; None where it was stopped meanwhile."""
+        while not self._ended.is_set():
+            try:
+                _, events = await self._in_thread(partial(topics.ensure, self.settings))
+                await self._in_thread(partial(self.work.start, events))
+            except (KafkaAway, DatabaseAway) as error:
+                self._say("start", error.message)
+                await self._pause(1)
+            else:
+                self._said_well("start", "both are there")
+                return events
+        return None
+
+    async def _watch(self, events: topics.Topic) -> None:
+        """Compare the topic with the contract now and then."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
+                now = await asyncio.to_thread(topics.describe, self.settings, events.name)
+            except KafkaAway:
+                continue
+            if (now.id, now.partitions) != (events.id, events.partitions):
+                raise topics.changed(events, now)
+
+    # ── little helpers ──
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """In the one thread that uses the database, in the order of the calls."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until something changes."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return
+        if not self._ended.is_set():
+            self._changed.clear()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _say(self, subject: str, what: str) -> None:
+        """One log line a change, not one a try."""
+        if self._said.get(subject) != what:
+            self._said[subject] = what
+            log.warning("agent %s: %s", self.name, what)
+
+    def _said_well(self, subject: str, what: str) -> None:
+        """What was complained of is over."""
+        if self._said.pop(subject, None) is not None:
+            log.info("agent %s: %s", self.name, what)
+
+
+class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Tells the reader what the group decided; the partitions wait until their positions are read."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    async def on_partitions_revoked(self, _revoked: Any) -> None:
+        self.agent._do(self.agent.reader.assigned(()))
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        mine = sorted(where.partition for where in assigned)
+        log.info("agent %s: has partitions %s", self.agent.name, mine)
+        self.agent._do(self.agent.reader.assigned(mine))
+
+
+def set_hash(code: Mapping[str, int]) -> str:
+    """A short name for a set of views: code with another set is another consumer group, and holds partitions beside it."""
+    return hashlib.sha256(json.dumps(dict(sorted(code.items()))).encode()).hexdigest()[:8]
+
+
+def _in_words(code: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} v{version}" for name, version in sorted(code.items()))
+
+
+def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[str, Any]:
+    password = settings.kafka_sasl_password
+    tls = settings.kafka_security_protocol.endswith("SSL")
+    ca = settings.kafka_ssl_ca_location
+    return {
+        "bootstrap_servers": settings.kafka,
+        "security_protocol": settings.kafka_security_protocol,
+        "ssl_context": create_ssl_context(cafile=str(ca) if ca else None) if tls else None,
+        "sasl_mechanism": settings.kafka_sasl_mechanism or "PLAIN",
+        "sasl_plain_username": settings.kafka_sasl_username,
+        "sasl_plain_password": password.get_secret_value() if password else None,
+        "group_id": group,
+        "group_instance_id": instance,
+        "enable_auto_commit": False,
+        # where the log does not hold what comes next, stop: never jump
+        "auto_offset_reset": "none",
+        "isolation_level": "read_committed",
+        "session_timeout_ms": settings.session_timeout_ms,
+        "heartbeat_interval_ms": max(settings.session_timeout_ms // 5, 200),
+        "rebalance_timeout_ms": 30_000,
+        # a leader that knows no partitions yet assigns none, until its metadata is this old
+        "metadata_max_age_ms": 5_000,
+        "max_poll_interval_ms": 2**31 - 1,
+        "fetch_max_wait_ms": 100,
+    }
+
+
+async def _serve(settings: Settings, agent: str, name: str) -> None:
+    serving = Agent(settings, agent, name)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.stop)
+    await serving.run()
+
+
+def run(settings: Settings, agent: str, name: str) -> None:
+    """Serve until SIGTERM or SIGINT. Raises SamefoldError."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    asyncio.run(_serve(settings, agent, name))
+
+
+def main() -> None:
+    """`python -m projections.agent --agent core --name NAME`: exit code 0 after SIGTERM, 1 after a named error."""
+    parser = argparse.ArgumentParser(prog="python -m projections.agent")
+    parser.add_argument("--agent", default="core")
+    parser.add_argument("--name", default="agent")
+    arguments = parser.parse_args()
+    settings = Settings()
+    logs.configure(settings.log_level)
+    for library in ("aiokafka", "faust", "mode"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        run(settings, arguments.agent, arguments.name)
+    except SamefoldError as error:
+        log.error("agent %s stops: %s: %s", arguments.name, error.code, error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""How an agent reads the log: a state machine without I/O (DESIGN §2, "Sans-I/O").
+
+Facts go in (partitions assigned, positions read, records fetched, a batch's fate, the clock), actions come out (read the
+positions, seek, apply a batch, wait, stop). The shell, `projections/agent.py`, carries them out; a model checker can do it
+as well. Nothing the consumer group says is trusted: positions come from the database, and each batch is fenced there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from infra.errors import SamefoldError
+from infra.log.records import Record
+from infra.log.rule import Reading
+from projections.engine.positions import Positions
+from projections.engine.start import set_difference
+
+BATCH_BYTES = 32 * 1024 * 1024
+"""Largest batch by size of its records; the one that passes it is still in."""
+LOOK_AGAIN_S = 0.1
+"""While another set of views is live, how often the positions are read."""
+BACKOFF_S = (0.05, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPositions:
+    """Read the agent's positions after so many seconds; answer with `positions` or `away` of that turn."""
+
+    turn: int
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Fetch the partition from this offset on, and drop what was fetched before."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply these records, each partition's from its position on, in one transaction; answer with `done` of that turn."""
+
+    turn: int
+    takes: Mapping[int, tuple[Reading, Sequence[Record]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Not folding, and why: another set of views is live than the one of this code."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the process with this error."""
+
+    error: SamefoldError
+
+
+Action = ReadPositions | Seek | Apply | Hold | Stop
+
+
+class Fate(StrEnum):
+    """What became of a batch."""
+
+    APPLIED = "applied"
+    FENCED = "fenced"
+    UNKNOWN = "unknown"
+    AWAY = "away"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A batch's fate. `readings` are the positions after it where it was applied; `stop` is why nothing beyond can be."""
+
+    fate: Fate
+    readings: Mapping[int, Reading] = field(default_factory=dict)
+    stop: SamefoldError | None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """One partition that is being read. `buffer` holds records from `reading` on (the batch under way excluded)."""
+
+    reading: Reading
+    wanted: int
+    """Offset that the next record should have."""
+    fresh: bool = True
+    """Nothing has come since the last seek: a hole before the first record is then the log's own."""
+    buffer: list[Record] = field(default_factory=list)
+    size: int = 0
+    since: float = 0.0
+    """When the oldest of the buffer came."""
+    end: int = 0
+    """The partition's end, as last heard of."""
+
+
+class Reader:
+    """One agent's reading of its assigned partitions. `code` is {view: version} of this code; times are in seconds."""
+
+    def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float) -> None:
+        self.code = code
+        self.batch = batch
+        self.max_age = max_age
+        self.turn = 0
+        self.due: float | None = None
+        """When `tick` is to be called, unless something else happens before."""
+        self._assigned: frozenset[int] = frozenset()
+        self._parts: dict[int, _Part] = {}
+        self._under_way = False
+        self._failures = 0
+
+    @property
+    def fetching(self) -> list[int]:
+        """The partitions of which more records are wanted now."""
+        room = 4 * self.batch - sum(len(part.buffer) for part in self._parts.values())
+        if room <= 0:
+            return []
+        return [p for p, part in self._parts.items() if len(part.buffer) < self.batch and part.size < BATCH_BYTES]
+
+    def assigned(self, partitions: Sequence[int]) -> list[Action]:
+        """The group gave these partitions, and no others; none while it is being divided anew."""
+        self._assigned = frozenset(partitions)
+        return self._ask()
+
+    def positions(self, turn: int, positions: Positions | None) -> list[Action]:
+        """The agent's positions; None where it has never run."""
+        if turn != self.turn:
+            return []
+        difference = set_difference(positions.live_set if positions else {}, self.code)
+        if positions is None or difference is not None:
+            self._failures = 0
+            return [Hold(difference or "the agent has no positions yet"), ReadPositions(turn, LOOK_AGAIN_S)]
+        for partition in sorted(self._assigned & positions.readings.keys()):
+            reading = positions.readings[partition]
+            self._parts[partition] = _Part(reading, reading.next_offset)
+        return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
+
+    def away(self, turn: int) -> list[Action]:
+        """The database did not answer."""
+        return self._ask(self._backoff()) if turn == self.turn else []
+
+    def records(self, partition: int, records: Sequence[Record], end: int, now: float) -> list[Action]:
+        """Records as fetched, in offset order; `end` is the partition's end as the broker last told it."""
+        part = self._parts.get(partition)
+        if part is None or not records:
+            return []
+        part.end = max(end, records[-1].offset + 1)
+        if records[0].offset < part.wanted:
+            records = [record for record in records if record.offset >= part.wanted]
+        actions: list[Action] = []
+        kept = _without_hole(records, None if part.fresh else part.wanted)
+        if kept:
+            if not part.buffer:
+                part.since = now
+            part.buffer += kept
+            part.size += sum(len(record.value or b"") for record in kept)
+            part.wanted = kept[-1].offset + 1
+            part.fresh = False
+        if len(kept) < len(records):
+            # a fetch may have been lost on the way; what comes right after a seek is what the log has
+            part.fresh = True
+            actions.append(Seek(partition, part.wanted))
+        return actions + self.tick(now)
+
+    def done(self, turn: int, done: Done, now: float) -> list[Action]:
+        """A batch's fate."""
+        if turn != self.turn:
+            return []
+        self._under_way = False
+        if done.fate is not Fate.APPLIED:
+            return self._ask(self._backoff())
+        self._failures = 0
+        for partition, reading in done.readings.items():
+            self._parts[partition].reading = reading
+        return [Stop(done.stop)] if done.stop else self.tick(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Apply what is there, unless a batch is under way, or more of it is known to be coming and may soon be here."""
+        self.due = None
+        waiting = [part for part in self._parts.values() if part.buffer]
+        if self._under_way or not waiting:
+            return []
+        oldest = min(part.since for part in waiting)
+        there = sum(len(part.buffer) for part in waiting)
+        behind = any(part.wanted < part.end for part in self._parts.values())
+        if behind and there < self.batch and now < oldest + self.max_age:
+            self.due = oldest + self.max_age
+            return []
+        self._under_way = True
+        return [Apply(self.turn, self._take(now))]
+
+    def _take(self, now: float) -> dict[int, tuple[Reading, list[Record]]]:
+        """Up to a batch of records, the same share of each partition that has some."""
+        takes = {}
+        waiting = {partition: part for partition, part in sorted(self._parts.items()) if part.buffer}
+        share = max(self.batch // len(waiting), 1)
+        for partition, part in waiting.items():
+            count, size = 0, 0
+            while count < min(share, len(part.buffer)) and size < BATCH_BYTES // len(waiting):
+                size += len(part.buffer[count].value or b"")
+                count += 1
+            takes[partition] = (part.reading, part.buffer[:count])
+            part.buffer = part.buffer[count:]
+            part.size -= size
+            part.since = now
+        return takes
+
+    def _ask(self, after: float = 0.0) -> list[Action]:
+        """Drop everything and read the positions, of all partitions: what was under way belongs to the turn before."""
+        self.turn += 1
+        self._parts.clear()
+        self._under_way = False
+        self.due = None
+        return [ReadPositions(self.turn, after)] if self._assigned else []
+
+    def _backoff(self) -> float:
+        """At once the first time; two that fence each other, or a database that is away, are asked less and less often."""
+        self._failures += 1
+        if self._failures == 1:
+            return 0.0
+        longest = min(BACKOFF_S[0] * 2.0 ** min(self._failures, 10), BACKOFF_S[1])
+        return random.uniform(longest / 2, longest)
+
+
+def _without_hole(records: Sequence[Record], wanted: int | None) -> Sequence[Record]:
+    """The records up to the first hole; `wanted` is the offset that the first must have, None where any will do."""
+    if not records or (wanted is not None and records[0].offset != wanted):
+        return ()
+    first = records[0].offset
+    if records[-1].offset - first == len(records) - 1:
+        return records
+    for index, record in enumerate(records):
+        if record.offset != first + index:
+            return records[:index]
+    return records

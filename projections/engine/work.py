@@ -1,0 +1,178 @@
+"""The agent's work on the database: the first start, its positions, its batches. Synchronous; one thread at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import psycopg
+
+from infra.database.connect import Connection, DatabaseAway, connect, named
+from infra.database.migrate import require_schema
+from infra.errors import SamefoldError
+from infra.log.records import Record, UnreadableRecord
+from infra.log.rule import Counted, Reading, Void, read
+from infra.log.source import LogTrimmed
+from infra.log.topics import Topic
+from infra.settings import Settings
+from projections.engine.commit import Applied, Batch, Committer, Fenced, prepare
+from projections.engine.errors import EngineStop
+from projections.engine.plan import Plan
+from projections.engine.positions import Positions, read_positions
+from projections.engine.reader import Done, Fate
+from projections.engine.start import Contract, check_contract, ensure_started
+from projections.engine.system import code_set
+from projections.engine.view import View
+
+log = logging.getLogger(__name__)
+
+PARTITIONER = "murmur2"
+
+
+class Work:
+    """One agent's connection and committer."""
+
+    def __init__(self, settings: Settings, agent: str, views: Mapping[str, View], name: str) -> None:
+        self.settings = settings
+        self.agent = agent
+        self.views = views
+        self.plan = Plan(views)
+        self.name = name
+        self._connection: Connection | None = None
+        self._committer: Committer | None = None
+
+    def start(self, events: Topic) -> None:
+        """Make or check the agent's start on that topic.
+
+        Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead; DatabaseAway where it may pass.
+        """
+        contract = Contract(events.name, events.id, events.partitions, PARTITIONER)
+        with self._naming():
+            connection = self._connected()
+            positions = read_positions(connection, self.agent, events.name) if _has_schema(connection) else None
+            if positions is None or positions.live_set != code_set(dict(self.views)):
+                # where this code's own set is live, its tables are there, whatever migrations came since
+                require_schema(connection)
+            positions = ensure_started(connection, self.agent, self.views, contract)
+        if positions is not None:
+            _check_reach(events, positions)
+
+    def check(self, events: Topic) -> None:
+        """Compare a topic as it is now with the contract. Raises ContractBroken, DatabaseAway."""
+        with self._naming():
+            connection = self._connected()
+            check_contract(connection, Contract(events.name, events.id, events.partitions, PARTITIONER))
+
+    def positions(self) -> Positions | None:
+        """Where the agent stands; batches from now on are folded from there. Raises DatabaseAway."""
+        with self._naming():
+            positions = read_positions(self._connected(), self.agent, self.settings.events_topic)
+        self._committer = Committer(self.plan, positions) if positions else None
+        return positions
+
+    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]]) -> Done:
+        """Apply records of several partitions in one transaction.
+
+        Where the log can't be folded beyond a place, everything before it is applied, and `stop` says why. Raises
+        DatabaseAway, and whatever named error the database's answer is.
+        """
+        if self._committer is None:
+            return Done(Fate.FENCED)
+        stop: SamefoldError | None = None
+        batches = []
+        for partition, (was, records) in takes.items():
+            after, counted, void, unreadable = _read(was, records)
+            stop = stop or unreadable
+            batches.append(Batch(partition, was, after, counted))
+            _warn(self.settings.events_topic, partition, void)
+        with self._naming():
+            while batches := [batch for batch in batches if batch.next != batch.was]:
+                try:
+                    outcome = self._committer.apply(self._connected(), batches)
+                except EngineStop as error:
+                    stop = error
+                    batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
+                    continue
+                if isinstance(outcome, Applied):
+                    break
+                return Done(Fate.FENCED if isinstance(outcome, Fenced) else Fate.UNKNOWN)
+        return Done(Fate.APPLIED, {batch.partition: batch.next for batch in batches}, stop)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self.settings, f"samefold {self.name}")
+            prepare(self._connection)
+        return self._connection
+
+    def _naming(self) -> _Naming:
+        return _Naming(self)
+
+
+class _Naming:
+    """Turns psycopg's errors into named ones, and gives up a connection on which one happened."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, psycopg.Error):
+            self.work.close()
+            raise named(error, self.work.settings) from error
+        if isinstance(error, DatabaseAway):
+            self.work.close()
+
+
+def _has_schema(connection: Connection) -> bool:
+    row = connection.execute("select to_regclass('positions')").fetchone()
+    return row is not None and row[0] is not None
+
+
+def _read(
+    was: Reading, records: Sequence[Record]
+) -> tuple[Reading, list[Counted], list[Void], UnreadableRecord | None]:
+    """The reading rule; where a record can't be read, everything before it and the error."""
+    try:
+        return *read(was, records), None
+    except UnreadableRecord as error:
+        stop = error
+    counted: list[Counted] = []
+    void: list[Void] = []
+    for record in records:
+        try:
+            was, more, empty = read(was, [record])
+        except UnreadableRecord:
+            break
+        counted += more
+        void += empty
+    return was, counted, void, stop
+
+
+def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:
+    garbage = [one.offset for one in void if one.reason == "garbage"]
+    if garbage:
+        log.warning(
+            "%s[%d]: %d records that are none of ours, the first at offset %d: void",
+            topic,
+            partition,
+            len(garbage),
+            garbage[0],
+        )
+
+
+def _check_reach(events: Topic, positions: Positions) -> None:
+    """Raises LogTrimmed where the log does not hold what comes next for some partition."""
+    for partition, reading in positions.readings.items():
+        if not events.first[partition] <= reading.next_offset <= events.end[partition]:
+            raise LogTrimmed(
+                f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
+                f"agent '{positions.agent}' goes on at {reading.next_offset}.",
+                "The log was trimmed or lost its end: restore it, or start with an empty database.",
+            )
