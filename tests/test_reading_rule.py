@@ -59,7 +59,7 @@ def test_a_lost_commit_that_arrives_late_counts_and_those_that_overtook_it_do_no
 
 
 def test_a_late_duplicate_of_an_opening_does_not_revive_the_old_writer() -> None:
-    # an earlier draft named the epoch after the writer: here w0's late commit would have counted, beside w1's for the same command
+    # an earlier draft named the epoch after the writer: w0's late commit would have counted beside w1's, for one command
     values = [opening("w0"), opening("w1"), commit(1, 1, command_id="a"), opening("w0"), commit(0, 1, command_id="a")]
     assert counted(values) == [2]
     assert void(values) == [(4, "epoch")]
