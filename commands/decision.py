@@ -73,7 +73,7 @@ def _rejection(received: Received, before: Versioned, why: Reason, epoch: int, s
     return Decided(commit, encode(commit), before)
 
 
-def _commit(  # noqa: PLR0917  # a commit's parts, in its own order
+def _commit(
     received: Received, version: int, events: list[EventRecord], why: Reason | None, epoch: int, seq: int
 ) -> Commit:
     return Commit(

@@ -146,7 +146,7 @@ def reason(code: str, message: str) -> Reason:
     return Reason(code, "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message[:MAX_MESSAGE]))
 
 
-def _rejected(  # noqa: PLR0917  # private, and called in one way
+def _rejected(
     record: Record, envelope: Command, fingerprint: str, code: str, message: str, context: Context | None = None
 ) -> Received:
     why = reason(code, message)
