@@ -7,17 +7,13 @@ those, never its events. A part is one transaction per table, with its entry in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any
 
-import msgspec
 from psycopg import Copy, sql
 
 from infra.database.connect import connect, naming
-from infra.log.records import time_of
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
@@ -25,9 +21,10 @@ from projections.engine.builds import Build, BuildAbandoned, Pin, loader_name
 from projections.engine.columns import Column, Scalar
 from projections.engine.commit import Batch
 from projections.engine.errors import LogChanged
-from projections.engine.fold import Blocked, Changes, Held, Parked, decode, fold
+from projections.engine.fold import Blocked, Parked
+from projections.engine.folded import Folded, StoredRow, added_rows
 from projections.engine.parking import insert_parked
-from projections.engine.plan import Plan, combiners
+from projections.engine.plan import Plan
 from projections.engine.tables import PARTITION
 from projections.engine.view import Kind, View
 from projections.engine.workers import Advance
@@ -105,94 +102,6 @@ def counted_to(settings: Settings, topic: str, partition: int, end: Reading, sta
         raise LogChanged(topic, partition, start, reading, end)
 
 
-class Folded:
-    """A partition's fold from its beginning, batch after batch, with all rows but the added ones kept."""
-
-    def __init__(self, plan: Plan, blocked: Blocked) -> None:
-        self.plan = plan
-        self.blocked = blocked
-        self.held = Held(plan)
-        self.sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {
-            view.name: {} for view in plan.views.values() if view.kind is Kind.SUMMARY
-        }
-        self.parked: list[Parked] = []
-
-    def fold(self, batch: Batch) -> Changes:
-        """The batch's changes, which are then part of what is kept."""
-        changes = fold(self.plan, decode(self.plan, batch.partition, batch.counted), self.held, self.blocked)
-        self.held.absorb(changes)
-        for view, sums in changes.sums.items():
-            add_sums(self.plan, view, self.sums[view], sums)
-        if changes.parked:
-            self.parked += changes.parked.values()
-            since = {key: parked.version for key, parked in changes.parked.items()}
-            self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
-        return changes
-
-    def parked_of(self, view: str) -> list[Parked]:
-        return [parked for parked in self.parked if parked.view == view]
-
-    def kept_rows(self, view: View, partition: int) -> Iterator[tuple[Any, ...]]:
-        """The table's rows of a view whose rows are kept, stored values in column order and the partition."""
-        match view.kind:
-            case Kind.SNAPSHOT:
-                encode = msgspec.json.encode
-                for stream, (version, state) in self.held.rows[view.name].items():
-                    yield stream, version, encode(state), partition
-            case Kind.ENTITY:
-                stored = storer(view, partition)
-                for row in self.held.rows[view.name].values():
-                    if row is not None:
-                        yield stored(row)
-            case _:
-                order = _summary_order(view)
-                for key, increments in self.sums[view.name].items():
-                    values = (*key, *increments)
-                    yield (*(values[i] for i in order), partition)
-
-
-def add_sums(
-    plan: Plan, view: str, sums: dict[tuple[Any, ...], list[Any]], more: Mapping[tuple[Any, ...], list[Any]]
-) -> None:
-    """Add increments to sums, key by key, as the view's columns combine."""
-    combine = combiners(plan.views[view])
-    for key, increments in more.items():
-        before = sums.get(key)
-        sums[key] = (
-            increments if before is None else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
-        )
-
-
-def added_rows(view: View, changes: Changes) -> Iterator[tuple[Any, ...]]:
-    """The rows a batch adds to a journal or to the outcomes, stored values in column order and the partition."""
-    stored = storer(view, changes.partition)
-    if view.kind is Kind.OUTCOMES:
-        return (stored(view.function(one.commit, time_of(one.time_ms))) for one in changes.counted)
-    return map(stored, changes.added[view.name])
-
-
-def storer(view: View, partition: int) -> Callable[[Any], tuple[Any, ...]]:
-    """Turns a view's row into stored values in column order and the partition."""
-    getters = [attrgetter(column.name) for column in view.columns]
-    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.to_database) is not None]
-
-    def stored(row: Any) -> tuple[Any, ...]:
-        values = [get(row) for get in getters]
-        for index, convert in converters:
-            if values[index] is not None:
-                values[index] = convert(values[index])
-        return (*values, partition)
-
-    return stored
-
-
-def _summary_order(view: View) -> list[int]:
-    """Where each column stands in (key columns, other columns)."""
-    names = [*(column.name for column in view.columns if column.is_key)]
-    names += [column.name for column in view.columns if not column.is_key]
-    return [names.index(column.name) for column in view.columns]
-
-
 class _Table:
     """One table's share of a part: a transaction that enters the part and copies its rows, on a connection of its own.
 
@@ -231,7 +140,7 @@ class _Table:
         )
         return entered.rowcount == 1
 
-    def write(self, rows: Iterable[tuple[Any, ...]]) -> None:
+    def write(self, rows: Iterable[StoredRow]) -> None:
         if self._copy is not None:
             write = self._copy.write_row
             for row in rows:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import psycopg
 
@@ -20,6 +19,7 @@ from infra.settings import Settings
 from projections.engine import workers
 from projections.engine.builds import Build, Pin, State, abandon, begin, builds_of, by_id, claim, index, make_ready
 from projections.engine.local import load, parts
+from projections.engine.progress import Progress, Silent
 from projections.engine.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.system import code_set
 from projections.engine.view import View
@@ -35,27 +35,9 @@ class NoBuild(SamefoldError):
     """There is no table to switch to."""
 
 
-class Progress(Protocol):
-    """Is told what goes on."""
-
-    def begin(self, stage: str, total: int | None = None) -> None: ...
-
-    def advance(self, count: int) -> None: ...
-
-
-class Silent:
-    """A Progress that nobody watches."""
-
-    def begin(self, stage: str, total: int | None = None) -> None:
-        """Nothing to show."""
-
-    def advance(self, count: int) -> None:
-        """Nothing to show."""
-
-
 @dataclass(slots=True)
 class Rebuilt:
-    """What a rebuild did. `rows` is by table; without `switched`, the builds are ready."""
+    """What a rebuild did. `rows` is by view; without `switched`, the builds are ready."""
 
     tables: dict[str, str] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)

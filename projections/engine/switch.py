@@ -340,8 +340,8 @@ class _Switch:
         generation = uuid4()
         for agent in agents:
             self.connection.execute(
-                "insert into positions (agent, topic, partition, topic_id, next_offset, epoch, seq, command_offset, "
-                "generation) select %s, t.topic, u.*, %s from topics t, "
+                "insert into positions (agent, generation, topic, topic_id, partition, next_offset, epoch, seq, "
+                "command_offset) select %s, %s, t.topic, t.topic_id, u.* from topics t, "
                 "unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) u where t.topic = %s "
                 "on conflict (agent, topic, partition) do update set generation = excluded.generation, "
                 "next_offset = excluded.next_offset, epoch = excluded.epoch, seq = excluded.seq, "
