@@ -35,7 +35,7 @@ class PoisonEvent(EngineStop):
     ) -> None:
         what = cause if isinstance(cause, str) else _in_words(cause)
         super().__init__(
-            f"View '{view}' can't take event {version} of {stream} (partition {partition}, offset {offset}): {what}",
+            f"View '{view}' can't take event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
             f"Nothing was skipped. Correct projections/{view}.py and start again; a changed fold needs a raised VERSION "
             'and `samefold rebuild`. Or let it go on without the stream: ON_POISON = "park".',
             partition=partition,

@@ -16,6 +16,7 @@ from psycopg import sql
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.rule import START
+from projections.engine.people import replace_people_view
 from projections.engine.positions import Positions, read_positions
 from projections.engine.system import code_set
 from projections.engine.view import View
@@ -65,6 +66,7 @@ def ensure_started(
         positions = positions or read_positions(connection, agent, contract.topic)
     check_contract(connection, contract)
     _check_shapes(connection, views)
+    _ensure_people_views(connection, views)
     return positions
 
 
@@ -142,6 +144,16 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
             "insert into live (view, agent, version, table_name) values (%s, %s, %s, %s)",
             (view.name, agent, view.version, view.table_name),
         )
+
+
+def _ensure_people_views(connection: Connection, views: Mapping[str, View]) -> None:
+    """Make the SQL views for people that are not there: after the first start, or after one that died before this."""
+    missing = connection.execute(
+        "select view from live where view = any(%s) and to_regclass(quote_ident(view)) is null order by view",
+        [list(views)],
+    ).fetchall()
+    for (name,) in missing:
+        replace_people_view(connection, name)
 
 
 def _check_shapes(connection: Connection, views: Mapping[str, View]) -> None:
