@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 # no terminal, no terminal's width: tables in a pipe or a file keep their lines whole
 stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -41,3 +49,47 @@ def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[C
             bar.update(task, rate=f"{speed:,.0f}" if speed else "")
 
         yield advance
+
+
+class Stages:
+    """A bar per stage of a longer piece of work, with what it does in a second, on standard error."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description:<8}"),
+            BarColumn(),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+            console=stderr,
+            disable=quiet,
+            transient=not sys.stderr.isatty(),
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Stages:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._end()
+        self._bar.stop()
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        """The stage before has ended; this one has so many steps, if that is known."""
+        self._end()
+        self._task = self._bar.add_task(stage, total=total, done="")
+
+    def advance(self, count: int) -> None:
+        if self._task is not None:
+            self._bar.advance(self._task, count)
+            task = self._bar.tasks[self._task]
+            speed = f", {task.speed:,.0f}/s" if task.speed and task.completed > 1 else ""
+            self._bar.update(self._task, done=f"{task.completed:,.0f}{speed}")
+
+    def _end(self) -> None:
+        if self._task is not None:
+            task = self._bar.tasks[self._task]
+            if task.total is None:
+                self._bar.update(self._task, total=1)
+            self._bar.update(self._task, completed=self._bar.tasks[self._task].total)

@@ -1,0 +1,112 @@
+"""`samefold views`: what readers see, what this code has, how far behind; and dropping tables nobody needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from projections.engine.overview import Overview, ViewNow
+
+
+def register(app: typer.Typer) -> None:
+    views = typer.Typer(invoke_without_command=True, help="What readers see, and what this code has.")
+    views.callback()(show)
+    views.command()(drop)
+    app.add_typer(views, name="views")
+
+
+def show(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+) -> None:
+    """Per view: version in the code and live, table, agent, lag, parked streams, builds."""
+    if context.invoked_subcommand is not None:
+        return
+    from infra.settings import Settings
+    from infra.terminal import print_json
+    from projections.engine.overview import overview
+    from projections.engine.system import all_views
+
+    found = overview(Settings(), all_views())
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _tell(found)
+
+
+def drop(
+    view: Annotated[str, typer.Argument(help="A view.")],
+    which: Annotated[str, typer.Argument(help="A version, for all its tables that are not needed, or a table's name.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Drop tables that readers do not see: old ones, and ones that were abandoned."""
+    from infra.settings import Settings
+    from infra.terminal import stdout
+    from projections.engine.dropping import drop_tables, droppable
+    from projections.engine.system import all_views
+
+    settings, views = Settings(), all_views()
+    builds = droppable(settings, view, which)
+    names = ", ".join(build.table for build in builds)
+    if not yes:
+        typer.confirm(f"Drop {names}? Going back to it then needs a rebuild.", abort=True, err=True)
+    drop_tables(settings, builds, views.get(view))
+    stdout.print(f"Dropped {names}.")
+
+
+def _tell(found: Overview) -> None:
+    from rich.table import Table
+
+    from infra.terminal import stdout
+
+    table = Table("view", "code", "live", "table", "agent", "parked", "other tables")
+    for view in found.views:
+        table.add_row(
+            view.name,
+            f"v{view.code.version}" if view.code else "–",
+            f"v{view.live.version}" if view.live else "–",
+            view.live.table if view.live else "–",
+            view.live.agent if view.live else view.code.agent if view.code else "–",
+            str(len(view.parked)) if view.parked else "–",
+            ", ".join(f"{build.table} ({build.state})" for build in _others(view)) or "–",
+        )
+    stdout.print(table)
+    for agent, now in found.agents.items():
+        at = " ".join(f"{partition}:{reading.next_offset}" for partition, reading in now.positions.items())
+        behind = f"{now.lag.records:,} records, {now.lag.seconds:,.1f} s behind" if now.lag.records else "up to date"
+        stdout.print(f"agent {agent}: {behind}; at {at or 'no position yet'}", soft_wrap=True)
+        if now.difference:
+            stdout.print(f"  [yellow]{now.difference}[/yellow]", soft_wrap=True)
+
+
+def _others(view: ViewNow) -> list[Any]:
+    """Builds whose tables are there, but not the live one."""
+    return [build for build in view.builds if build.state not in ("live", "abandoned")]
+
+
+def _as_json(found: Overview) -> dict[str, Any]:
+    return {
+        "views": {
+            view.name: {
+                "code": view.code.version if view.code else None,
+                "live": view.live.version if view.live else None,
+                "table": view.live.table if view.live else None,
+                "agent": view.live.agent if view.live else view.code.agent if view.code else None,
+                "parked": len(view.parked),
+                "builds": [
+                    {"table": b.table, "version": b.version, "state": b.state, "created_at": b.created_at}
+                    for b in view.builds
+                ],
+            }
+            for view in found.views
+        },
+        "agents": {
+            agent: {
+                "positions": {partition: reading.next_offset for partition, reading in now.positions.items()},
+                "lag": {"records": now.lag.records, "seconds": round(now.lag.seconds, 1)},
+                "difference": now.difference,
+            }
+            for agent, now in found.agents.items()
+        },
+    }
