@@ -18,7 +18,7 @@ GENERATED = "transactions.csv.gz"
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """`expected` is what the transactions come to; None where nobody promises that all can be accepted."""
+    """What is to be loaded. `expected` is what it comes to, None where nobody promises that all can be accepted."""
 
     file: Path
     origin: str
@@ -34,10 +34,11 @@ def bank(folder: Path, data: Path | None, *, overdraft_limit: int, seed: int | N
     """
     real = real_data() if seed is None else None
     file = data or real or folder / GENERATED
-    origin = "given" if data else "real transactions of a Czech bank, 1993-94" if real else "generated"
     generated = not (data or real)
+    seed = generate.SEED if seed is None else seed
     if generated:
-        generate.write(file, generate.generate(generate.SEED if seed is None else seed))
+        generate.write(file, generate.generate(seed))
+    origin = f"generated from seed {seed}" if generated else str(file) if data else f"a Czech bank, 1993-94 ({file})"
     transactions = read(file)
     commands = [
         Command(line["id"], line["stream"], line["type"], msgspec.Raw(msgspec.json.encode(line["data"])))

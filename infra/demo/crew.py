@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from infra import supervisor
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from infra.supervisor import Child, Supervisor, agents, handlers
@@ -26,7 +28,7 @@ class CrewGone(SamefoldError):
 class Crew:
     """`with Crew(settings, folder) as crew:` runs the processes; leaving the block ends them, whatever happened in it.
 
-    `folder` gets their logs, one file each. What `settings` says is the processes' whole environment.
+    `folder` gets their logs, one file each, and the supervisor's. What `settings` says is the processes' whole environment.
     """
 
     def __init__(self, settings: Settings, folder: Path, *, handler_count: int = 2, agent_count: int = 2) -> None:
@@ -35,9 +37,14 @@ class Crew:
         self.folder = folder
         self._supervisor = Supervisor([*self.handlers, *self.agents], settings.environment(), folder)
         self._thread = threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True)
+        self._log: logging.Handler | None = None
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._log = logging.FileHandler(self.folder / "supervisor.log")
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        supervisor.log.addHandler(self._log)
+        supervisor.log.propagate = False
         self._thread.start()
         return self
 
@@ -46,6 +53,10 @@ class Crew:
     ) -> None:
         self._supervisor.stop()
         self._thread.join(JOIN_S)
+        if self._log:
+            supervisor.log.propagate = True
+            supervisor.log.removeHandler(self._log)
+            self._log.close()
 
     def members(self, role: Role) -> list[Child]:
         return self.handlers if role == "handler" else self.agents

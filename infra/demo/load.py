@@ -81,7 +81,7 @@ class Load:
         self._slice = -(-len(commands) // (2 * len(self._victims) + 4)) if kills else len(commands)
         self._sent = 0
         self._visible = 0
-        self._aim = 0
+        self._missed = 0
         self._down: tuple[Kill, float] | None = None
 
     def run(self) -> Loaded:
@@ -127,16 +127,15 @@ class Load:
             self._sent += len(batch)
 
     def _strike(self) -> None:
-        """Kill the next one in the midst of a slice; a kill that comes too late for it is tried again with the next."""
-        if self._sent == len(self.commands):
-            self._victims.clear()
-            return
-        if self._sent - self._visible < self._slice // 2:
-            self._aim = self._visible + self._slice // 4
+        """Kill the next one where its turn comes, with work on the way; one that came too late for it is tried again."""
+        turn_at = len(self.commands) * (len(self.loaded.kills) + 1) // (len(self.loaded.kills) + len(self._victims) + 2)
+        aim = max(turn_at, self._missed)
+        if self._sent < min(aim + self._slice // 2, len(self.commands)):
             self._send(self._sent + self._slice)
-            return
-        if self._visible < self._aim:
-            return
+        elif self._visible >= aim:
+            self._kill()
+
+    def _kill(self) -> None:
         role, turn = self._victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
@@ -144,6 +143,7 @@ class Load:
         self._see()
         on_the_way = self._sent - self._visible
         if pid is None or not on_the_way:
+            self._missed = self._visible + self._slice // 4
             return
         kill = Kill(role, child, pid, self._visible / len(self.commands), on_the_way, self.watch.before(child))
         self.loaded.kills.append(kill)

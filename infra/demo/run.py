@@ -1,0 +1,224 @@
+"""The demo: a bank's transactions go through handlers and agents that are killed, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TypeVar
+
+from infra.database import migrate
+from infra.demo.bank import OVERDRAFT_LIMIT, Bank, bank
+from infra.demo.crew import Crew
+from infra.demo.load import Load, Loaded
+from infra.demo.proof import Proof, counted_in, prove, rows_of
+from infra.demo.watch import Watch
+from infra.dev.stack import Stack
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.records import Command
+from infra.settings import Settings
+from projections.engine.rebuild import Rebuilt, rebuild
+from projections.engine.system import all_views
+from projections.engine.verify import Verified, verify
+
+T = TypeVar("T")
+
+FOLDER = "demo"
+REBUILT = "balances"
+KILLS = 5
+SESSION_TIMEOUT_MS = 2_500
+READY_WITHIN_S = 60.0
+
+
+class DemoRuns(SamefoldError):
+    """Another demo works in the same data folder."""
+
+
+class NotReady(SamefoldError):
+    """The demo's processes did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`overdraft_limit` in cents; `kills` of handlers, and as many of agents; a `seed` asks for generated data."""
+
+    data: Path | None = None
+    overdraft_limit: int = OVERDRAFT_LIMIT
+    kills: int = KILLS
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class Result:
+    """What the demo found. `took` is in seconds, by what was done, in order."""
+
+    options: Options
+    folder: Path
+    bank: Bank
+    loaded: Loaded
+    proof: Proof
+    rebuilt: Rebuilt
+    verified: Verified
+    took: dict[str, float]
+
+    @property
+    def differences(self) -> int:
+        """Rows that differ from a fold of the log, and sums that differ from each other or from the file."""
+        return self.verified.differences + len(self.proof.disagreements)
+
+    @property
+    def holds(self) -> bool:
+        killed = self.loaded.effective("handler"), self.loaded.effective("agent")
+        wrong = self.proof.lost, self.proof.doubled, self.differences
+        return not any(wrong) and killed == (self.options.kills, self.options.kills)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The last line of `samefold demo --json`."""
+        proof = self.proof
+        return {
+            "accounts": proof.accounts,
+            "accepted": proof.accepted,
+            "rejected": proof.rejected,
+            "credits": money(proof.credits),
+            "debits": money(proof.debits),
+            "balance": money(proof.balance),
+            "statement": {
+                "within_0_50": proof.within_0_50,
+                "within_1_00": proof.within_1_00,
+                "beyond": proof.beyond,
+            },
+            "kills": {"handler": self.loaded.effective("handler"), "agent": self.loaded.effective("agent")},
+            "lost": proof.lost,
+            "doubled": proof.doubled,
+            "differences": self.differences,
+            "seconds": round(self.loaded.seconds, 2),
+        }
+
+
+@dataclass(slots=True)
+class Telling:
+    """Where the demo tells what it does: `said` gets a line for what is done, `bar` makes a progress bar."""
+
+    said: Callable[[str, float], None]
+    bar: Callable[[str, int], Any]
+    took: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.took[what] = time.monotonic() - started
+        self.said(what, self.took[what])
+
+
+def run(settings: Settings, options: Options, telling: Telling) -> Result:
+    """Run the demo in a folder of its own below the data folder, removed first if it is there.
+
+    Everything that it starts is stopped when it returns or raises; the data stays. Raises DemoRuns and whatever keeps
+    the parts from working.
+    """
+    folder = settings.data_dir.expanduser().resolve() / FOLDER
+    with _alone(folder), _stack(folder, telling) as stack:
+        demo = stack.settings(
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            # this very stack, whatever else the environment says of another one
+            kafka_security_protocol="PLAINTEXT",
+            replication_factor=1,
+            min_insync_replicas=1,
+        )
+        with telling.timed("tables and topics made"):
+            migrate.upgrade(demo)
+            topics.ensure(demo)
+        with telling.timed("transactions read"):
+            read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
+        with Crew(demo, folder / "logs") as crew, Watch(demo) as watch:
+            with telling.timed("2 handlers and 2 agents at work"):
+                _until_ready(crew, watch)
+            loaded, rebuilt = _load(demo, read.commands, crew, watch, kills=options.kills, telling=telling)
+            with telling.timed("all rows compared with a fold of the log (verify)"):
+                verified = verify(demo, all_views())
+        with telling.timed("file, log and rows compared"):
+            proof = prove(read.transactions, read.commands, counted_in(demo), rows_of(demo), read.expected)
+    return Result(options, folder, read, loaded, proof, rebuilt, verified, telling.took)
+
+
+def money(cents: int) -> str:
+    """`-1234.50`, exactly."""
+    return str(Decimal(cents).scaleb(-2))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One demo at a time in a data folder: the next one would remove the data under this one's feet."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DemoRuns(f"A demo runs in {folder} already.", "Wait for it, or set SAMEFOLD_DATA_DIR.") from None
+        yield
+
+
+@contextmanager
+def _stack(folder: Path, telling: Telling) -> Iterator[Stack]:
+    stack = Stack(folder)
+    if folder.exists():
+        with telling.timed("an older demo removed"):
+            stack.reset()
+            shutil.rmtree(folder)
+    try:
+        with telling.timed("Kafka and PostgreSQL up"):
+            stack.up()
+        yield stack
+    finally:
+        stack.down()
+
+
+def _until_ready(crew: Crew, watch: Watch) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while not watch.is_ready(crew.handlers, crew.agents):
+        crew.check()
+        if time.monotonic() > deadline:
+            raise NotReady(
+                f"The demo's processes were not at work within {READY_WITHIN_S:.0f} s.", f"See {crew.folder}."
+            )
+        watch.wait(0.05)
+        watch.look()
+
+
+def _load(
+    settings: Settings, commands: Sequence[Command], crew: Crew, watch: Watch, *, kills: int, telling: Telling
+) -> tuple[Loaded, Rebuilt]:
+    """Send everything; rebuild a view and switch to it beside the end of the load, or after it if nobody is killed."""
+    rebuilding: list[Future[Rebuilt]] = []
+    what = f"'{REBUILT}' rebuilt from the log, and switched to"
+    with ThreadPoolExecutor(1) as aside:
+
+        def rebuild_it() -> Rebuilt:
+            with telling.timed(what):
+                return rebuild(settings, [REBUILT], all_views())
+
+        def begin() -> None:
+            rebuilding.append(aside.submit(rebuild_it))
+
+        with telling.bar("visible", len(commands)) as advance:
+            loaded = Load(
+                settings,
+                commands,
+                crew,
+                watch,
+                kills=kills,
+                advance=advance,
+                after_kills=begin if kills else lambda: None,
+            ).run()
+        telling.said(f"{len(commands):,} commands sent and visible", loaded.seconds)
+        if not rebuilding:
+            begin()
+        return loaded, rebuilding[0].result()

@@ -1,0 +1,151 @@
+"""`samefold demo` on its own Kafka and PostgreSQL: what it proves, in words and as JSON, and that it leaves nothing running."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.demo import generate
+from infra.demo.data import real_data
+from infra.dev.stack import Stack
+from infra.settings import Settings
+from tests.conftest import ROOT, Samefold
+from tests.oracle import Verdict, judge
+
+FILES = ["generated", *(["real"] if real_data() else [])]
+LIMIT = Decimal(5_000)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The real transactions, or a quarter as many generated ones."""
+    real = real_data()
+    if request.param == "real" and real:
+        return real
+    made = tmp_path / "generated.csv.gz"
+    generate.write(made, generate.generate(accounts=150, transactions=6_000))
+    return made
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Settings]:
+    """A data folder for a demo; whatever a failed one left running there is stopped."""
+    settings = Settings(data_dir=tmp_path / "data")
+    yield settings
+    Stack(settings.data_dir / "demo").down()
+
+
+def expected(verdict: Verdict, kills: int) -> dict[str, Any]:
+    """The last line that the demo must print, all but the seconds."""
+    return {
+        "accounts": len(verdict.balances),
+        "accepted": sum(verdict.accepted.values()),
+        "rejected": sum(not accepted for accepted in verdict.accepted.values()),
+        "credits": f"{verdict.credits:.2f}",
+        "debits": f"{verdict.debits:.2f}",
+        "balance": f"{sum(verdict.balances.values()):.2f}",
+        "statement": {
+            "within_0_50": verdict.statement["within 0.50"],
+            "within_1_00": verdict.statement["within 1.00"],
+            "beyond": verdict.statement["beyond"],
+        },
+        "kills": {"handler": kills, "agent": kills},
+        "lost": 0,
+        "doubled": 0,
+        "differences": 0,
+    }
+
+
+def running_in(folder: Path) -> list[list[str]]:
+    """Processes that have to do with a folder: an argument or their environment names it."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        told = [*(process.info["cmdline"] or []), *(process.info["environ"] or {}).values()]
+        if process.pid != os.getpid() and any(str(folder) in text for text in told):
+            found.append(process.info["cmdline"])
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, indirect=True)
+def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", "--data", str(file), "--json", settings=place, seconds=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last.pop("seconds") > 0
+    assert last == expected(judge(file, LIMIT), kills=5)
+    assert "Nothing was lost" in done.stdout
+    assert running_in(place.data_dir) == []
+
+
+def test_generated_data_without_kills_and_without_overdraft(place: Settings, samefold: Samefold) -> None:
+    """A second demo takes the first one's place."""
+    for _ in range(2):
+        done = samefold(
+            "demo", "--seed", "7", "--no-kill", "--overdraft-limit", "0", "--json", settings=place, seconds=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        last = json.loads(done.stdout.splitlines()[-1])
+        assert last.pop("seconds") > 0
+        verdict = judge(place.data_dir / "demo" / "transactions.csv.gz", Decimal(0))
+        assert last == expected(verdict, kills=0)
+        assert last["rejected"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_interrupted_it_leaves_nothing_running(number: signal.Signals, place: Settings) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--seed", "7"],
+        env=os.environ | place.environment() | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as demo:
+        assert demo.stdout
+        said = ""
+        for line in demo.stdout:
+            said += line
+            if "at work" in line:
+                demo.send_signal(number)
+                break
+        said += demo.stdout.read()
+        assert demo.wait(60) == 130, said
+    assert "at work" in said
+    assert "Traceback" not in said
+    assert running_in(place.data_dir) == []
+
+
+@pytest.mark.parametrize("limit", ["-1", "1.005", "a lot", "NaN", "1e30"])
+def test_a_limit_that_is_no_amount_is_refused(limit: str, place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", f"--overdraft-limit={limit}", settings=place)
+    assert done.returncode == 2
+    assert "--overdraft-limit" in done.stderr
+    assert not place.data_dir.exists()
+
+
+def test_a_file_that_is_none_is_named_and_nothing_is_left_running(place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", "--data", "nowhere.csv", settings=place)
+    assert done.returncode == 1
+    assert "nowhere.csv" in done.stderr
+    assert running_in(place.data_dir) == []
+
+
+def test_two_demos_in_one_folder_are_refused(place: Settings, samefold: Samefold) -> None:
+    import fcntl
+
+    place.data_dir.mkdir()
+    with (place.data_dir / "demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = samefold("demo", settings=place)
+    assert done.returncode == 1
+    assert "demo-runs" in done.stderr
+    assert running_in(place.data_dir) == []
