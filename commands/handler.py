@@ -75,7 +75,7 @@ class Handler:
     def run(self) -> None:
         """Serve until stopped. Waits out Kafka and PostgreSQL being away, at the start too."""
         commands, events = self._topics = self._until_there()
-        self._intake = Intake(commands.id, commands.partitions)
+        self._intake = Intake(commands.id, commands.partitions, self.settings.max_command_bytes)
         self._connection = clients.Connection(f"handler {self.name}")
         self._producer = clients.producer(self.settings, connection=self._connection)
         self._log_reader = clients.range_consumer(self.settings)
@@ -208,8 +208,8 @@ class Handler:
     def _step(self, writer: Writer, action: Action) -> Action | None:
         partition = writer.partition
         match action:
-            case Append(stream, value):
-                self._produce(stream.encode(), value, partition, _Acknowledged(self, writer, writer.epoch))
+            case Append(seq, stream, value):
+                self._produce(stream.encode(), value, partition, _Acknowledged(self, writer, writer.epoch, seq))
                 self.decided += 1
             case Load():
                 return self._load(writer)
@@ -273,6 +273,8 @@ class Handler:
                 self.settings, self.settings.events_topic, writer.partition, start, stop, consumer=self._log_reader
             ):
                 action = writer.on_log(records)
+                if not isinstance(action, ReadLog):
+                    break
         except clients.KafkaAway as error:
             log.warning("handler %s: %s", self.name, error)
             return writer.start()
@@ -369,15 +371,15 @@ class Handler:
 class _Acknowledged:
     """Delivery report of one commit, for the writer in the epoch that appended it; a later epoch is none of its business."""
 
-    __slots__ = ("epoch", "handler", "writer")
+    __slots__ = ("epoch", "handler", "seq", "writer")
 
-    def __init__(self, handler: Handler, writer: Writer, epoch: int) -> None:
-        self.handler, self.writer, self.epoch = handler, writer, epoch
+    def __init__(self, handler: Handler, writer: Writer, epoch: int, seq: int) -> None:
+        self.handler, self.writer, self.epoch, self.seq = handler, writer, epoch, seq
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         if self.writer.epoch == self.epoch:
             offset = None if error else message.offset()
-            self.handler._do(self.writer, self.writer.on_acknowledged(offset, time.monotonic()))
+            self.handler._do(self.writer, self.writer.on_acknowledged(self.seq, offset, time.monotonic()))
 
 
 class _Opened:

@@ -67,8 +67,9 @@ class Serve(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Append a commit; the acknowledgements' offsets go into `on_acknowledged`, in order."""
+    """Append a commit; its acknowledgement goes into `on_acknowledged`."""
 
+    seq: int
     stream: str
     value: bytes
 
@@ -211,7 +212,7 @@ class Writer:
             self.seq += 1
             self.last_command = command.offset
             self.overlay.add_own(decided.commit, decided.after)
-            actions.append(Append(command.stream, decided.value))
+            actions.append(Append(self.seq, command.stream, decided.value))
         if actions and self.unacknowledged_since is None:
             self.unacknowledged_since = now
         # only now: what `wants` left out because the overlay had it must be in the overlay until the batch is decided
@@ -242,13 +243,12 @@ class Writer:
         if self.overlay.evict(position, self.epoch):
             self.base = position.next_offset
 
-    def on_acknowledged(self, offset: int | None, now: float) -> Action | None:
-        """The next acknowledgement of a commit, in order of seq. One writer's offsets are contiguous: epoch + seq."""
+    def on_acknowledged(self, seq: int, offset: int | None, now: float) -> Action | None:
+        """A commit of this epoch was acknowledged. One writer's offsets are contiguous, in order of seq: epoch + seq."""
         if self.phase is not Phase.SERVING:
             return None
-        expected = self.epoch + self.acknowledged + 1
-        if offset != expected:
-            return self._doubt(f"a commit was acknowledged at {offset}, not at {expected}")
+        if seq != self.acknowledged + 1 or offset != self.epoch + seq:
+            return self._doubt(f"commit {seq} of epoch {self.epoch} was acknowledged at {offset}")
         self.acknowledged += 1
         self.unacknowledged_since = now if self.acknowledged < self.seq else None
         return None

@@ -70,8 +70,8 @@ class KeepsItsFirstBase(Writer):
 
 
 class EvictsOnAcknowledgement(Writer):
-    def on_acknowledged(self, offset: int | None, now: float) -> Action | None:
-        action = super().on_acknowledged(offset, now)
+    def on_acknowledged(self, seq: int, offset: int | None, now: float) -> Action | None:
+        action = super().on_acknowledged(seq, offset, now)
         self.overlay.evict(Reading(0, self.epoch, self.acknowledged, -1), self.epoch)
         return action
 
@@ -96,8 +96,8 @@ class NeverTimesOut(Writer):
 
 
 class BelievesAnyAcknowledgement(Writer):
-    def on_acknowledged(self, offset: int | None, now: float) -> Action | None:
-        return super().on_acknowledged(self.epoch + self.acknowledged + 1, now)
+    def on_acknowledged(self, seq: int, offset: int | None, now: float) -> Action | None:
+        return super().on_acknowledged(self.acknowledged + 1, self.epoch + self.acknowledged + 1, now)
 
 
 class OpensUnasked(Writer):

@@ -276,8 +276,9 @@ def doubts() -> dict[str, Callable[[Writer], Sequence[Action] | Action | None]]:
     """Ways into doubt, for a writer whose epoch is 1 and whose commits 1 and 2 are under way."""
     shown = Reading(2, 1, 0, -1)
     return {
-        "acknowledged elsewhere": lambda w: w.on_acknowledged(3, 1),
-        "acknowledged nowhere": lambda w: w.on_acknowledged(None, 1),
+        "acknowledged elsewhere": lambda w: w.on_acknowledged(1, 3, 1),
+        "acknowledged nowhere": lambda w: w.on_acknowledged(1, None, 1),
+        "acknowledged out of turn": lambda w: w.on_acknowledged(2, 3, 1),
         "not acknowledged": lambda w: w.on_clock(31),
         "older database": lambda w: w.on_snapshot(snapshot(Reading(0, -1, 0, -1))),
         "no position": lambda w: w.on_snapshot(snapshot(None)),
@@ -303,15 +304,15 @@ def test_any_doubt_drops_everything_and_asks_the_group(doubt: Callable[[Writer],
     assert writer.phase is Phase.DEPOSED
     assert len(writer.overlay) == 0
     assert not writer.overlay.answered("purse/1", "c0")
-    assert writer.on_acknowledged(2, 2) is None
+    assert writer.on_acknowledged(1, 2, 2) is None
     assert writer.on_clock(1_000) is None
     assert writer.on_confirmed() == Load()
 
 
 def test_without_doubt_none_of_these_ask() -> None:
     writer = in_doubt()
-    assert writer.on_acknowledged(2, 1) is None
-    assert writer.on_acknowledged(3, 1) is None
+    assert writer.on_acknowledged(1, 2, 1) is None
+    assert writer.on_acknowledged(2, 3, 1) is None
     assert writer.on_clock(1_000) is None
     assert writer.on_snapshot(snapshot(Reading(3, 1, 1, 0))) is None
     assert writer.phase is Phase.SERVING
@@ -370,7 +371,7 @@ def rule_3_an_own_entry_stays_until_the_database_shows_its_epoch_and_seq(kind: t
     writer = serving(kind, log, position)
     writer.on_commands([received(7, Fill(cents=5)), received(8, Fill(cents=5))], snapshot(position), 0)
     for offset in (7, 8):
-        assert writer.on_acknowledged(offset, 1) is None
+        assert writer.on_acknowledged(offset - 6, offset, 1) is None
     for before_it in (Reading(6, 0, 5, 4), Reading(7, 6, 0, 4)):
         writer.on_snapshot(snapshot(before_it))
         assert [writer.overlay.answered("purse/1", id_) for id_ in ("c7", "c8")] == [True, True]
@@ -415,7 +416,7 @@ def rule_4_an_acknowledgement_without_an_exact_offset_is_none(kind: type[Writer]
 def rule_5_a_commit_without_an_acknowledgement_is_not_taken_for_written(kind: type[Writer]) -> None:
     writer = serving(kind)
     writer.on_commands([received(n, Fill(cents=5)) for n in range(2)], snapshot(START), 100)
-    assert writer.on_acknowledged(1, 120) is None
+    assert writer.on_acknowledged(1, 1, 120) is None
     assert writer.on_clock(149) is None
     assert deposed(writer.on_clock(151))
 
@@ -424,13 +425,13 @@ def rule_5_an_acknowledgement_out_of_line_is_a_doubt(kind: type[Writer]) -> None
     for offset in (None, 0, 2):
         writer = serving(kind)
         writer.on_commands([received(0, Fill(cents=5))], snapshot(START), 0)
-        assert deposed(writer.on_acknowledged(offset, 1))
+        assert deposed(writer.on_acknowledged(1, offset, 1))
 
 
 def rule_6_whoever_was_deposed_opens_only_when_the_group_confirms_it(kind: type[Writer]) -> None:
     writer = serving(kind)
     writer.on_commands([received(0, Fill(cents=5))], snapshot(START), 0)
-    assert isinstance(writer.on_acknowledged(4, 1), Confirm)
+    assert isinstance(writer.on_acknowledged(1, 4, 1), Confirm)
     assert writer.phase is Phase.DEPOSED
     assert deposed(writer.on_commands([received(1, Fill(cents=5))], snapshot(START), 1))
     assert writer.on_confirmed() == Load()
@@ -447,7 +448,7 @@ def rule_7_a_writer_runs_ahead_by_a_bounded_number_of_commits(kind: type[Writer]
     # commits read, rejections and what is acknowledged already are all ahead of the database
     batch = waiting[: max(writer.room, 0)]
     assert len(writer.on_commands(batch, snapshot(START), 0)) == 2
-    assert [writer.on_acknowledged(offset, 1) for offset in (4, 5)] == [None, None]
+    assert [writer.on_acknowledged(offset - 3, offset, 1) for offset in (4, 5)] == [None, None]
     assert writer.room == 0
     writer.on_snapshot(snapshot(Reading(5, 3, 1, 2)))
     assert writer.room == 3

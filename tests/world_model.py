@@ -86,6 +86,7 @@ class Report:
     """Of one append of a commit. Kafka's client makes them in the order of the appends; some never come."""
 
     epoch: int
+    seq: int
     offset: int | None = None
     came: bool = False
 
@@ -111,7 +112,8 @@ class Handler:
         while self.reports and self.reports[0].epoch != self.writer.epoch:
             self.reports.popleft()
         if self.reports and self.reports[0].came and (self.todo is None or chance(0.5)):
-            self.do(self.writer.on_acknowledged(self.reports.popleft().offset, self.world.now))
+            report = self.reports.popleft()
+            self.do(self.writer.on_acknowledged(report.seq, report.offset, self.world.now))
         elif self.todo is not None:
             todo, self.todo = self.todo, None
             self.do(todo())
@@ -157,8 +159,8 @@ class Handler:
                 self.todo = lambda: writer.on_log(some)
             case Serve(offset):
                 self.next_command = self.resume_at(offset)
-            case Append(_, value):
-                self.reports.append(Report(writer.epoch))
+            case Append(seq, _, value):
+                self.reports.append(Report(writer.epoch, seq))
                 world.flights.append(Flight(value, self.reports[-1].acknowledge))
             case Wait(_):
                 self.todo = writer.start
