@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
@@ -144,10 +145,13 @@ class Postgres:
 
     def _ensure_database(self) -> None:
         import psycopg
+        from psycopg.errors import DuplicateDatabase, UniqueViolation
 
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             if not connection.execute("select from pg_database where datname = %s", [DATABASE]).rowcount:
-                connection.execute(f'create database "{DATABASE}"')
+                # A killed predecessor's statement may still be at work: it then ends before ours is refused.
+                with suppress(DuplicateDatabase, UniqueViolation):
+                    connection.execute(f'create database "{DATABASE}"')
 
 
 def _has_name(user: int) -> bool:
