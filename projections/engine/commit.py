@@ -20,12 +20,14 @@ from infra.database.connect import Connection
 from infra.log.rule import Counted, Reading
 from projections.engine import arrays
 from projections.engine.arrays import BinaryArray, BinaryArrayDumper
-from projections.engine.errors import EngineStop, PoisonEvent
+from projections.engine.errors import EngineStop
 from projections.engine.fold import Blocked, Changes, Decoded, Held, Parked, decode, fold, missing
+from projections.engine.parking import insert_parked
 from projections.engine.plan import Plan
 from projections.engine.positions import Positions
-from projections.engine.refusal import find_refused, is_refusal, try_rows
+from projections.engine.refusal import is_refusal
 from projections.engine.rows import Refused, loaded, select_rows, writes
+from projections.engine.writing import fold_and_write
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +86,6 @@ with mine as materialized (
 update positions p
    set next_offset = m.next_offset, epoch = m.epoch, seq = m.seq, command_offset = m.command_offset
   from mine m where (p.agent, p.topic, p.partition) = (m.agent, m.topic, m.partition)
-"""
-_PARK = """
-insert into parked (table_name, view, stream, partition, since_offset, since_version, error)
-values (%s, %s, %s, %s, %s, %s, %s)
 """
 
 
@@ -201,30 +199,8 @@ class Committer:
             return Fenced()
         wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
         self._hold(self._read(connection, decoded, wanted))
-        blocked, found = self.blocked, list[Parked]()
-        while True:
-            changes = self._fold(decoded, blocked)
-            connection.execute("savepoint batch")
-            refused = None
-            for view in self.plan.views.values():
-                if (refused := try_rows(connection, view, self.positions.tables[view.name], changes)) is not None:
-                    break
-            else:
-                view = None
-            if refused is None or view is None:
-                break
-            connection.execute("rollback to savepoint batch")
-            table = self.positions.tables[view.name]
-            one = find_refused(connection, view, table, decoded, held=self.held, blocked=blocked)
-            if one is None:
-                raise refused
-            if view.on_poison != "park":
-                raise PoisonEvent(
-                    view.name, one.stream, one.version, partition=one.partition, offset=one.offset, cause=one.error
-                ) from refused
-            found.append(one)
-            blocked = Blocked({**blocked.parked, (view.name, one.stream): one.version}, blocked.skips)
-        parked = [*found, *(one for change in changes for one in change.parked.values())]
+        tables = {name: self.positions.tables[name] for name in self.plan.views}
+        changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
         self._finish(connection, batches, parked)
         try:
             connection.execute("commit")
@@ -260,9 +236,7 @@ class Committer:
 
     def _finish(self, connection: Connection, batches: Sequence[Batch], parked: Sequence[Parked]) -> None:
         for one in parked:
-            table = self.positions.tables[one.view]
-            where = (one.partition, one.offset, one.version, one.error)
-            connection.execute(_PARK, (table, one.view, one.stream, *where))
+            insert_parked(connection, self.positions.tables[one.view], [one])
         moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
         connection.execute("select pg_notify(%s, %s)", (channel(self.positions.agent), moved[:7_000]))
 

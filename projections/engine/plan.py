@@ -51,7 +51,7 @@ class Plan:
     """How to fold commits for a set of views: for each context, each type of event's Step; None for types nobody wants."""
 
     def __init__(self, views: Mapping[str, View], known: Mapping[str, Context] | None = None) -> None:
-        known = contexts() if known is None else known
+        known = self.known = contexts() if known is None else known
         self.views = dict(sorted(views.items()))
         self.steps: dict[str, dict[str, Step | None]] = {}
         self.states: dict[str, Context] = {}
@@ -62,6 +62,10 @@ class Plan:
             if any(view.needs_state and context.name in view.contexts for view in self.views.values()):
                 self.states[snapshot_view_name(context.name)] = context
             self.steps[context.name] = {name: self._step(context, event) for name, event in context.events.items()}
+
+    def only(self, view: str) -> Plan:
+        """The plan for one of its views alone."""
+        return Plan({view: self.views[view]}, self.known)
 
     def _step(self, context: Context, event: type) -> Step | None:
         states = snapshot_view_name(context.name)

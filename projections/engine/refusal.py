@@ -40,19 +40,21 @@ def try_rows(
 
 def find_refused(
     connection: Connection,
-    view: View,
+    plan: Plan,
     table: str,
     batch: Sequence[Decoded],
     *,
     held: Mapping[int, Held],
     blocked: Blocked,
 ) -> Parked | None:
-    """The first stream with which the view's rows of the batch are refused, from its first event in the batch on.
+    """The first stream with which rows of the batch are refused, from its first event in the batch on.
+
+    `plan` is that of one view, whose rows in `table` they are.
 
     Streams are taken in the order of their first event; of the smallest number of them that is refused, the last is the
     one, also where two are refused only together. None if nothing is refused this time.
     """
-    plan = Plan({view.name: view})
+    (view,) = plan.views.values()
     parts = [decode(plan, one.partition, one.counted) for one in batch]
     firsts = _first_events(view, parts, blocked)
     streams = list(firsts)

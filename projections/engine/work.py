@@ -30,13 +30,15 @@ PARTITIONER = "murmur2"
 
 
 class Work:
-    """One agent's connection and committer."""
+    """One agent's connection and committer. `plan` is that of `views`, where these are not of `domain/`'s contexts."""
 
-    def __init__(self, settings: Settings, agent: str, views: Mapping[str, View], name: str) -> None:
+    def __init__(
+        self, settings: Settings, agent: str, views: Mapping[str, View], name: str, plan: Plan | None = None
+    ) -> None:
         self.settings = settings
         self.agent = agent
         self.views = views
-        self.plan = Plan(views)
+        self.plan = plan or Plan(views)
         self.name = name
         self._connection: Connection | None = None
         self._committer: Committer | None = None

@@ -35,7 +35,7 @@ def fold_and_write(
             if (refused := try_rows(connection, view, table, changes)) is None:
                 continue
             connection.execute("rollback to savepoint batch")
-            one = find_refused(connection, view, table, batch, held=held, blocked=blocked)
+            one = find_refused(connection, plan.only(name), table, batch, held=held, blocked=blocked)
             if one is None:
                 raise refused
             if view.on_poison != "park":
