@@ -156,7 +156,10 @@ def _take_found(connection: psycopg.Connection[Any], missing: dict[tuple[str, st
     found = 0
     keys = list(missing)
     for start in range(0, len(keys), CHUNK):
-        answers = outcomes_of(connection, keys[start : start + CHUNK])
+        try:
+            answers = outcomes_of(connection, keys[start : start + CHUNK])
+        except ReadModelNotSetUp:
+            break  # nothing can have an outcome before the first agent has started
         for key, outcome in answers.items():
             command = missing.pop(key)
             if outcome.fingerprint != fingerprint_of(command):
