@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_r\d+)?")
 
+SCRIPTS = Path(__file__).parent / "migrations"
+
 _LOCK = 0x53414D45464F4C44  # "SAMEFOLD": two upgrades at once take turns
 
 
@@ -177,7 +179,7 @@ def _scripts() -> ScriptDirectory:
 
 def _config() -> Config:
     config = Config(cmd_opts=Namespace(quiet=True))
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(SCRIPTS))
     config.set_main_option("path_separator", "os")
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     return config
