@@ -61,6 +61,7 @@ class Handler:
         self.writers: dict[int, Writer] = {}
         self.decided = 0
         self._held: dict[int, list[Received]] = {}
+        self._paused: set[int] = set()
         self._timers: dict[int, tuple[float, Callable[[], Action]]] = {}
         self._due_database = 0.0
         self._due_check = time.monotonic() + CHECK_S
@@ -188,13 +189,15 @@ class Handler:
             writer = self.writers[partition]
             for action in writer.on_commands(received, snapshot, now):
                 self._do(writer, action)
-            if partition not in self._held and writer.phase is Phase.SERVING:
+            if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
+                self._paused.discard(partition)
                 self._consumer.resume([TopicPartition(self.settings.commands_topic, partition)])
 
     def _hold(self, partition: int, commands: list[Received], seconds: float) -> None:
         """Keep commands that can't be decided yet, and read no more of that partition: back-pressure, not memory."""
         self._held[partition] = commands
         self._due_database = time.monotonic() + seconds
+        self._paused.add(partition)
         self._consumer.pause([TopicPartition(self.settings.commands_topic, partition)])
 
     # ── what the writers say ──
@@ -221,6 +224,7 @@ class Handler:
             case Serve(offset):
                 self._say(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 here = TopicPartition(self.settings.commands_topic, partition, offset)
+                self._paused.discard(partition)
                 self._consumer.seek(here)
                 self._consumer.resume([here])
             case Wait(why):
@@ -306,6 +310,7 @@ class Handler:
         for partition in (p.partition for p in revoked):
             self.writers.pop(partition, None)
             self._held.pop(partition, None)
+            self._paused.discard(partition)
             self._timers.pop(partition, None)
         consumer.incremental_unassign(revoked)
 
