@@ -110,20 +110,24 @@ class _Table:
 
     def __init__(self, part: Part, build: Build) -> None:
         self.build = build
+        self.view = part.views[build.view]
         self.partition = part.partition
-        view = part.views[build.view]
-        # the name by which whoever abandons the build finds and ends this session
-        self._connection = connect(part.settings, loader_name(build.id, part.partition), statement_timeout_ms=0)
+        self.rows = 0
         self._copying: AbstractContextManager[Copy] | None = None
         self._copy: Copy | None = None
-        self.rows = 0
-        self._connection.execute("begin")
-        if self._enter():
-            self._copying = self._connection.cursor().copy(copy_into(view, build.table))
-            self._copy = self._copying.__enter__()
-            self._copy.set_types(copy_types(view))
+        # the name by which whoever abandons the build finds and ends this session
+        self._connection = connect(part.settings, loader_name(build.id, part.partition), statement_timeout_ms=0)
 
     def __enter__(self) -> _Table:
+        try:
+            self._connection.execute("begin")
+            if self._enter():
+                self._copying = self._connection.cursor().copy(copy_into(self.view, self.build.table))
+                self._copy = self._copying.__enter__()
+                self._copy.set_types(copy_types(self.view))
+        except BaseException:
+            self._connection.close()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:
