@@ -176,12 +176,18 @@ def test_up_by_several_processes_at_once_is_one_stack(own_stack: Stack) -> None:
     assert {p.pid for p in servers} == set(pids(own_stack))
 
 
-def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack) -> None:
+@pytest.mark.parametrize("moment", ["formatting", "broker", "postgres"])
+def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, moment: str) -> None:
+    reached: dict[str, Callable[[], object]] = {
+        "formatting": own_stack.kafka.orphans,
+        "broker": own_stack.kafka.process,
+        "postgres": own_stack.postgres.process,
+    }
     own_stack.reset()
     command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(own_stack.folder)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as first:
-        wait(lambda: own_stack.kafka.process() is not None)
+        wait(lambda: bool(reached[moment]()))
         first.kill()
     assert not (own_stack.folder / DEV_ENV).exists()
     own_stack.up()

@@ -4,7 +4,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -41,7 +40,7 @@ class Kafka:
     name = "Kafka"
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is this broker's own, absolute; it is made by `start`."""
+        """`folder` is this broker's own, absolute; made by `start`."""
         self.folder = folder
         self.log = folder / "broker.log"
         self.configuration = folder / "broker.properties"
@@ -56,24 +55,26 @@ class Kafka:
     def process(self) -> psutil.Process | None:
         return process.find(SERVER, self.configuration)
 
+    def orphans(self) -> list[psutil.Process]:
+        formatter = process.find(FORMATTER, self.configuration)
+        return [formatter] if formatter else []
+
     def start(self) -> None:
         """Returns when it answers a client. Raises StartFailed, JavaMissing, JarsMissing."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         process.start(self)
 
-    def launch(self) -> None:
+    def stop(self) -> None:
+        process.stop(self, signal.SIGTERM)
+
+    def launch(self, claim: int) -> None:
         broker, controller = self._ports()
         if not (broker and _is_free(broker) and _is_free(controller)):
             broker, controller = _free_ports()
         self.configuration.write_text(_configuration(self.folder / "data", broker, controller))
         (self.folder / "log4j2.xml").write_text(_LOGGING)
         if not self._formatted.exists():
-            self._format()
-        process.start_detached(self._java(SERVER, str(self.configuration)), self.log)
-
-    def stop(self) -> None:
-        if broker := self.process():
-            process.stop(broker, signal.SIGTERM)
+            self._format(claim)
+        process.start_detached(self._java(SERVER, str(self.configuration)), self.log, claim)
 
     def answers(self) -> bool:
         """Somebody else's Kafka on our port does not count: the id of the cluster must be ours."""
@@ -105,16 +106,13 @@ class Kafka:
         jvm = [f"-Xmx{HEAP}", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
         return [str(find_java().path), *jvm, logging, "-cp", classpath(), main, *arguments]
 
-    def _format(self) -> None:
-        """Only what was formatted to its end is ever served: half-done work, its process alive maybe, goes first."""
-        if half_done := process.find(FORMATTER, self.configuration):
-            process.stop(half_done, signal.SIGKILL)
-        shutil.rmtree(self.folder / "data", ignore_errors=True)
+    def _format(self, claim: int) -> None:
+        shutil.rmtree(self.folder / "data", ignore_errors=True)  # formatted to its end, or not at all
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if cluster.startswith("-"):  # would be taken for an option
             cluster = "A" + cluster[1:]
         command = self._java(FORMATTER, "format", "-t", cluster, "-c", str(self.configuration), "--standalone")
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = process.run(command, claim)
         if done.returncode:
             raise StartFailed(
                 f"Kafka could not format its folder: {(done.stderr or done.stdout).strip()[-800:]}", "Use another."

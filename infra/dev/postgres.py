@@ -9,7 +9,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
@@ -57,7 +56,7 @@ class Postgres:
     name = "PostgreSQL"
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is this server's own, absolute; it is made by `start`."""
+        """`folder` is this server's own, absolute; made by `start`."""
         self.folder = folder
         self.data = folder / "data"
         self.log = folder / "server.log"
@@ -69,31 +68,40 @@ class Postgres:
     def process(self) -> psutil.Process | None:
         return process.find("postgres", self.data)
 
+    def orphans(self) -> list[psutil.Process]:
+        """Server processes without their postmaster; they rename themselves, `postgres: checkpointer`."""
+        found = psutil.process_iter(["cmdline", "cwd"])
+        return [
+            p
+            for p in found
+            if p.info["cwd"] == str(self.data) and (p.info["cmdline"] or [""])[0].startswith("postgres:")
+        ]
+
     def start(self) -> None:
         """Returns when connections are answered and the database is there. Raises StartFailed, PostgresMissing."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+        process.start(self)
+        self._ensure_database()
+
+    def stop(self) -> None:
+        """A fast shutdown: open transactions roll back, clients are sent away."""
+        process.stop(self, signal.SIGINT)
+        if self.socket_folder.parent != self.folder:
+            shutil.rmtree(self.socket_folder, ignore_errors=True)
+
+    def launch(self, claim: int) -> None:
         self.socket_folder.mkdir(exist_ok=True, mode=0o700)
         if self.socket_folder.stat().st_uid not in {os.geteuid(), self.folder.stat().st_uid}:
             raise StartFailed(
                 f"{self.socket_folder} belongs to somebody else.", "Use a data folder with a shorter path."
             )
         if not self.data.is_dir():
-            self._initialise()
-        process.start(self)
-        self._ensure_database()
-
-    def stop(self) -> None:
-        """A fast shutdown: open transactions roll back, clients are sent away."""
-        if server := self.process():
-            process.stop(server, signal.SIGINT)
-        if self.socket_folder.parent != self.folder:
-            shutil.rmtree(self.socket_folder, ignore_errors=True)
-
-    def launch(self) -> None:
-        self._clear_remains()
+            self._initialise(claim)
+        # PostgreSQL removes a dead server's locks itself, but not where their pid has gone to another process or a zombie.
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        (self.socket_folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
         settings = _SETTINGS | {"unix_socket_directories": str(self.socket_folder)}
         arguments = [argument for item in settings.items() for argument in ("-c", "=".join(item))]
-        process.start_detached(self._unprivileged("postgres", "-D", str(self.data), *arguments), self.log)
+        process.start_detached(self._unprivileged("postgres", "-D", str(self.data), *arguments), self.log, claim)
 
     def answers(self) -> bool:
         import psycopg
@@ -117,9 +125,10 @@ class Postgres:
             return command
         return process.python_script("unprivileged.py", f"{self.folder}:{self.socket_folder}", *command)
 
-    def _initialise(self) -> None:
-        # Made aside and renamed: an interrupted initdb, still alive maybe, leaves nothing that looks like a cluster.
-        aside = Path(tempfile.mkdtemp(prefix="data-", dir=self.folder))
+    def _initialise(self, claim: int) -> None:
+        # Made aside and renamed: an interrupted initdb leaves nothing that looks like a cluster.
+        aside = self.folder / "data.new"
+        shutil.rmtree(aside, ignore_errors=True)
         # The built-in C.UTF-8 sorts by code point, the same on every system and in every later version.
         locale = ["--no-sync", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         # Nothing is in it yet, so nothing is lost without a sync (which can take half a minute on a busy disk).
@@ -127,21 +136,10 @@ class Postgres:
         command = self._unprivileged(
             "initdb", "-D", str(aside), "-U", USER, "--auth=trust", "--no-instructions", *locale
         )
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = process.run(command, claim)
         if done.returncode:
             raise StartFailed(f"initdb failed: {(done.stderr or done.stdout).strip()}", "Use another data folder.")
         aside.rename(self.data)
-
-    def _clear_remains(self) -> None:
-        """After kill -9: end orphaned backends, then remove the lock files of the dead server.
-
-        PostgreSQL removes them itself, but not where the pid in them has gone to another process or to a zombie.
-        """
-        for orphan in psutil.process_iter(["name", "cwd"]):
-            if orphan.info["name"] == "postgres" and orphan.info["cwd"] == str(self.data):
-                process.stop(orphan, signal.SIGQUIT)
-        (self.data / "postmaster.pid").unlink(missing_ok=True)
-        (self.socket_folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
 
     def _ensure_database(self) -> None:
         import psycopg

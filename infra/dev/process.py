@@ -1,10 +1,12 @@
 """Starting, finding and stopping the stack's processes.
 
-A process is recognised by an argument that only this data folder's process has (the absolute path of its configuration
-or data), never by a remembered pid: a recycled pid can't be mistaken for it, and one whose starter was killed half-way
-is still found.
+Whether a service runs is told by a lock on the file `alive` in its folder, which all of its processes inherit and which the
+kernel frees when the last of them is gone: true in every instant, also in the middle of a start whose starter was killed, and
+no pid file can be stale. Which process to signal is found by an argument that only this folder's process has.
 """
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -21,42 +23,91 @@ _HERE = Path(__file__).parent
 
 
 class Service(Protocol):
-    """What `start` needs to know of Kafka or PostgreSQL."""
+    """What is to be known of Kafka or PostgreSQL."""
 
     name: str
+    folder: Path
     log: Path
 
-    def process(self) -> psutil.Process | None: ...
+    def launch(self, claim: int) -> None:
+        """Prepare and start it. Every process gets the file descriptor `claim`, which holds the lock."""
 
     def answers(self) -> bool:
         """A real client got a real answer from this very server."""
 
-    def launch(self) -> None:
-        """Clear what a killed predecessor left behind, and start it detached."""
+    def process(self) -> psutil.Process | None:
+        """Its main process."""
+
+    def orphans(self) -> list[psutil.Process]:
+        """What its main process left behind when it was killed."""
 
 
 class StartFailed(SamefoldError):
-    """A process of the stack ended, or was not ready, in the time that it had."""
+    """A service of the stack ended, or did not answer in the time that it had."""
 
 
 class StopFailed(SamefoldError):
-    """A process of the stack could not be ended."""
+    """A service of the stack could not be ended."""
 
 
-def python_script(name: str, *arguments: str | Path) -> list[str]:
-    """A command that runs one of this folder's scripts in a bare interpreter (15 ms)."""
-    return [sys.executable, "-I", "-S", str(_HERE / name), *map(str, arguments)]
+def start(service: Service, seconds: float = 60) -> None:
+    """Returns when it answers. Raises StartFailed, with the end of its log, when it dies or `seconds` pass."""
+    service.folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+    deadline = time.monotonic() + seconds
+    next_look = time.monotonic() + 1
+    launched = False
+    while not service.answers():
+        claim = _claim(service.folder)
+        if claim is not None:
+            try:
+                if launched:
+                    raise _failed(service, "ended")
+                _end_strays(service)
+                service.launch(claim)
+                launched = True
+            finally:
+                os.close(claim)
+        elif time.monotonic() > deadline:
+            raise _failed(service, f"did not answer within {seconds:.0f} s")
+        elif time.monotonic() > next_look:  # not each time: it looks at every process of the machine
+            next_look = time.monotonic() + 1
+            if service.process() is None:
+                for orphan in service.orphans():
+                    _send(orphan, signal.SIGKILL)
+        time.sleep(0.05)
 
 
-def start_detached(command: list[str], log: Path) -> None:
-    """Returns when the process exists; it may not be ready, and may have failed (the log says why)."""
-    subprocess.run(python_script("detach.py", log, *command), check=True)
+def stop(service: Service, first: signal.Signals, patience: float = 15) -> None:
+    """Send `first`, and kill what has not ended after `patience` seconds. Raises StopFailed."""
+    for number in (first, signal.SIGKILL):
+        told: set[psutil.Process] = set()
+        deadline = time.monotonic() + patience
+        next_look = 0.0
+        while runs(service.folder) and time.monotonic() < deadline:
+            if time.monotonic() > next_look:
+                next_look = time.monotonic() + 0.5
+                main = service.process()
+                for process in ({main} if main else set(service.orphans())) - told:
+                    _send(process, number)
+                    told.add(process)
+            time.sleep(0.02)
+    if runs(service.folder):
+        raise StopFailed(f"{service.name} survived SIGKILL.", "It hangs in the kernel: look at its disk.")
+
+
+def runs(folder: Path) -> bool:
+    """Whether any process of this folder's service is alive, answering or not."""
+    claim = _claim(folder)
+    if claim is None:
+        return folder.is_dir()
+    os.close(claim)
+    return False
 
 
 def find(program: str, marker: str | Path) -> psutil.Process | None:
-    """The living process that runs `program` with `marker` as one of its arguments.
+    """The process that has `program`, with or without a path, and `marker` among its arguments.
 
-    `program` may stand behind an interpreter: so it is found already while `detach.py` is about to become it.
+    It may stand behind an interpreter: so it is found already while `detach.py` is about to become it.
     """
     for process in psutil.process_iter(["cmdline"]):
         arguments: list[str] = process.info["cmdline"] or []
@@ -65,47 +116,49 @@ def find(program: str, marker: str | Path) -> psutil.Process | None:
     return None
 
 
-def stop(process: psutil.Process, first: signal.Signals, patience: float = 15) -> None:
-    """Send `first`, wait, and kill what has not ended after `patience` seconds."""
-    for number in (first, signal.SIGKILL):
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
-        deadline = time.monotonic() + patience
-        while _lives(process):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        else:
-            return
-    raise StopFailed(f"Process {process.pid} survived SIGKILL.", "It hangs in the kernel: look at its disk.")
+def start_detached(command: list[str], log: Path, claim: int) -> None:
+    """Returns when the process exists; it may not be ready, and may have failed (the log says why)."""
+    subprocess.run(python_script("detach.py", log, *command), check=True, pass_fds=[claim])
 
 
-def _lives(process: psutil.Process) -> bool:
-    """A zombie does not: where PID 1 never reaps (some containers), an ended orphan stays one for ever."""
+def run(command: list[str], claim: int) -> subprocess.CompletedProcess[str]:
+    """A step before the start, to its end, whatever its exit code. Killed half-way, we are still waited for."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[claim])
+
+
+def python_script(name: str, *arguments: str | Path) -> list[str]:
+    """A command that runs one of this folder's scripts in a bare interpreter (15 ms)."""
+    return [sys.executable, "-I", "-S", str(_HERE / name), *map(str, arguments)]
+
+
+def _claim(folder: Path) -> int | None:
+    """The lock, as a file descriptor, or None where a process holds it."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        handle = os.open(folder / "alive", os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
-def start(service: Service, seconds: float = 60) -> None:
-    """Returns when it answers. Raises StartFailed, with the end of its log, when it dies or `seconds` pass."""
-    deadline = time.monotonic() + seconds
-    launched = False
-    while not service.answers():
-        if service.process() is None:
-            # Not there, or just dying of somebody's kill -9 when we first looked.
-            if launched:
-                raise _failed(service, "ended")
-            service.launch()
-            launched = True
-        elif time.monotonic() > deadline:
-            raise _failed(service, f"did not answer within {seconds:.0f} s")
+def _end_strays(service: Service) -> None:
+    """Nobody holds the lock: whoever is found now belongs to a folder of this name that was removed under them."""
+    while (stray := service.process()) or service.orphans():
+        for process in [stray] if stray else service.orphans():
+            _send(process, signal.SIGKILL)
         time.sleep(0.05)
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
 
 
 def _failed(service: Service, how: str) -> StartFailed:
     tail = service.log.read_text(errors="replace").splitlines()[-8:] if service.log.exists() else []
-    return StartFailed(
-        f"{service.name} {how}. {service.log} ends with:\n" + "\n".join(tail), "Check with `samefold doctor`."
-    )
+    said = "\n".join([f"{service.name} {how}. {service.log} ends with:", *tail])
+    return StartFailed(said, "Check with `samefold doctor`.")

@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 
 from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
+from infra.dev.process import runs
 from infra.settings import DEV_ENV, PREFIX, Settings
 
 
@@ -109,11 +110,11 @@ class Stack:
 
 
 def _status(service: Kafka | Postgres, endpoint: str) -> ServiceStatus:
-    process = service.process()
+    main = service.process()
     return {
-        "running": process is not None,
-        "answers": process is not None and service.answers(),
-        "pid": process.pid if process else None,
+        "running": runs(service.folder),
+        "answers": service.answers(),
+        "pid": main.pid if main else None,
         "endpoint": endpoint,
         "log": str(service.log),
     }
