@@ -185,7 +185,7 @@ def test_killed_and_frozen_in_turn_with_a_rebuild_in_the_middle(place: Settings,
             until(crew, watch, lambda: crew.kill(child) is not None)
             seen = watch.before(child)
             send_next()
-            until(crew, watch, lambda: watch.is_back(child, seen))
+            until(crew, watch, lambda: watch.is_at_its_place(child, seen))
 
         def freeze(child: Child) -> None:
             until(crew, watch, lambda: child.pid is not None)
@@ -196,7 +196,7 @@ def test_killed_and_frozen_in_turn_with_a_rebuild_in_the_middle(place: Settings,
             seen = watch.before(child)
             thaw(process)
             if child in crew.handlers:
-                until(crew, watch, lambda: watch.is_back(child, seen))
+                until(crew, watch, lambda: watch.is_at_its_place(child, seen))
 
         turns = [(harm, n) for n in range(2) for harm in (kill, freeze)]
         rebuilding = None

@@ -24,7 +24,10 @@ class Stalled(SamefoldError):
 
 @dataclass(slots=True)
 class Kill:
-    """A process that died of `kill -9` while commands were on their way. `at` is the visible progress, 0 to 1."""
+    """A process that died of `kill -9` while commands were on their way. `at` is the visible progress, 0 to 1.
+
+    `back_after_s` is when its successor had done work, None until then: a handler a commit that counts, an agent a batch.
+    """
 
     role: Role
     child: Child
@@ -33,7 +36,6 @@ class Kill:
     on_the_way: int
     before: Before
     back_after_s: float | None = None
-    worked: bool = False
 
 
 @dataclass(slots=True)
@@ -44,16 +46,16 @@ class Loaded:
     kills: list[Kill] = field(default_factory=list)
 
     def effective(self, role: Role) -> int:
-        """How many kills took effect: the load was unfinished, and a successor came back and did work."""
-        return sum(kill.role == role and kill.worked for kill in self.kills)
+        """How many kills took effect: the load was unfinished, and a successor came back to work."""
+        return sum(kill.role == role and kill.back_after_s is not None for kill in self.kills)
 
 
 class Load:
     """One load of a bank's commands. `kills` is how many handlers, and how many agents, are to be killed.
 
-    With kills the commands are sent slice by slice, so that each kill hits processes that have work before them, and the
-    last slices only after the last kill. `advance` is told of commands newly visible, `after_kills` is called when only
-    the last slices are left to send; it must not block.
+    With kills the commands are sent slice by slice, so that each kill hits processes that have work before them, and that
+    each successor finds some; the last slices only after the last kill. `advance` is told of commands newly visible,
+    `after_kills` is called when only the last slices are left to send; it must not block.
     """
 
     def __init__(
@@ -81,7 +83,6 @@ class Load:
         self._slice = -(-len(commands) // (2 * len(self._victims) + 4)) if kills else len(commands)
         self._sent = 0
         self._visible = 0
-        self._missed = 0
         self._down: tuple[Kill, float] | None = None
 
     def run(self) -> Loaded:
@@ -114,8 +115,6 @@ class Load:
         self.crew.check()
         if self._kills:
             self.watch.look()
-        for kill in self.loaded.kills:
-            kill.worked = kill.worked or self.watch.has_worked(kill.child, kill.before)
         before, self._visible = self._visible, self.watch.visible()
         self._advance(self._visible - before)
         return self._visible > before
@@ -127,34 +126,34 @@ class Load:
             self._sent += len(batch)
 
     def _strike(self) -> None:
-        """Kill the next one where its turn comes, with work on the way; one that came too late for it is tried again."""
-        turn_at = len(self.commands) * (len(self.loaded.kills) + 1) // (len(self.loaded.kills) + len(self._victims) + 2)
-        aim = max(turn_at, self._missed)
-        if self._sent < min(aim + self._slice // 2, len(self.commands)):
-            self._send(self._sent + self._slice)
-        elif self._visible >= aim:
-            self._kill()
-
-    def _kill(self) -> None:
+        """Kill the next one when its turn has come, just when it got work; a kill that hit an idle one is tried again."""
+        done = len(self.loaded.kills)
+        turn_at = len(self.commands) * (done + 1) // (done + len(self._victims) + 2)
         role, turn = self._victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
+        if self._visible < turn_at or child.pid is None:
+            self._send(turn_at)
+            return
+        self._send(self._sent + self._slice)
         pid = self.crew.kill(child)
         self._see()
-        on_the_way = self._sent - self._visible
-        if pid is None or not on_the_way:
-            self._missed = self._visible + self._slice // 4
+        if pid is None:
             return
+        on_the_way = self._sent - self._visible
         kill = Kill(role, child, pid, self._visible / len(self.commands), on_the_way, self.watch.before(child))
-        self.loaded.kills.append(kill)
-        self._victims.pop(0)
         self._down = kill, time.monotonic()
-        self._send(self._sent + self._slice)
+        if on_the_way:
+            self.loaded.kills.append(kill)
+            self._victims.pop(0)
+            self._send(self._sent + self._slice)
 
     def _await_successor(self) -> None:
         if self._down is None:
             return
         kill, since = self._down
-        if self.watch.is_back(kill.child, kill.before):
+        if self.watch.has_worked(kill.child, kill.before):
             kill.back_after_s = time.monotonic() - since
             self._down = None
+        elif self._visible == self._sent and self.watch.is_at_its_place(kill.child, kill.before):
+            self._send(self._sent + self._slice // 4 + 1)  # others did its work meanwhile: here is some more

@@ -37,11 +37,12 @@ def show(result: Result) -> None:
 
 
 def _kill(kill: Kill) -> str:
-    back = f"back after {kill.back_after_s:.1f} s" if kill.back_after_s is not None else "not back"
-    worked = "" if kill.worked else ", [red]did no work again[/red]"
+    back = (
+        "[red]not back at work[/red]" if kill.back_after_s is None else f"back at work after {kill.back_after_s:.1f} s"
+    )
     return (
         f"  at {kill.at:>4.0%}  {kill.child.name:<14} pid {kill.pid:<8}"
-        f"{kill.on_the_way:>6,} commands on their way, {back}{worked}"
+        f"{kill.on_the_way:>6,} commands on their way, {back}"
     )
 
 

@@ -20,8 +20,10 @@ from infra.log.rule import START, Reading, read
 from infra.log.topics import describe
 from infra.settings import Settings
 from infra.supervisor import Child
+from projections.engine.view import CORE
 
 BATCH = 10_000
+TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,14 @@ class Before:
 
     log_ends: dict[int, int]
     sessions: frozenset[int]
+    memberships: frozenset[str]
 
 
 class Watch:
     """A reader of the log and of the database of its own, as any outsider could be one.
 
-    After a handler's death its successor is seen by an opening in its name, after an agent's by a session in its name.
+    After a handler's death its successor is seen by an opening in its name, after an agent's by a place in the consumer group
+    and a session of the database in its name.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -43,6 +47,8 @@ class Watch:
         self._database = connect(settings, "samefold demo watch")
         self._database.execute(f"listen {CORE_CHANNEL}")
         self._consumer = clients.range_consumer(settings)
+        self._admin = clients.admin(settings)
+        self._groups = f"{settings.group_prefix}-{CORE}-"
         self._consumer.assign([TopicPartition(self._topic.name, p, 0) for p in self._topic.end])
         self._readings: dict[int, Reading] = dict.fromkeys(self._topic.end, START)
         self._openings: dict[str, list[tuple[int, int]]] = {}
@@ -84,28 +90,30 @@ class Watch:
             self._seen.setdefault(name, set()).add(pid)
 
     def is_ready(self, handlers: Sequence[Child], agents: Sequence[Child]) -> bool:
-        """Whether every partition was opened, every handler has opened one, and every agent has a session."""
+        """Whether every partition was opened, every handler has opened one, and every agent has some."""
         opened = {partition for epochs in self._openings.values() for partition, _ in epochs}
         return (
             opened == self._readings.keys()
             and all(_name(handler) in self._openings for handler in handlers)
-            and all(self._sessions(agent) for agent in agents)
+            and all(self._memberships(agent) for agent in agents)
         )
 
     def before(self, child: Child) -> Before:
         """To be taken when a process has just died."""
         ends = {
-            p: self._consumer.get_watermark_offsets(TopicPartition(self._topic.name, p), timeout=10, cached=False)[1]
+            p: self._consumer.get_watermark_offsets(
+                TopicPartition(self._topic.name, p), timeout=TIMEOUT_S, cached=False
+            )[1]
             for p in self._readings
         }
         self.look()
-        return Before(ends, frozenset(self._sessions(child)))
+        return Before(ends, frozenset(self._sessions(child)), frozenset(self._memberships(child)))
 
-    def is_back(self, child: Child, before: Before) -> bool:
-        """Whether a successor is at its place: it opened a partition, or has a session."""
+    def is_at_its_place(self, child: Child, before: Before) -> bool:
+        """Whether a successor is at its place: it opened a partition, or was given some."""
         if child.module == "commands.handler":
             return bool(self._opened(child, before))
-        return bool(self._sessions(child) - before.sessions)
+        return bool(self._memberships(child) - before.memberships)
 
     def has_worked(self, child: Child, before: Before) -> bool:
         """Whether a successor did what it is for: a commit that counts, or a batch that was committed."""
@@ -118,6 +126,18 @@ class Watch:
 
     def _sessions(self, child: Child) -> set[int]:
         return self._seen.get(f"samefold {_name(child)}"[:63], set())
+
+    def _memberships(self, child: Child) -> set[str]:
+        """The group's ids of members that have partitions in this child's name; who comes back gets a new one."""
+        groups = self._admin.list_consumer_groups(request_timeout=TIMEOUT_S).result().valid
+        names = [group.group_id for group in groups if group.group_id.startswith(self._groups)]
+        asked = self._admin.describe_consumer_groups(names, request_timeout=TIMEOUT_S) if names else {}
+        return {
+            str(member.member_id)
+            for group in asked.values()
+            for member in group.result().members
+            if str(member.group_instance_id).endswith(f"-{_name(child)}") and member.assignment.topic_partitions
+        }
 
     def _take(self, record: Record) -> None:
         partition = record.partition
