@@ -176,12 +176,20 @@ def test_up_by_several_processes_at_once_is_one_stack(own_stack: Stack) -> None:
     assert {p.pid for p in servers} == set(pids(own_stack))
 
 
-@pytest.mark.parametrize("moment", ["formatting", "broker", "postgres"])
+def test_what_was_formatted_half_way_is_formatted_anew(own_stack: Stack) -> None:
+    own_stack.reset()
+    data = own_stack.kafka.folder / "data"
+    data.mkdir(parents=True)
+    (data / "meta.properties").write_text("version=1\ncluster.id=half-done\nnode.id=1\n")
+    own_stack.up()
+    assert topics(own_stack) == set()
+
+
+@pytest.mark.parametrize("moment", ["formatting", "broker"])
 def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, moment: str) -> None:
     reached: dict[str, Callable[[], object]] = {
         "formatting": own_stack.kafka.orphans,
         "broker": own_stack.kafka.process,
-        "postgres": own_stack.postgres.process,
     }
     own_stack.reset()
     command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
