@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import pytest
 
 from commands.client import read_commands
 from infra.database.connect import connect
+from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Commit, Opening, Record, decode_event
@@ -32,10 +33,11 @@ from projections.engine.reader import Fate
 from projections.engine.system import agent_views
 from projections.engine.work import Work
 from tests.conftest import ROOT, Samefold
-from tests.spine import handler, send, set_up, until
+from tests.spine import handler, send, until
 
 PAGE = (ROOT / "docs" / "journey.md").read_text()
 STREAM = "accounts/ada"
+VIEWS = {"balances", "daily_totals", "statement"}
 CHANCE = {"commands_topic_id", "topic_id", "generation", "at"}
 """Fields and columns in which `…` may stand for whatever is there."""
 
@@ -80,7 +82,10 @@ class Journey:
     # ── the stages; each is given the lines that its section sends ──
 
     def before(self, lines: list[str]) -> None:
-        set_up(self.world)
+        upgrade(self.world)
+        topics.ensure(self.world)
+        with self._agent():
+            pass  # its first start: positions and pointers
         with handler(self.world, "h1"):
             send(self.world, *read_commands(self._file(lines.pop())))
             self._until_events(2)
@@ -137,16 +142,23 @@ class Journey:
 
     def _fold(self, started: Callable[[], None] = lambda: None) -> None:
         """What an agent that has just started does with everything that it finds in the log."""
-        work = Work(self.world, "core", agent_views("core"), "a1")
-        try:
-            work.start(topics.describe(self.world, self.world.events_topic))
+        with self._agent() as work:
             positions = work.positions()
             assert positions is not None
             started()
             done = work.apply({self.partition: (positions.readings[self.partition], self.records("events"))})
+        assert done.fate is Fate.APPLIED
+
+    @contextmanager
+    def _agent(self) -> Iterator[Work]:
+        """With the views that the page tells of: it stays true when others are added."""
+        views = {name: view for name, view in agent_views("core").items() if view.is_system or name in VIEWS}
+        work = Work(self.world, "core", views, "a1")
+        try:
+            work.start(topics.describe(self.world, self.world.events_topic))
+            yield work
         finally:
             work.close()
-        assert done.fate is Fate.APPLIED
 
     # ── what is there ──
 
