@@ -9,7 +9,11 @@ import pytest
 
 from infra.demo import generate
 from infra.demo.bank import Bank, bank
+from infra.demo.load import Loaded
 from infra.demo.proof import Answer, Balance, DailySums, Key, Line, Proof, Rows, prove
+from infra.demo.run import Options, Result, money
+from projections.engine.rebuild import Rebuilt
+from projections.engine.verify import Difference, Verified
 
 Found = tuple[Counter[Key], Rows]
 
@@ -192,3 +196,44 @@ def test_a_rejection_moves_nothing_and_is_no_loss(small: Bank) -> None:
     proof = prove(small.transactions, small.commands, *found, None)
     assert (proof.accepted, proof.rejected, proof.lost, proof.doubled, proof.disagreements) == (399, 1, 0, 0, ())
     assert proof_of(small, found).disagreements, "and a bank of which all can be accepted has none"
+
+
+def result_of(of: Bank, found: Found, kills: int = 0, verified: Verified | None = None) -> Result:
+    proof = proof_of(of, found)
+    return Result(Options(kills=kills), Path(), of, Loaded(), proof, Rebuilt(), verified or Verified(), {})
+
+
+def test_the_last_line_has_money_with_two_decimals(small: Bank) -> None:
+    found = result_of(small, flawless(small)).as_dict()
+    totals = generate.totals(small.transactions)
+    assert found == {
+        "accounts": 9,
+        "accepted": 400,
+        "rejected": 0,
+        "credits": f"{totals.credits / 100:.2f}",
+        "debits": f"{totals.debits / 100:.2f}",
+        "balance": f"{totals.balance / 100:.2f}",
+        "statement": {"within_0_50": 400, "within_1_00": 0, "beyond": 0},
+        "kills": {"handler": 0, "agent": 0},
+        "lost": 0,
+        "doubled": 0,
+        "differences": 0,
+        "seconds": 0.0,
+    }
+    assert [money(cents) for cents in (0, 5, -5, 123_456_789_012_345_67)] == [
+        "0.00",
+        "0.05",
+        "-0.05",
+        "123456789012345.67",
+    ]
+
+
+def test_the_proof_holds_only_if_all_of_it_does(small: Bank) -> None:
+    assert result_of(small, flawless(small)).holds
+    assert not result_of(small, flawless(small), kills=1).holds, "a kill that was asked for"
+    differing = Difference("balances", "extra", 0, {}, None, None)
+    assert not result_of(small, flawless(small), verified=Verified(positions=[differing])).holds
+    for change in (without_line, with_second_line, lambda _log, rows: with_other_amount(rows)):
+        found = flawless(small)
+        change(*found)
+        assert not result_of(small, found).holds

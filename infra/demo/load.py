@@ -6,12 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from commands.client import send_all
 from infra.demo.crew import Crew, Role
 from infra.demo.watch import Before, Watch
 from infra.errors import SamefoldError
 from infra.log.records import Command
-from infra.settings import Settings
 from infra.supervisor import Child
 
 STALL_S = 60.0
@@ -51,8 +49,9 @@ class Loaded:
 
 
 class Load:
-    """One load of a bank's commands. `kills` is how many handlers, and how many agents, are to be killed.
+    """One load of a bank's commands, through `send`, which returns when they are in the log.
 
+    `kills` is how many handlers, and how many agents, are to be killed.
     With kills the commands are sent slice by slice, so that each kill hits processes that have work before them, and that
     each successor finds some; the last slices only after the last kill. `advance` is told of commands newly visible,
     `after_kills` is called when only the last slices are left to send; it must not block.
@@ -60,7 +59,7 @@ class Load:
 
     def __init__(
         self,
-        settings: Settings,
+        send: Callable[[Sequence[Command]], None],
         commands: Sequence[Command],
         crew: Crew,
         watch: Watch,
@@ -69,7 +68,7 @@ class Load:
         advance: Callable[[int], None],
         after_kills: Callable[[], None] = lambda: None,
     ) -> None:
-        self.settings = settings
+        self.send = send
         self.commands = commands
         self.crew = crew
         self.watch = watch
@@ -122,7 +121,7 @@ class Load:
     def _send(self, until: int) -> None:
         batch = self.commands[self._sent : until]
         if batch:
-            send_all(self.settings, batch, lambda _count: None)
+            self.send(batch)
             self._sent += len(batch)
 
     def _strike(self) -> None:

@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commands.client import send_all
 from infra.database import migrate
 from infra.demo.bank import OVERDRAFT_LIMIT, Bank, bank
 from infra.demo.crew import Crew
@@ -210,7 +211,7 @@ def _load(
 
         with telling.bar("visible", len(commands)) as advance:
             loaded = Load(
-                settings,
+                lambda batch: send_all(settings, batch, lambda _count: None),
                 commands,
                 crew,
                 watch,
