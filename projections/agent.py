@@ -47,10 +47,6 @@ SWITCH_INTERVAL_S = 0.0002
 """Each answer of the database otherwise waits up to 5 ms for the interpreter's lock."""
 
 
-class SameName(SamefoldError):
-    """Another process has joined the group under this agent's name."""
-
-
 class _NothingOfKafka(BootStrategy):  # type: ignore[misc]
     enable_kafka = False
     enable_web = False
@@ -58,6 +54,7 @@ class _NothingOfKafka(BootStrategy):  # type: ignore[misc]
 
 class _App(faust.App):  # type: ignore[misc]
     BootStrategy = _NothingOfKafka
+    logger = logging.getLogger("faust.samefold")
 
     async def on_first_start(self) -> None:
         """Faust would make folders for tables, of which there are none."""
@@ -125,6 +122,8 @@ class Agent:
 
         @app.service
         class Fetch(faust.Service):  # type: ignore[misc]
+            logger = logging.getLogger("faust.samefold")
+
             async def on_start(self) -> None:
                 await self.add_runtime_dependency(fold)
                 app.flow_control.resume()  # or sends to the channel would wait for ever
@@ -166,13 +165,8 @@ class Agent:
                     f"'{self.settings.events_topic}' does not hold the offsets that come next: {error.args[0]}.",
                     "The log was trimmed or the topic made anew: restore it, or start with an empty database.",
                 ) from error
-            except errors.FencedInstanceIdError as error:
-                raise SameName(
-                    f"Another process joined {self.group} under the name {self._instance}.",
-                    "Give each agent process a --name of its own.",
-                ) from error
             except errors.KafkaError as error:
-                self._say("kafka", f"Kafka does not answer ({type(error).__name__}); waiting for it")
+                self._say("kafka", f"Kafka does not answer as it should ({error}); joining again until it does")
                 await self._leave()
                 await self._pause(0.5)
 
@@ -201,16 +195,21 @@ class Agent:
         topic = self.settings.events_topic
         partitions = [TopicPartition(topic, partition) for partition in wanted]
         wait = 0.1 if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
-        fetched = await self.consumer.getmany(
-            *partitions, timeout_ms=int(wait * 1000), max_records=self.settings.agent_batch
-        )
+        try:
+            fetched = await self.consumer.getmany(
+                *partitions, timeout_ms=int(wait * 1000), max_records=self.settings.agent_batch
+            )
+        except errors.NoOffsetForPartitionError:
+            # the group divided the partitions anew while this waited, and the new ones are not sought yet
+            await self._pause(0.02)
+            return
         # no await between the fetch and the reader: a seek in between would make these records stale
         for where, records in fetched.items():
             number = where.partition
             mine = [Record(number, r.offset, r.timestamp, r.key, r.value) for r in records]
             self._do(self.reader.records(number, mine, self.consumer.highwater(where) or 0, self._now()))
         if fetched:
-            self._said_well("kafka", "Kafka answers again")
+            self._said_well("kafka", "Kafka answers as it should")
         else:
             self._do(self.reader.tick(self._now()))
 
@@ -405,8 +404,10 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = Settings()
     logs.configure(settings.log_level)
-    for library in ("aiokafka", "faust", "mode"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    if settings.log_level != "DEBUG":
+        # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
+        for library in ("aiokafka", "faust", "mode"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         run(settings, arguments.agent, arguments.name)
     except SamefoldError as error:
