@@ -406,7 +406,7 @@ def main() -> None:
     logs.configure(settings.log_level)
     if settings.log_level != "DEBUG":
         # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
-        for library in ("aiokafka", "faust", "mode"):
+        for library in ("aiokafka", "faust", "mode", "psycopg"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         run(settings, arguments.agent, arguments.name)

@@ -35,7 +35,7 @@ class ReadPositions:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Fetch the partition from this offset on, and drop what was fetched before."""
+    """Fetch the partition from this offset on. To be done before anything else: no record fetched before may follow."""
 
     partition: int
     offset: int
