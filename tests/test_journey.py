@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import psycopg
@@ -33,7 +34,7 @@ from projections.engine.reader import Fate
 from projections.engine.system import agent_views
 from projections.engine.work import Work
 from tests.conftest import ROOT, Samefold
-from tests.spine import handler, send, until
+from tests.spine import DEADLINE_S, handler, send, until
 
 PAGE = (ROOT / "docs" / "journey.md").read_text()
 STREAM = "accounts/ada"
@@ -59,11 +60,10 @@ def blocks() -> list[Block]:
 class Journey:
     """The page's way through a real Kafka and PostgreSQL, a stage a method, and a look at what is there now."""
 
-    def __init__(self, world: Settings, samefold: Samefold, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world = world.model_copy(update={"partitions": 8})
+    def __init__(self, world: Settings, samefold: Samefold, folder: Path) -> None:
+        self.world = world.model_copy(update={"partitions": Settings.model_fields["partitions"].default})
         self.samefold = samefold
         self.folder = folder
-        self.monkeypatch = monkeypatch
         self.partition = partition_of(STREAM, self.world.partitions)
         self.running = ExitStack()
         self.aside = self.running.enter_context(ThreadPoolExecutor(1))
@@ -92,29 +92,30 @@ class Journey:
         self._fold()
 
     def open(self, _: list[str]) -> None:
-        self.h1 = self.running.enter_context(handler(self.world, "h1"))
+        self.running.enter_context(handler(self.world, "h1"))
         self._until_events(3)
 
     def send(self, lines: list[str]) -> None:
         self._file(lines.pop())
-        self._type(self._commands("The answer"))
+        self._type(self._command_line("The answer"))
         self._until_events(5)
 
     def fold(self, _: list[str]) -> None:
-        execute = psycopg.Connection.execute
+        execute, mine = psycopg.Connection.execute, get_ident()
 
         def recorded(connection: Any, query: Any, parameters: Any = None, **options: Any) -> Any:
-            text = query if isinstance(query, str) else query.as_string(connection)
-            plain = parameters and all(isinstance(one, str) for one in parameters)
-            self.statements.append(text % tuple(f"'{one}'" for one in parameters) if plain else text)
+            if get_ident() == mine:  # the handler's thread reads, too
+                text = query if isinstance(query, str) else query.as_string(connection)
+                plain = parameters and all(isinstance(one, str) for one in parameters)
+                self.statements.append(text % tuple(f"'{one}'" for one in parameters) if plain else text)
             return execute(connection, query, parameters, **options)
 
-        self._fold(lambda: self.monkeypatch.setattr(psycopg.Connection, "execute", recorded))
-        self.monkeypatch.undo()
+        with pytest.MonkeyPatch.context() as patch:
+            self._fold(lambda: patch.setattr(psycopg.Connection, "execute", recorded))
 
     def again(self, lines: list[str]) -> None:
         self._file(lines.pop())
-        self._type(self._commands("The same again"))
+        self._type(self._command_line("The same again")).result(DEADLINE_S)
 
     def supersede(self, lines: list[str]) -> None:
         """The second handler is in a group of its own: it is given the partition while the first one still serves it."""
@@ -125,7 +126,7 @@ class Journey:
         self._until_events(9)
         self._fold()
 
-    def _commands(self, section: str) -> str:
+    def _command_line(self, section: str) -> str:
         [text] = [one.text for one in blocks() if one.section == section and one.text.startswith("$ ")]
         return text.partition("\n")[0]
 
@@ -134,8 +135,9 @@ class Journey:
         file.write_text(lines)
         return file
 
-    def _type(self, line: str) -> None:
+    def _type(self, line: str) -> Future[CompletedProcess[str]]:
         self.printed[line] = self.aside.submit(self.samefold, *line.split()[2:], settings=self.world)
+        return self.printed[line]
 
     def _until_events(self, count: int) -> None:
         until(lambda: len(self.records("events")) == count, f"{count} records in the stream's partition of events")
@@ -205,7 +207,7 @@ class Journey:
         elif first.startswith("=> "):
             self._check_rows(first.removeprefix("=> "), rest)
         elif first.startswith("$ "):
-            done = self.printed[first].result(30)
+            done = self.printed[first].result(DEADLINE_S)
             assert (rest, done.returncode) == (done.stdout, 0)
         else:
             assert first == "begin"
@@ -301,8 +303,8 @@ def altered(block: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def journey(world: Settings, samefold: Samefold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journey]:
-    journey = Journey(world, samefold, tmp_path, monkeypatch)
+def journey(world: Settings, samefold: Samefold, tmp_path: Path) -> Iterator[Journey]:
+    journey = Journey(world, samefold, tmp_path)
     with journey.running:
         yield journey
 
