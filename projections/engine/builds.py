@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, ExecutableDDLElement, SetColumnComment
 
-from infra.database.connect import Connection
+from infra.database.connect import Connection, DatabaseBehind
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from projections.engine.fold import Blocked
@@ -63,10 +63,6 @@ class NotStarted(SamefoldError):
 
 class TableBusy(SamefoldError):
     """A table is in use and can't be altered or dropped."""
-
-
-class KeyTwice(SamefoldError):
-    """The fold made two rows with the same key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +196,12 @@ def _free_table(connection: Connection, view: View) -> tuple[str, bool]:
     """The table of the version's migration if no build ever had it, else a name that none ever had, and whether to make it."""
     used = {table for (table,) in connection.execute("select table_name from builds where view = %s", (view.name,))}
     if view.table_name not in used:
-        return view.table_name, not exists(connection, view.table_name)
+        if not exists(connection, view.table_name):
+            raise DatabaseBehind(
+                f"View '{view.name}' has no table {view.table_name} yet.",
+                "Run `samefold db revision -m '…'` if its migration is not written, then `samefold db upgrade`.",
+            )
+        return view.table_name, False
     number = 2
     while (table := f"{view.table_name}_r{number}") in used or exists(connection, table):
         number += 1
@@ -211,7 +212,7 @@ def _make_table(connection: Connection, view: View, table: str) -> None:
     template = connection.execute(
         "select reloptions from pg_class where oid = to_regclass(quote_ident(%s))", (view.table_name,)
     ).fetchone()
-    if template is None or table == view.table_name:
+    if template is None:  # dropped since
         declared = table_of(view, table)
         comments = [SetColumnComment(column) for column in declared.columns if column.comment]
         statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
@@ -287,22 +288,21 @@ def write_positions(connection: Connection, build: UUID, topic: str, readings: M
 
 
 def index(connection: Connection, build: Build, view: View) -> None:
-    """Make a loaded table's keys and indexes. Raises KeyTwice, BuildAbandoned."""
+    """Make a loaded table's keys and indexes, anew if they are there.
+
+    Raises UniqueViolation where a key is there twice, BuildAbandoned.
+    """
     table = table_of(view, build.table)
     statements: list[ExecutableDDLElement] = [
         AddConstraint(table.primary_key, isolate_from_table=False),
         *map(CreateIndex, table.indexes),
     ]
     try:
+        patiently(connection, lambda: _drop_keys(connection, build.table))
         for statement in statements:
             connection.execute(_compiled(statement))
         connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
-    except errors.UniqueViolation as error:
-        raise KeyTwice(
-            f"View '{build.view}' makes two rows with the same key: {error.diag.message_detail}",
-            f"Correct projections/{build.view}.py: a key belongs to one row, and an entity's row to one stream.",
-        ) from error
-    except (errors.UndefinedTable, errors.InvalidTableDefinition) as error:
+    except errors.UndefinedTable as error:
         raise _gone(build) from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -38,8 +38,7 @@ class Folded:
             add_sums(self.plan, view, self.sums[view], sums)
         if changes.parked:
             self.parked += changes.parked.values()
-            since = {key: parked.version for key, parked in changes.parked.items()}
-            self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
+            self.blocked = blocking(self.blocked, changes.parked.values())
         return changes
 
     def parked_of(self, view: str) -> list[Parked]:
@@ -62,6 +61,12 @@ class Folded:
                 for key, increments in self.sums[view.name].items():
                     values = (*key, *increments)
                     yield (*(values[i] for i in order), partition)
+
+
+def blocking(blocked: Blocked, parked: Iterable[Parked]) -> Blocked:
+    """What is blocked once these streams are parked too."""
+    since = {(one.view, one.stream): one.version for one in parked}
+    return Blocked({**blocked.parked, **since}, blocked.skips)
 
 
 def add_sums(

@@ -8,12 +8,15 @@ those, never its events. A part is one transaction per table, with its entry in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+import psycopg
 from psycopg import Copy, sql
 
 from infra.database.connect import connect, naming
+from infra.errors import SamefoldError
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
@@ -25,9 +28,18 @@ from projections.engine.fold import Blocked, Parked
 from projections.engine.folded import Folded, StoredRow, added_rows
 from projections.engine.parking import insert_parked
 from projections.engine.plan import Plan
+from projections.engine.refusal import is_refusal
 from projections.engine.tables import PARTITION
 from projections.engine.view import Kind, View
 from projections.engine.workers import Advance
+
+
+class RowsRefused(SamefoldError):
+    """Rows of a view can't be stored. Whoever loads finds out whose they are, row by row: see `careful`."""
+
+    def __init__(self, view: str, error: Exception) -> None:
+        super().__init__(f"View '{view}' makes rows that can't be stored: {' '.join(str(error).split())}")
+        self.view = view
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,7 @@ def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mappin
 def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
     """Fold a partition from its beginning to the pin and write its rows. Tables that have the part already are left alone.
 
-    Raises what folding raises, LogChanged, BuildAbandoned, KafkaAway, DatabaseAway.
+    Raises what folding raises, RowsRefused, LogChanged, BuildAbandoned, KafkaAway, DatabaseAway.
     """
     loaded = Loaded(part.partition)
     plan = Plan(part.views)
@@ -130,7 +142,10 @@ class _Table:
             raise
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        if self._copying is not None:
+            with suppress(psycopg.Error):
+                self._copying.__exit__(*error)
         self._connection.close()
 
     def _enter(self) -> bool:
@@ -142,19 +157,28 @@ class _Table:
             "insert into build_parts (build, partition, rows) values (%s, %s, 0) on conflict do nothing",
             (self.build.id, self.partition),
         )
-        return entered.rowcount == 1
+        if entered.rowcount == 1:
+            return True
+        there = self._connection.execute(
+            "select rows from build_parts where build = %s and partition = %s", (self.build.id, self.partition)
+        ).fetchone()
+        self.rows = int(there[0]) if there else 0
+        return False
 
     def write(self, rows: Iterable[StoredRow]) -> None:
         if self._copy is not None:
-            write = self._copy.write_row
-            for row in rows:
-                write(row)
-                self.rows += 1
+            with self._refusing():
+                write = self._copy.write_row
+                for row in rows:
+                    write(row)
+                    self.rows += 1
 
     def finish(self, parked: Iterable[Parked]) -> int:
         """Commit the rows, and what the fold parked; the number of rows."""
         if self._copying is not None:
-            self._copying.__exit__(None, None, None)
+            copying, self._copying = self._copying, None
+            with self._refusing():
+                copying.__exit__(None, None, None)
             self._connection.execute(
                 "update build_parts set rows = %s where build = %s and partition = %s",
                 (self.rows, self.build.id, self.partition),
@@ -162,6 +186,16 @@ class _Table:
             insert_parked(self._connection, self.build.table, parked)
         self._connection.execute("commit")
         return self.rows
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """A value that can't be stored is a fault of the view's, whoever refuses it: PostgreSQL, psycopg or Python."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, psycopg.Error) and not is_refusal(error):
+                raise
+            raise RowsRefused(self.build.view, error) from error
 
 
 def copy_into(view: View, table: str) -> sql.Composed:

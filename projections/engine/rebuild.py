@@ -18,7 +18,8 @@ from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine import workers
 from projections.engine.builds import Build, Pin, State, abandon, begin, builds_of, by_id, claim, index, make_ready
-from projections.engine.local import load, parts
+from projections.engine.careful import load_carefully
+from projections.engine.local import RowsRefused, load, parts
 from projections.engine.progress import Progress, Silent
 from projections.engine.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.system import code_set
@@ -148,7 +149,6 @@ class _Job:
                 fresh, pin = begin(self.connection, list(of_agent.values()), topic, whole, leader)
                 made += fresh
                 self._load(fresh, pin, of_agent)
-                self._index(fresh, of_agent, len(pin.readings))
             self.result.tables = {build.view: build.table for build in made}
             return by_id(self.connection, [build.id for build in made])
         except BaseException:
@@ -159,27 +159,54 @@ class _Job:
             raise
 
     def _load(self, fresh: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> None:
-        result = self.result
-        records = sum(reading.next_offset for reading in pin.readings.values())
-        self.progress.begin("load", records)
+        """Fill the tables, make their keys, and declare them ready."""
+        careful: set[str] = set()
+        while True:
+            quick = [build for build in fresh if build.view not in careful]
+            try:
+                self._load_quickly(quick, pin, views)
+                self._index(quick, views)
+                break
+            except RowsRefused as refused:
+                careful.add(refused.view)
+        for build in fresh:
+            if build.view in careful:
+                self.progress.begin("careful", self._records(pin))
+                self.result.rows[build.view] = load_carefully(
+                    self.settings, self.connection, build, views[build.view], pin, self.progress.advance
+                )
+        for build in fresh:
+            make_ready(self.connection, build, len(pin.readings))
+
+    def _load_quickly(self, quick: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> None:
+        if not quick:
+            return
+        self.progress.begin("load", self._records(pin))
         began = time.monotonic()
-        work = parts(self.settings, self.settings.events_topic, fresh, views, pin)
-        processes = workers.processes_for(records, self.processes)
-        for loaded in workers.run(load, work, processes, self.progress.advance):
-            result.commits += loaded.commits
-            result.events += loaded.events
-            for name, rows in loaded.rows.items():
-                result.rows[name] = result.rows.get(name, 0) + rows
+        some = {build.view: views[build.view] for build in quick}
+        work = parts(self.settings, self.settings.events_topic, quick, some, pin)
+        processes = workers.processes_for(self._records(pin), self.processes)
+        done = workers.run(load, work, processes, self.progress.advance)
+        result = self.result
+        result.commits = max(result.commits, sum(part.commits for part in done))
+        result.events = max(result.events, sum(part.events for part in done))
+        result.rows |= {name: sum(part.rows[name] for part in done) for name in some}
         result.load_ms += 1000 * (time.monotonic() - began)
 
-    def _index(self, fresh: Sequence[Build], views: Mapping[str, View], partitions: int) -> None:
-        self.progress.begin("index", len(fresh))
+    def _index(self, quick: Sequence[Build], views: Mapping[str, View]) -> None:
+        self.progress.begin("index", len(quick))
         began = time.monotonic()
-        for build in fresh:
-            index(self.connection, build, views[build.view])
-            make_ready(self.connection, build, partitions)
+        for build in quick:
+            try:
+                index(self.connection, build, views[build.view])
+            except psycopg.errors.UniqueViolation as error:
+                raise RowsRefused(build.view, error) from error
             self.progress.advance(1)
         self.result.index_ms += 1000 * (time.monotonic() - began)
+
+    @staticmethod
+    def _records(pin: Pin) -> int:
+        return sum(reading.next_offset for reading in pin.readings.values())
 
 
 def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:
