@@ -176,6 +176,16 @@ def test_up_by_several_processes_at_once_is_one_stack(own_stack: Stack) -> None:
     assert {p.pid for p in servers} == set(pids(own_stack))
 
 
+def test_a_folder_removed_under_running_processes_is_no_trap(own_stack: Stack) -> None:
+    own_stack.up()
+    before = set(processes_of(own_stack))
+    shutil.rmtree(own_stack.folder, ignore_errors=True)
+    own_stack.down()
+    own_stack.up()
+    assert topics(own_stack) == set()
+    assert before & set(processes_of(own_stack)) == set()
+
+
 def test_what_was_formatted_half_way_is_formatted_anew(own_stack: Stack) -> None:
     own_stack.reset()
     data = own_stack.kafka.folder / "data"

@@ -93,6 +93,7 @@ def stop(service: Service, first: signal.Signals, patience: float = 15) -> None:
             time.sleep(0.02)
     if runs(service.folder):
         raise StopFailed(f"{service.name} survived SIGKILL.", "It hangs in the kernel: look at its disk.")
+    _end_strays(service)
 
 
 def runs(folder: Path) -> bool:
@@ -146,7 +147,7 @@ def _claim(folder: Path) -> int | None:
 
 
 def _end_strays(service: Service) -> None:
-    """Nobody holds the lock: whoever is found now belongs to a folder of this name that was removed under them."""
+    """Nobody holds the lock: whoever is found now belongs to a folder of this name that was removed under it."""
     while (stray := service.process()) or service.orphans():
         for process in [stray] if stray else service.orphans():
             _send(process, signal.SIGKILL)

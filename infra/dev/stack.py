@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -57,17 +57,13 @@ class Stack:
             self._write_dev_env()
 
     def down(self) -> None:
-        """Stop what runs; the data stays."""
-        if not self.folder.is_dir():
-            return
-        with self._alone():
+        """Stop what runs, even where the folder was removed under it; the data stays."""
+        with self._alone() if self.folder.is_dir() else nullcontext():
             self._down()
 
     def reset(self) -> None:
         """Stop, and remove the data of both. What else lies in the folder stays."""
-        if not self.folder.is_dir():
-            return
-        with self._alone():
+        with self._alone() if self.folder.is_dir() else nullcontext():
             self._down()
             for part in (self.kafka.folder, self.postgres.folder):
                 shutil.rmtree(part, ignore_errors=True)
