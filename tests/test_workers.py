@@ -1,0 +1,121 @@
+"""Worker processes: results in order, errors as they were raised, and no process that outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.log.rule import START
+from projections.engine.errors import LogChanged, PoisonEvent
+from projections.engine.workers import FEW_RECORDS, Advance, WorkerDied, processes_for, run
+from tests.conftest import ROOT
+from tests.spine import until
+
+
+def double(number: int, advance: Advance) -> int:
+    advance(number)
+    return 2 * number
+
+
+def fail_on_three(number: int, advance: Advance) -> int:
+    if number == 3:
+        raise PoisonEvent("balances", "accounts/3", 7, partition=3, offset=9, cause=ValueError("no"))
+    for _ in range(3_000):
+        advance(1)  # raises when another task has failed
+        time.sleep(0.01)  # slow work, which the failure must cut short
+    return number
+
+
+def die(number: int, _advance: Advance) -> int:
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def report_and_wait(path: str, advance: Advance) -> None:
+    """Tells its process id, then works until it is told to stop."""
+    Path(path).with_suffix(f".{os.getpid()}").touch()
+    while True:
+        advance(1)
+        time.sleep(0.01)  # slow work
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_come_in_the_order_of_the_arguments_and_progress_adds_up(processes: int) -> None:
+    told: list[int] = []
+    assert run(double, [5, 1, 4, 2], processes, told.append) == [10, 2, 8, 4]
+    assert sum(told) == 12
+
+
+def test_an_error_arrives_whole_and_stops_the_others() -> None:
+    began = time.monotonic()
+    with pytest.raises(PoisonEvent) as raised:
+        run(fail_on_three, [1, 3], 2)
+    assert time.monotonic() - began < 25, "the other task did not run to its end"
+    assert (raised.value.stream, raised.value.version, raised.value.offset) == ("accounts/3", 7, 9)
+    assert raised.value.cure
+
+
+def test_errors_with_arguments_of_their_own_survive_the_way_between_processes() -> None:
+    import pickle
+
+    error = LogChanged("events", 1, START, START, START)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.message, copy.cure) == (LogChanged, error.message, error.cure)
+
+
+def test_a_worker_that_dies_is_a_named_error() -> None:
+    with pytest.raises(WorkerDied, match="--processes"):
+        run(die, [1, 2], 2)
+
+
+def test_as_many_processes_as_the_size_is_worth() -> None:
+    assert processes_for(FEW_RECORDS) == 1
+    assert processes_for(FEW_RECORDS + 1) == os.cpu_count()
+    assert processes_for(10, wanted=3) == 3
+
+
+PARENT = """
+import sys
+from projections.engine.workers import run
+from tests.test_workers import report_and_wait
+if __name__ == "__main__":
+    run(report_and_wait, [sys.argv[1], sys.argv[1]], 2)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path, how: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "worker")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until(lambda: len(_workers(tmp_path)) == 2, "both workers work")
+    if how is signal.SIGINT:
+        os.killpg(parent.pid, how)  # as a terminal does it
+    else:
+        parent.kill()
+    assert parent.wait(20) != 0
+    until(lambda: not any(map(_lives, _workers(tmp_path))), "the workers end too")
+
+
+def _workers(folder: Path) -> list[int]:
+    return [int(path.suffix[1:]) for path in folder.glob("worker.*")]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
