@@ -45,4 +45,5 @@ $(VENV)/.installed: $(VENV)/.packages pyproject.toml
 $(VENV)/kafka/.verified: $(VENV)/.packages infra/dev/kafka-jars.sha256
 	@echo "setup 3/3: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
 	@$(BIN)/python -m infra.dev.jars
+	@$(BIN)/python -m infra.dev.kafka
 	@touch $@
