@@ -12,13 +12,15 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import faust
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
@@ -41,8 +43,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CHECK_S = 10.0
+CHECK_S = 5.0
 """How often the topic is compared with the contract."""
+LEAVE_S = 4.0
+"""At the end, how long to wait for a broker that does not answer any more."""
 SWITCH_INTERVAL_S = 0.0002
 """Each answer of the database otherwise waits up to 5 ms for the interpreter's lock."""
 
@@ -77,24 +81,22 @@ class Agent:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._tasks: set[asyncio.Task[None]] = set()
         self._said: dict[str, str] = {}
+        self._app: Any = None
         self._channel: Any = None
         self.consumer: Any = None
 
     async def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
-        events = await self._started()
-        if events is not None:
-            app = self._app()
-            await app.start()
-            self._spawn(self._watch(events))
-            try:
-                await self._ended.wait()
-            finally:
-                for task in self._tasks:
-                    task.cancel()
-                await app.stop()
-        self._thread.shutdown()
-        self.work.close()
+        log.info("agent %s: starts, in the group %s", self.name, self.group)
+        self._spawn(self._serve())
+        await self._ended.wait()
+        for task in self._tasks:
+            task.cancel()
+        if self._app is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._app.stop(), LEAVE_S)
+        self._thread.submit(self.work.close)
+        self._thread.shutdown(wait=False)
         if self.error is not None:
             raise self.error
 
@@ -105,9 +107,15 @@ class Agent:
             self._ended.set()
             self._changed.set()
 
+    async def _serve(self) -> None:
+        events = await self._started()
+        self._app = self._make_app()
+        await self._app.start()
+        await self._watch(events)
+
     # ── Faust ──
 
-    def _app(self) -> Any:
+    def _make_app(self) -> Any:
         """The Faust app: a service that fetches and an agent that applies what it is sent."""
         # the broker's address is demanded, but nothing here connects to it
         app = _App(self.group, broker="kafka://", web_enabled=False, topic_disable_leader=True)
@@ -180,9 +188,9 @@ class Agent:
         if consumer is not None:
             self._do(self.reader.assigned(()))
             try:
-                await consumer.stop()
-            except errors.KafkaError as error:
-                log.info("agent %s: left Kafka without a word: %s", self.name, error)
+                await asyncio.wait_for(consumer.stop(), LEAVE_S / 2)
+            except (errors.KafkaError, TimeoutError) as error:
+                log.info("agent %s: left Kafka without a word: %s", self.name, error or "it did not answer")
 
     async def _fetch_once(self) -> None:
         wanted = self.reader.fetching
@@ -209,7 +217,7 @@ class Agent:
             mine = [Record(number, r.offset, r.timestamp, r.key, r.value) for r in records]
             self._do(self.reader.records(number, mine, self.consumer.highwater(where) or 0, self._now()))
         if fetched:
-            self._said_well("kafka", "Kafka answers as it should")
+            self._said_well("kafka", "Kafka answers again")
         else:
             self._do(self.reader.tick(self._now()))
 
@@ -275,9 +283,9 @@ class Agent:
 
     # ── start and watch ──
 
-    async def _started(self) -> topics.Topic | None:
-        """Wait for Kafka and PostgreSQL, then make or check the agent's start; None where it was stopped meanwhile."""
-        while not self._ended.is_set():
+    async def _started(self) -> topics.Topic:
+        """Wait for Kafka and PostgreSQL, then make or check the agent's start; the log's topic."""
+        while True:
             try:
                 _, events = await self._in_thread(partial(topics.ensure, self.settings))
                 await self._in_thread(partial(self.work.start, events))
@@ -287,7 +295,6 @@ class Agent:
             else:
                 self._said_well("start", "both are there")
                 return events
-        return None
 
     async def _watch(self, events: topics.Topic) -> None:
         """Compare the topic with the contract now and then."""
@@ -295,8 +302,10 @@ class Agent:
             await asyncio.sleep(CHECK_S)
             try:
                 now = await asyncio.to_thread(topics.describe, self.settings, events.name)
-            except KafkaAway:
+            except KafkaAway as error:
+                self._say("kafka", error.message)
                 continue
+            self._said_well("kafka", "Kafka answers again")
             if (now.id, now.partitions) != (events.id, events.partitions):
                 raise topics.changed(events, now)
 
@@ -390,14 +399,8 @@ async def _serve(settings: Settings, agent: str, name: str) -> None:
     await serving.run()
 
 
-def run(settings: Settings, agent: str, name: str) -> None:
-    """Serve until SIGTERM or SIGINT. Raises SamefoldError."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    asyncio.run(_serve(settings, agent, name))
-
-
-def main() -> None:
-    """`python -m projections.agent --agent core --name NAME`: exit code 0 after SIGTERM, 1 after a named error."""
+def main() -> NoReturn:
+    """`python -m projections.agent --agent core --name NAME`: exit code 0 after SIGTERM or SIGINT, 1 after an error."""
     parser = argparse.ArgumentParser(prog="python -m projections.agent")
     parser.add_argument("--agent", default="core")
     parser.add_argument("--name", default="agent")
@@ -408,11 +411,19 @@ def main() -> None:
         # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
         for library in ("aiokafka", "faust", "mode", "psycopg"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    code = 0
     try:
-        run(settings, arguments.agent, arguments.name)
+        asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.agent, arguments.name))
     except SamefoldError as error:
         log.error("agent %s stops: %s: %s", arguments.name, error.code, error)
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    except BaseException:
+        log.exception("agent %s stops: a defect", arguments.name)
+        code = 1
+    logging.shutdown()
+    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    os._exit(code)
 
 
 if __name__ == "__main__":

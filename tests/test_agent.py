@@ -222,6 +222,14 @@ def test_a_topic_made_anew_is_refused_at_the_start(log: Log, tmp_path: Path) -> 
         assert one.says("was made anew")
 
 
+def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> None:
+    nowhere = log.settings.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
+    with agent(nowhere, tmp_path) as one:
+        until(lambda: one.says("starts"), "it is there")
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 0
+
+
 def test_the_group_is_named_after_the_set() -> None:
     assert set_hash({"a": 1, "b": 2}) == set_hash({"b": 2, "a": 1})
     assert len({set_hash({"a": 1}), set_hash({"a": 2}), set_hash({"b": 1}), set_hash({})}) == 4
