@@ -67,17 +67,18 @@ class Stages:
         self._task: TaskID | None = None
 
     def __enter__(self) -> Stages:
-        self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
             self._end()
-        self._bar.stop()
+        if self._task is not None:
+            self._bar.stop()
 
     def begin(self, stage: str, total: int | None = None) -> None:
         """The stage before has ended; this one has so many steps, if that is known."""
         self._end()
+        self._bar.start()  # not before: a bar without a stage leaves an empty line
         self._task = self._bar.add_task(stage, total=total, done="")
 
     def advance(self, count: int) -> None:

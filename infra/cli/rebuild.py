@@ -37,6 +37,8 @@ def rebuild(
     from projections.engine.rebuild import rebuild as run
     from projections.engine.system import all_views
 
+    if views and not as_json:
+        _offer(views)
     with Stages(quiet=as_json) as stages:
         result = run(
             Settings(), views or [], all_views(), make_live=not no_switch, processes=processes, progress=stages
@@ -86,6 +88,24 @@ def switch(
         stdout.print("Nothing to do: what is live is what this code has.")
     else:
         _tell(result)
+
+
+def _offer(names: list[str]) -> None:
+    """Say where going back to a table that is there would do."""
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+    from infra.terminal import stderr
+    from projections.engine.rebuild import old_builds
+    from projections.engine.system import all_views
+
+    settings = Settings()
+    asked = [view for name, view in all_views().items() if name in names]
+    with naming(settings), connect(settings, "samefold rebuild") as connection:
+        for build in old_builds(connection, asked):
+            stderr.print(
+                f"{build.table} is of this version too: `samefold switch {build.view} {build.version}` would only catch it up.",
+                soft_wrap=True,
+            )
 
 
 def _tell(result: Switched) -> None:
