@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.pq import Format
@@ -118,4 +118,9 @@ def _fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) 
 
 def _variable(types: tuple[int, int], values: Sequence[bytes | None]) -> BinaryArray:
     length = _LENGTH.pack
-    return BinaryArray(types, len(values), b"".join(_NULL if v is None else length(len(v)) + v for v in values))
+    if None in values:
+        return BinaryArray(types, len(values), b"".join(_NULL if v is None else length(len(v)) + v for v in values))
+    flat: list[Any] = [b""] * (2 * len(values))
+    flat[0::2] = map(length, map(len, cast(Sequence[bytes], values)))
+    flat[1::2] = values
+    return BinaryArray(types, len(values), b"".join(flat))
