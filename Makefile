@@ -6,7 +6,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pip can't build PySpark where its cache, in HOME, can't be written.
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet $(shell test -w "$${PIP_CACHE_DIR:-$$HOME}" || echo --no-cache-dir)
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'

@@ -26,6 +26,7 @@ def build() -> typer.Typer:
     app = typer.Typer(
         name="samefold",
         help="The same fold, live and rebuilt, applied once.",
+        epilog="Exit codes: 0 done, 1 an error or a difference found, 2 wrong usage or settings, 130 interrupted.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
