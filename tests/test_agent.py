@@ -16,9 +16,12 @@ from uuid import uuid4
 import msgspec
 import psycopg
 import pytest
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import NewPartitions
 
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
+from infra.errors import SamefoldError
 from infra.log import clients, partitioner, topics
 from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
@@ -220,6 +223,67 @@ def test_a_topic_made_anew_is_refused_at_the_start(log: Log, tmp_path: Path) -> 
     with agent(log.settings, tmp_path) as one:
         assert one.ends() == 1
         assert one.says("was made anew")
+
+
+def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_else(log: Log, tmp_path: Path) -> None:
+    log.deposit("a", 2)
+    with agent(log.settings, tmp_path) as one:
+        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
+    with connect(log.settings, "test") as db:
+        db.execute("update alembic_version set version_num = '9999'")
+    log.deposit("a", 1)
+    with agent(log.settings, tmp_path) as one:
+        until(lambda: transactions(log.settings) == {"a": 2}, "the newer code's views are not live yet")
+    with connect(log.settings, "test") as db:
+        db.execute("update live set version = 2 where view = 'balances'")
+    with agent(log.settings, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("database-ahead: The database is at migration 9999")
+
+
+def test_a_topic_made_anew_under_it_ends_it(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path) as one:
+        log.deposit("a", 2)
+        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
+        admin = clients.admin(log.settings)
+        admin.delete_topics([log.settings.events_topic])[log.settings.events_topic].result(10)
+        until(lambda: _is_made(log.settings), "the topic is there again")
+        assert one.ends() == 1
+        assert one.says("was made anew") or one.says("does not exist") or one.says("log-trimmed")
+
+
+def _is_made(settings: Settings) -> bool:
+    """Ask for the topic; the broker refuses while the old one is being deleted."""
+    try:
+        topics.ensure(settings)
+    except (KafkaException, SamefoldError):
+        return False
+    return True
+
+
+def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
+    log.deposit("a", 5)
+    at = partitioner.partition_of("accounts/a", log.settings.partitions)
+    trim = [TopicPartition(log.settings.events_topic, at, 3)]
+    admin = clients.admin(log.settings)
+    for future in admin.delete_records(trim).values():
+        future.result(10)
+    with agent(log.settings, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("log-trimmed")
+        assert one.says("goes on at 0")
+
+
+def test_another_number_of_partitions_is_refused(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path) as one:
+        until(lambda: one.says("has partitions"), "it has started")
+    more = [NewPartitions(name, 5) for name in (log.settings.commands_topic, log.settings.events_topic)]
+    admin = clients.admin(log.settings)
+    for future in admin.create_partitions(more).values():
+        future.result(10)
+    with agent(log.settings, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("has 5 partitions; it had 4")
 
 
 def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> None:
