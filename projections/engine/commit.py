@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import psycopg
+from psycopg import errors
 
 from infra.database.connect import Connection
 from infra.log.rule import Counted, Reading
@@ -82,18 +82,16 @@ with mine as materialized (
       u(partition, was, was_epoch, was_seq, next_offset, epoch, seq, command_offset) using (partition)
    where p.agent = %s and p.topic = %s and p.generation = %s
      and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)
-   order by p.topic, p.partition for update of p)
-update positions p
-   set next_offset = m.next_offset, epoch = m.epoch, seq = m.seq, command_offset = m.command_offset
-  from mine m where (p.agent, p.topic, p.partition) = (m.agent, m.topic, m.partition)
+   order by p.topic, p.partition for update of p),
+moved as (
+  update positions p
+     set next_offset = m.next_offset, epoch = m.epoch, seq = m.seq, command_offset = m.command_offset
+    from mine m where (p.agent, p.topic, p.partition) = (m.agent, m.topic, m.partition) returning 1)
+select 1 / (count(*) = %s)::int, pg_notify(%s, %s) from moved
 """
-
-
-def move_positions(connection: Connection, agent: str, topic: str, generation: UUID, moves: Iterable[Batch]) -> Any:
-    """The compare-and-set; the cursor's row count must be the number of moves, or nothing may be committed."""
-    rows = [(b.partition, *b.was[:3], *b.next) for b in moves]
-    parameters = [arrays.bigints(column) for column in zip(*rows, strict=True)]
-    return connection.execute(_MOVE, [*parameters, agent, topic, generation])
+# Fewer positions moved than should: division by zero. So whatever follows the fence in the pipeline fails with it, and the
+# fence costs no round trip of its own.
+_FENCED = errors.DivisionByZero
 
 
 def channel(agent: str) -> str:
@@ -155,7 +153,7 @@ class Committer:
             self.held[batch.partition].clear()
 
     def _quickly(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
-        """Two round trips: fence and rows that are not held; then all writes and COMMIT."""
+        """One round trip where all rows are held; else one for the fence and the rows, and one for all writes."""
         wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
         changes = None
         if not any(wanted):
@@ -169,39 +167,41 @@ class Committer:
         try:
             with connection.pipeline() as pipeline:
                 connection.execute("begin")
-                moved = self._move(connection, batches)
-                reads = self._read(connection, decoded, wanted)
-                pipeline.sync()
-                if moved.rowcount != len(batches):
-                    connection.execute("rollback")
-                    return Fenced()
+                self._move(connection, batches)
                 if changes is None:
+                    reads = self._read(connection, decoded, wanted)
+                    pipeline.sync()
                     self._hold(reads)
                     changes = self._fold(decoded, self.blocked)
                 for view in self.plan.views.values():
                     for query, parameters in writes(view, self.positions.tables[view.name], changes):
                         connection.execute(query, parameters)
                 parked = [one for change in changes for one in change.parked.values()]
-                self._finish(connection, batches, parked)
+                self._park(connection, parked)
                 committing = True
                 connection.execute("commit")
-        except psycopg.Error:
+        except psycopg.Error as error:
             if committing and connection.closed:
                 return Unknown()
+            if isinstance(error, _FENCED):
+                connection.rollback()
+                return Fenced()
             raise
         return self._applied(changes, parked)
 
     def _carefully(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
         """The same, statement by statement under savepoints, to find the streams whose rows are refused."""
         connection.execute("begin")
-        if self._move(connection, batches).rowcount != len(batches):
-            connection.execute("rollback")
+        try:
+            self._move(connection, batches)
+        except _FENCED:
+            connection.rollback()
             return Fenced()
         wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
         self._hold(self._read(connection, decoded, wanted))
         tables = {name: self.positions.tables[name] for name in self.plan.views}
         changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
-        self._finish(connection, batches, parked)
+        self._park(connection, parked)
         try:
             connection.execute("commit")
         except psycopg.Error:
@@ -210,9 +210,14 @@ class Committer:
             raise
         return self._applied(changes, parked)
 
-    def _move(self, connection: Connection, batches: Sequence[Batch]) -> Any:
-        positions = self.positions
-        return move_positions(connection, positions.agent, positions.topic, positions.generation, batches)
+    def _move(self, connection: Connection, batches: Sequence[Batch]) -> None:
+        """The compare-and-set, which fails unless every position was as the batches have it; the batches are told of it."""
+        at = self.positions
+        rows = [(batch.partition, *batch.was[:3], *batch.next) for batch in batches]
+        moves = [arrays.bigints(column) for column in zip(*rows, strict=True)]
+        moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
+        news = (channel(at.agent), moved[:7_000])
+        connection.execute(_MOVE, [*moves, at.agent, at.topic, at.generation, len(batches), *news])
 
     def _read(
         self, connection: Connection, decoded: Sequence[Decoded], wanted: Sequence[Mapping[str, list[Any]]]
@@ -234,11 +239,9 @@ class Committer:
     def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
         return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]
 
-    def _finish(self, connection: Connection, batches: Sequence[Batch], parked: Sequence[Parked]) -> None:
+    def _park(self, connection: Connection, parked: Sequence[Parked]) -> None:
         for one in parked:
             insert_parked(connection, self.positions.tables[one.view], [one])
-        moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
-        connection.execute("select pg_notify(%s, %s)", (channel(self.positions.agent), moved[:7_000]))
 
     def _applied(self, changes: Sequence[Changes], parked: Sequence[Parked]) -> Applied:
         for change in changes:

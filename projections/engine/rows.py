@@ -29,7 +29,7 @@ _encode = msgspec.json.encode
 class Statement(NamedTuple):
     """SQL with its parameters."""
 
-    query: sql.Composed
+    query: bytes
     parameters: Sequence[Any]
 
 
@@ -197,7 +197,8 @@ def _packed(columns: Sequence[Column], values: Sequence[Sequence[Any]], partitio
     return [*packed, arrays.smallints(partitions)]
 
 
-# The statements. Each is composed once per table; psycopg prepares it on the server after a few uses.
+# The statements. Each is composed once per table, as bytes: psycopg would render a Composed anew each time. The server
+# prepares it after a few uses.
 
 
 def _names(columns: Iterable[Column]) -> list[sql.Identifier]:
@@ -212,7 +213,7 @@ def _unnest(columns: Iterable[Column]) -> sql.Composed:
 
 
 @lru_cache
-def _select(view: View, table: str) -> sql.Composed:
+def _select(view: View, table: str) -> bytes:
     # as text: what msgspec reads, not what psycopg would make of JSON
     columns = [
         sql.SQL("t.{}::text" if column.scalar is Scalar.JSON else "t.{}").format(sql.Identifier(column.name))
@@ -229,7 +230,7 @@ def _select(view: View, table: str) -> sql.Composed:
             sql.SQL(", ").join(keys),
             sql.SQL(" and ").join(sql.SQL("t.{0} = k.{0}").format(key) for key in keys),
         )
-    return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), condition)
+    return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), condition).as_bytes()
 
 
 def _insert_into(table: str, columns: Sequence[Column]) -> sql.Composed:
@@ -242,18 +243,19 @@ def _insert_into(table: str, columns: Sequence[Column]) -> sql.Composed:
 
 
 @lru_cache
-def _plain_insert(view: View, table: str) -> sql.Composed:
-    return _insert_into(table, view.columns)
+def _plain_insert(view: View, table: str) -> bytes:
+    return _insert_into(table, view.columns).as_bytes()
 
 
 @lru_cache
-def _upsert(view: View, table: str) -> sql.Composed:
+def _upsert(view: View, table: str) -> bytes:
     # A row of another partition would be covered by another position: the null that this makes of it is refused.
     owned = sql.SQL("{0} = case when t.{0} = excluded.{0} then t.{0} end").format(sql.Identifier(PARTITION))
     sets = [sql.SQL("{0} = excluded.{0}").format(name) for name in _names(_increments(view))]
-    return sql.SQL("{} on conflict ({}) do update set {}").format(
+    upsert = sql.SQL("{} on conflict ({}) do update set {}").format(
         _insert_into(table, view.columns), sql.SQL(", ").join(_names(view.key)), sql.SQL(", ").join([*sets, owned])
     )
+    return upsert.as_bytes()
 
 
 _COMBINED = {
@@ -264,22 +266,24 @@ _COMBINED = {
 
 
 @lru_cache
-def _add(view: View, table: str) -> sql.Composed:
+def _add(view: View, table: str) -> bytes:
     increments = _increments(view)
-    return sql.SQL("{} on conflict ({}, {}) do update set {}").format(
+    upsert = sql.SQL("{} on conflict ({}, {}) do update set {}").format(
         _insert_into(table, [*view.key, *increments]),
         sql.SQL(", ").join(_names(view.key)),
         sql.Identifier(PARTITION),
         sql.SQL(", ").join(_COMBINED[column.role].format(sql.Identifier(column.name)) for column in increments),
     )
+    return upsert.as_bytes()
 
 
 @lru_cache
-def _delete(view: View, table: str) -> sql.Composed:
+def _delete(view: View, table: str) -> bytes:
     keys = [*_names(view.key), sql.Identifier(PARTITION)]
-    return sql.SQL("delete from {} t using {} k({}) where {}").format(
+    delete = sql.SQL("delete from {} t using {} k({}) where {}").format(
         sql.Identifier(table),
         _unnest([*view.key, _PARTITION_COLUMN]),
         sql.SQL(", ").join(keys),
         sql.SQL(" and ").join(sql.SQL("t.{0} = k.{0}").format(key) for key in keys),
     )
+    return delete.as_bytes()
