@@ -22,6 +22,7 @@ from projections.engine.builds import BuildAbandoned, BuildAlive, NotStarted, St
 from projections.engine.errors import LogChanged, PoisonEvent
 from projections.engine.local import _Table, load, parts
 from projections.engine.rebuild import UnknownView, rebuild
+from projections.engine.start import ContractBroken
 from projections.engine.switch import SetDiffers
 from projections.engine.system import agent_views, all_views, code_set
 from projections.engine.verify import verify
@@ -378,6 +379,16 @@ def test_a_log_that_leads_elsewhere_than_the_positions_say_is_refused(bank: Book
     with pytest.raises(LogChanged, match=r"\[2\]"):
         rebuild(world, ["balances"], all_views())
     assert build_states(world, "balances")["balances_v1_r2"] == State.ABANDONED
+
+
+def test_another_topic_of_the_same_name_is_refused(bank: Bookkeeper) -> None:
+    world = bank.world
+    with connect(world, "test") as db:
+        db.execute("update topics set topic_id = 'another'")
+    for act in (lambda: rebuild(world, ["balances"], all_views()), lambda: verify(world, all_views())):
+        with pytest.raises(ContractBroken):
+            act()
+    assert build_states(world, "balances") == {"balances_v1": "live"}
 
 
 def test_an_empty_log_is_rebuilt_too(world: Settings) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import Connection, connect
 from infra.log.rule import Reading
 from infra.settings import Settings
@@ -21,7 +23,7 @@ from projections.engine.fold import State
 from projections.engine.plan import Plan
 from projections.engine.positions import read_positions
 from projections.engine.rebuild import NoBuild, go_to, rebuild
-from projections.engine.states import Snapshot
+from projections.engine.states import LogStates, Snapshot
 from projections.engine.switch import (
     Pointer,
     SetDiffers,
@@ -36,7 +38,18 @@ from projections.engine.system import agent_views, all_views
 from projections.engine.tail import Tail
 from projections.engine.verify import verify
 from projections.engine.view import View
-from tests.bankviews import BALANCES_2, build_states, live_table, make_tables, rows, view, with_views
+from tests.bankviews import (
+    BALANCES_2,
+    BROKEN,
+    PARKING,
+    build_states,
+    live_table,
+    make_tables,
+    parking,
+    rows,
+    view,
+    with_views,
+)
 from tests.bookkeeper import DAY, Bookkeeper, LiveAgent, _ends, fold_all
 from tests.spine import scalar, set_up, until
 
@@ -329,6 +342,70 @@ def test_the_limit_grows_when_there_is_never_a_quiet_moment(bank: Bookkeeper, mo
     assert _differences(bank.world) == 0
 
 
+def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
+    world = bank.world
+    with LiveAgent(world), ThreadPoolExecutor() as threads:
+        futures = [threads.submit(rebuild, world, [name], all_views()) for name in ("statement", "streams_accounts")]
+        bank.life(ACCOUNTS, 5)
+        tables = {name: table for future in futures for name, table in future.result(60).tables.items()}
+        until(lambda: _behind(world) == 0, "the agent catches up")
+    assert tables == {"statement": "statement_v1_r2", "streams_accounts": "streams_accounts_v1_r2"}
+    assert _differences(world) == 0
+
+
+def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -> None:
+    world = bank.world
+    [build] = _ready(world, "statement")
+    bank.life(ACCOUNTS, 4)
+    at = fold_all(world)
+    group = Group("core", all_views(), [build])
+    group.tell_states(LogStates(world, world.events_topic, group.at, at, 1))
+    with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
+        prepare(db)
+        first = group.catch_up(db, tail, {**group.at, 1: at[1]})
+    assert 0 < first < 4 * len(ACCOUNTS)
+    assert go_to(world, ["statement"], all_views()).commits == 4 * len(ACCOUNTS) - first
+    assert _differences(world) == 0
+
+
+@pytest.mark.parametrize("name", list(PARKING))
+def test_poison_met_while_catching_up_is_parked_for_the_new_table(bank: Bookkeeper, name: str) -> None:
+    world = bank.world
+    new = with_views({name: parking(BROKEN)[name]})
+    make_tables(world, new)
+    rebuild(world, [name], new, make_live=False)
+    bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    go_to(world, [], new)
+    assert scalar(world, "select array_agg(table_name || ' ' || stream) from parked") == [f"{name}_v1 accounts/1"]
+    assert _differences(world, new) == 0
+
+
+def test_rows_refused_while_catching_up_are_parked_too(bank: Bookkeeper) -> None:
+    world = bank.world
+    source = """
+    ON_POISON = "park"
+
+    @dataclass(frozen=True, slots=True)
+    class Move:
+        account: Key[str]
+        line: Key[int]
+
+    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Move]:
+        yield Move(at.id, 10**30 if event.details.purpose == "poison" else at.version)
+    """
+    new = with_views({"moves": view(source, "moves")})
+    make_tables(world, new)
+    rebuild(world, ["moves"], new, make_live=False)
+    bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    go_to(world, [], new)
+    assert scalar(world, "select array_agg(table_name || ' ' || stream) from parked") == ["moves_v1 accounts/1"]
+    assert _differences(world, new) == 0
+
+
 # ── what it refuses ──
 
 
@@ -422,6 +499,31 @@ def test_a_view_moves_to_an_agent_of_its_own_without_showing_less(bank: Bookkeep
     assert reports.live_set == {"daily_totals": 2}
     assert "daily_totals" not in core.live_set
     assert _differences(world, moved) == 0
+
+
+def test_a_view_does_not_move_to_an_agent_that_is_behind(bank: Bookkeeper) -> None:
+    world = bank.world
+    first = with_views({"daily_totals": replace(all_views()["daily_totals"], agent="reports", version=2)})
+    make_tables(world, first)
+    rebuild(world, [], first)
+    bank.life(ACCOUNTS, 1)
+    fold_all(world, {name: one for name, one in first.items() if one.agent == "core"})  # `reports` stands still
+    second = {**first, "statement": replace(all_views()["statement"], version=2)}
+    second["balances"] = replace(all_views()["balances"], agent="reports", version=2)
+    make_tables(world, second)
+    builds = _ready(world, "balances", "statement", views=second)
+    with connect(world, "test") as db, pytest.raises(SwitchTimedOut):
+        switch(world, db, builds, second, give_up_s=1)
+    assert live_table(world, "balances") == "balances_v1"
+    with connect(world, "reports") as db:
+        db.execute(
+            "update positions r set next_offset = c.next_offset, epoch = c.epoch, seq = c.seq, "
+            "command_offset = c.command_offset from positions c "
+            "where r.agent = 'reports' and c.agent = 'core' and c.partition = r.partition"
+        )
+    with connect(world, "test") as db:
+        assert len(switch(world, db, builds, second, give_up_s=20).tables) == 2
+    assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
 
 
 # ── plans and leftovers ──

@@ -81,8 +81,7 @@ def _tell(found: Overview) -> None:
 
 
 def _others(view: ViewNow) -> list[Any]:
-    """Builds whose tables are there, but not the live one."""
-    return [build for build in view.builds if build.state not in ("live", "abandoned")]
+    return [build for build in view.builds if build.state != "live"]
 
 
 def _as_json(found: Overview) -> dict[str, Any]:

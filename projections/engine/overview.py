@@ -11,7 +11,7 @@ from infra.log import topics
 from infra.log.rule import Reading
 from infra.log.source import read_range
 from infra.settings import Settings
-from projections.engine.builds import Build, builds_of
+from projections.engine.builds import Build, builds_of, exists
 from projections.engine.parking import ParkedStream, parked_streams
 from projections.engine.positions import Positions, read_positions
 from projections.engine.start import set_difference
@@ -39,7 +39,7 @@ class AgentNow:
 
 @dataclass(frozen=True, slots=True)
 class ViewNow:
-    """A view as readers and as this code have it; either may be None."""
+    """A view as readers and as this code have it; either may be None. `builds` are those whose tables are there."""
 
     name: str
     code: View | None
@@ -58,7 +58,7 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
     """The state of all views, live or in this code. Raises DatabaseAway, KafkaAway, TopicMissing."""
     with naming(settings), connect(settings, "samefold views") as connection:
         live = pointers(connection)
-        builds = builds_of(connection)
+        builds = [build for build in builds_of(connection) if exists(connection, build.table)]
         parked = parked_streams(connection, live_only=True)
         agents = sorted({*(view.agent for view in views.values()), *(pointer.agent for pointer in live.values())})
         positions = {agent: read_positions(connection, agent, settings.events_topic) for agent in agents}

@@ -19,6 +19,7 @@ from infra.settings import Settings
 from projections.engine import workers
 from projections.engine.builds import Build, Pin, State, abandon, begin, builds_of, by_id, claim, index, make_ready
 from projections.engine.careful import load_carefully
+from projections.engine.contract import require_contract
 from projections.engine.local import RowsRefused, load, parts
 from projections.engine.progress import Progress, Silent
 from projections.engine.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
@@ -75,6 +76,7 @@ def rebuild(
     """
     progress = progress or Silent()
     with naming(settings), connect(settings, "samefold rebuild", statement_timeout_ms=0) as connection:
+        require_contract(settings, connection)
         live = pointers(connection)
         wanted = _wanted(names, live, views)
         along: list[Build] = []
@@ -105,6 +107,7 @@ def go_to(
     `switch` raises.
     """
     with naming(settings), connect(settings, "samefold switch", statement_timeout_ms=0) as connection:
+        require_contract(settings, connection)
         live = pointers(connection)
         wanted = _wanted(names, live, views)
         for name in wanted:

@@ -19,6 +19,7 @@ from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.builds import Build, State, builds_of, end_loaders, lock_builds, read_skips, remove_table
 from projections.engine.commit import channel, prepare
+from projections.engine.contract import require_contract
 from projections.engine.fold import Blocked, Held, Parked, decode, missing
 from projections.engine.parking import ParkedStream, parked_streams
 from projections.engine.plan import Plan
@@ -80,6 +81,7 @@ class _Replay:
     def run(self) -> Replayed:
         with naming(self.settings), connect(self.settings, "samefold parked") as connection:
             prepare(connection)
+            require_contract(self.settings, connection)
             deadline = time.monotonic() + GIVE_UP_S
             while True:
                 parked, positions = self._look(connection)

@@ -16,6 +16,7 @@ from psycopg import errors
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
+from infra.log.clients import KafkaAway
 from infra.log.rule import Reading
 from infra.settings import Settings
 from projections.engine.builds import Build, NotStarted, builds_of, by_id, lock_builds, write_positions
@@ -30,6 +31,8 @@ from projections.engine.view import CORE, View
 LOCK_TIMEOUT_MS = 200
 FEW_RECORDS = 200
 """What may be left to fold under the locks."""
+FETCH_S = 0.5
+"""How long to wait under the locks for a record that has not been read ahead."""
 PATIENCE = 3
 """Tries after which twice as much may be left: under a load that never pauses, agents commit more than that at once."""
 GIVE_UP_S = 120.0
@@ -171,7 +174,7 @@ class _Switch:
                 except _TooMuch:
                     if tries % PATIENCE == 0:
                         few *= 2
-                except (errors.LockNotAvailable, errors.DeadlockDetected):
+                except (errors.LockNotAvailable, errors.DeadlockDetected, KafkaAway):
                     pass
                 else:
                     now = time.monotonic()
@@ -258,7 +261,7 @@ class _Switch:
                     raise _TooMuch
             self._require_in_people_views()
             for agent, group in self.groups.items():
-                batches = self.tails[agent].batches(group.at, to[agent], few * len(group.at))
+                batches = self.tails[agent].batches(group.at, to[agent], few * len(group.at), FETCH_S)
                 if batches:
                     folded.append((group, batches, group.fold(self.connection, self.topic, batches)))
             self._point(move, outgoing, to, live)

@@ -43,12 +43,17 @@ class Tail:
     def close(self) -> None:
         self._consumer.close()
 
-    def batches(self, at: Mapping[int, Reading], to: Mapping[int, Reading], most: int) -> list[Batch]:
+    def batches(
+        self, at: Mapping[int, Reading], to: Mapping[int, Reading], most: int, give_up_s: float = NO_PROGRESS_S
+    ) -> list[Batch]:
         """What leads from `at` towards `to`: a batch for each partition that has not arrived, `most` records in all.
 
         The same call again, or one from a later position, gives the same records again, so a transaction that failed is
         tried again. Raises LogChanged when the log does not lead to `to`, LogTrimmed, KafkaAway.
         """
+        for partition, target in to.items():
+            if at[partition].next_offset == target.next_offset and at[partition] != target:
+                raise LogChanged(self.topic, partition, at[partition], at[partition], target)
         self._forget(at)
         missing = {
             partition: end.next_offset for partition, end in to.items() if at[partition].next_offset < end.next_offset
@@ -57,7 +62,7 @@ class Tail:
         wanted = {
             partition: min(end, at[partition].next_offset + min(share, AHEAD)) for partition, end in missing.items()
         }
-        self._read_to(wanted)
+        self._read_to(wanted, give_up_s)
         made = []
         for partition, end in wanted.items():
             records = list(islice(self._ahead[partition], end - at[partition].next_offset))
@@ -76,12 +81,12 @@ class Tail:
             while ahead and ahead[0].offset < at[partition].next_offset:
                 ahead.popleft()
 
-    def _read_to(self, wanted: Mapping[int, int]) -> None:
-        deadline = time.monotonic() + NO_PROGRESS_S
+    def _read_to(self, wanted: Mapping[int, int], give_up_s: float) -> None:
+        deadline = time.monotonic() + give_up_s
         while any(self._end[partition] < end for partition, end in wanted.items()):
             self._throttle(wanted)
             if self._consume(0.1):
-                deadline = time.monotonic() + NO_PROGRESS_S
+                deadline = time.monotonic() + give_up_s
             elif time.monotonic() > deadline:
                 raise clients.away(self.settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
 

@@ -21,6 +21,7 @@ from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine import workers
 from projections.engine.commit import Batch
+from projections.engine.contract import require_contract
 from projections.engine.fold import Blocked, Changes
 from projections.engine.folded import Folded, StoredRow, added_rows
 from projections.engine.plan import Plan
@@ -97,6 +98,8 @@ def verify(
     progress = progress or Silent()
     result = Verified()
     with naming(settings):
+        with connect(settings, "samefold verify") as connection:
+            require_contract(settings, connection)
         for agent in sorted({view.agent for view in views.values()}):
             of_agent = {name: view for name, view in views.items() if view.agent == agent}
             with Spool() as spool:
