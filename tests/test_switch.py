@@ -11,8 +11,7 @@ from datetime import timedelta
 import pytest
 
 from domain.accounts import Details, MoneyDeposited
-from infra.database.connect import Connection, connect
-from infra.log.rule import Reading
+from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine import builds as engine_builds
 from projections.engine.builds import Build, BuildAlive, abandon, builds_of, claim
@@ -188,25 +187,14 @@ def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bo
     assert _differences(world) == 0
 
 
-def test_a_switch_that_stopped_short_of_the_positions_would_show_an_older_state(
-    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_claims_positions_it_was_not_folded_to_is_found_out(bank: Bookkeeper) -> None:
     """The mutant of folding exactly to the positions: rows are missing for good, and `verify` names them."""
     [build] = _ready(bank.world, "balances")
     bank.life(ACCOUNTS, 1)
-    fold_all(bank.world)
-
-    def skip(self: Group, _connection: Connection, _tail: Tail, to: Mapping[int, Reading]) -> int:
-        self.at.update(to)
-        return 0
-
-    monkeypatch.setattr(Group, "catch_up", skip)
-    monkeypatch.setattr(Group, "check", lambda *_: None)
+    at = fold_all(bank.world)
     with connect(bank.world, "test") as db:
-        positions = read_positions(db, "core", bank.world.events_topic)
-        assert positions is not None
-        engine_builds.write_positions(db, build.id, bank.world.events_topic, positions.readings)
-    _switch(bank.world, [build])
+        engine_builds.write_positions(db, build.id, bank.world.events_topic, at)
+    go_to(bank.world, ["balances"], all_views())
     assert _differences(bank.world) > 0
 
 
@@ -254,6 +242,15 @@ def test_a_journal_goes_back_with_states_as_of_its_own_position(bank: Bookkeeper
     fold_all(world)
     go_to(world, ["statement"], all_views())
     assert live_table(world, "statement") == "statement_v1"
+    assert _differences(world) == 0
+
+
+def test_states_from_the_log_come_from_worker_processes_too(bank: Bookkeeper) -> None:
+    world = bank.world
+    _ready(world, "statement")
+    bank.life(ACCOUNTS, 5)
+    fold_all(world)
+    assert go_to(world, ["statement"], all_views(), processes=2).commits == 5 * len(ACCOUNTS)
     assert _differences(world) == 0
 
 
@@ -359,7 +356,7 @@ def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -
     bank.life(ACCOUNTS, 4)
     at = fold_all(world)
     group = Group("core", all_views(), [build])
-    group.tell_states(LogStates(world, world.events_topic, group.at, at, 1))
+    group.tell_states(LogStates(world, world.events_topic, group.at, at, group.foreign_states))
     with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
         prepare(db)
         first = group.catch_up(db, tail, {**group.at, 1: at[1]})

@@ -7,7 +7,7 @@ same transaction: a table ahead of its agent could be switched to by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -71,13 +71,22 @@ class Group:
         self.states = states
         self._touched = {}
 
-    def catch_up(self, connection: Connection, tail: Tail, to: Mapping[int, Reading]) -> int:
-        """Fold on to exactly these positions; the number of commits. Raises MovedElsewhere, BuildAbandoned, Ahead and
-        what folding raises."""
+    def catch_up(
+        self,
+        connection: Connection,
+        tail: Tail,
+        to: Mapping[int, Reading],
+        between: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Fold on to exactly these positions; the number of commits. `between` transactions, the caller may do something.
+
+        Raises MovedElsewhere, BuildAbandoned, Ahead and what folding raises.
+        """
         commits = 0
         while batches := tail.batches(self.at, to, MOST_RECORDS):
             self._transaction(connection, tail.topic, batches)
             commits += sum(len(batch.counted) for batch in batches)
+            between()
         return commits
 
     def _transaction(self, connection: Connection, topic: str, batches: Sequence[Batch]) -> None:

@@ -12,7 +12,7 @@ The fold of a range needs each touched stream's state just before it, at the *bu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ from projections.engine.rows import loaded, select_rows
 from projections.engine.system import snapshot_view, snapshot_view_name
 from projections.engine.workers import Advance
 
+IDLE_MS = 60_000
+
 
 class StatesBefore(Protocol):
     """States of streams as they were at one position of the log."""
@@ -44,8 +46,7 @@ class Snapshot:
     def __init__(self, settings: Settings, agent: str, topic: str) -> None:
         self._connection: Connection = connect(settings, f"samefold catch-up {agent}")
         try:
-            # it is read again only after the round that it began, however long that takes
-            self._connection.execute("set idle_in_transaction_session_timeout = 0")
+            self._connection.execute(f"set idle_in_transaction_session_timeout = {IDLE_MS}")
             self._connection.execute("begin isolation level repeatable read, read only")
             prepare(self._connection)
             self.positions: Positions | None = read_positions(self._connection, agent, topic)
@@ -60,12 +61,19 @@ class Snapshot:
         found = self._connection.execute(query, parameters).fetchall()
         return loaded(snapshot_view(context), context.state, found)
 
+    def keep(self) -> None:
+        """Say that it is still wanted; whoever freezes loses it after a minute, and with it the locks on its tables."""
+        self._connection.execute("select 1")
+
     def close(self) -> None:
         self._connection.close()
 
 
 class LogStates:
-    """The states at `at` of the streams that [at, to) touches, folded from the log when they are first asked for."""
+    """The states at `at` of the streams that [at, to) touches, folded from the log.
+
+    All is read when it is made: a catch-up's transaction must not wait for it. `advance` is told how far it is.
+    """
 
     def __init__(
         self,
@@ -73,19 +81,24 @@ class LogStates:
         topic: str,
         at: Mapping[int, Reading],
         to: Mapping[int, Reading],
-        processes: int | None,
+        names: Iterable[str],
+        *,
+        processes: int | None = None,
+        advance: Advance = lambda _count: None,
     ) -> None:
-        self._parts = [_Part(settings, topic, partition, reading, to[partition]) for partition, reading in at.items()]
-        self._processes = workers.processes_for(sum(part.at.next_offset for part in self._parts), processes)
-        self._found: dict[str, dict[str, State]] = {}
+        parts = [
+            _Part(settings, topic, partition, name, before, to[partition])
+            for partition, before in at.items()
+            for name in names
+            if before not in (START, to[partition])
+        ]
+        count = workers.processes_for(sum(part.at.next_offset for part in parts), processes)
+        self._found: dict[str, dict[str, State]] = {part.name: {} for part in parts}
+        for part, states in zip(parts, workers.run(_states_before, parts, count, advance), strict=True):
+            self._found[part.name].update(states)
 
     def read(self, name: str, streams: Collection[str]) -> Mapping[str, State]:
-        if name not in self._found:
-            parts = [(name, part) for part in self._parts]
-            found = self._found[name] = {}
-            for states in workers.run(_states_before, parts, self._processes):
-                found.update(states)
-        known = self._found[name]
+        known = self._found.get(name, {})
         return {stream: known[stream] for stream in streams if stream in known}
 
 
@@ -94,16 +107,16 @@ class _Part:
     settings: Settings
     topic: str
     partition: int
+    name: str
+    """Of the context's snapshot view."""
     at: Reading
     to: Reading
 
 
-def _states_before(asked: tuple[str, _Part], advance: Advance) -> dict[str, State]:
+def _states_before(part: _Part, advance: Advance) -> dict[str, State]:
     """States at `at` of the context's streams that have events in [at, to)."""
-    name, part = asked
+    name = part.name
     where = (part.settings, part.topic, part.partition)
-    if part.at in (START, part.to):
-        return {}
     touched = {one.commit.stream for batch in counted_to(*where, part.to, part.at) for one in batch.counted}
     context = next(context for context in contexts().values() if snapshot_view_name(context.name) == name)
     plan = Plan({name: snapshot_view(context)})

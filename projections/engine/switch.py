@@ -214,11 +214,11 @@ class _Switch:
                     raise NotStarted(f"Agent '{leader}' has not started yet.", "Start it first: `samefold run agent`.")
                 group = self.groups.get(agent)
                 if group is None:
-                    group = self._level(leader, of_agent, to)
+                    group = self._level(leader, of_agent, to, snapshot)
                     self.groups[agent] = group
                     self.tails[agent] = Tail(self.settings, self.topic, group.at)
                 else:
-                    self.commits += group.catch_up(self.connection, self.tails[agent], to)
+                    self.commits += group.catch_up(self.connection, self.tails[agent], to, snapshot.keep)
                 kept = bool(group.foreign_states)
                 group.tell_states(snapshot if kept else None)
             finally:
@@ -230,12 +230,21 @@ class _Switch:
                 self.snapshots[agent] = snapshot
             self.tails[agent].read_ahead()
 
-    def _level(self, leader: str, builds: Sequence[Build], to: Mapping[int, Reading]) -> Group:
+    def _level(self, leader: str, builds: Sequence[Build], to: Mapping[int, Reading], snapshot: Snapshot) -> Group:
         """The first round: builds that stand at different positions come to the same ones, each from its own."""
         for group in groups_at(leader, self.views, builds):
-            group.tell_states(LogStates(self.settings, self.topic, group.at, to, self.processes))
+            states = LogStates(
+                self.settings,
+                self.topic,
+                group.at,
+                to,
+                group.foreign_states,
+                processes=self.processes,
+                advance=lambda _count: snapshot.keep(),
+            )
+            group.tell_states(states)
             with Tail(self.settings, self.topic, group.at) as tail:
-                self.commits += group.catch_up(self.connection, tail, to)
+                self.commits += group.catch_up(self.connection, tail, to, snapshot.keep)
         return Group(leader, self.views, by_id(self.connection, [build.id for build in builds]))
 
     # ── under the locks ──

@@ -56,7 +56,7 @@ def run(
     stops the other tasks and is raised.
     """
     waiting = list(arguments)
-    if processes <= 1:
+    if processes <= 1 or len(waiting) <= 1:
         with _without_collector():
             return [task(argument, advance) for argument in waiting]
     context = multiprocessing.get_context("spawn")
