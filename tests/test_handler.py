@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
 from commands.handler import WorldChanged
 from commands.intake import reserved_stream
 from infra.log import clients
 from infra.log.partitioner import partition_of
-from infra.log.records import encode
+from infra.log.records import UnreadableRecord, encode
 from infra.log.topics import TopicChanged
 from infra.settings import Settings
 from projections.engine.start import ContractBroken
@@ -296,8 +296,6 @@ def _make_anew(world: Settings, name: str) -> None:
 
 
 def test_a_trimmed_log_is_refused(world: Settings) -> None:
-    from confluent_kafka import TopicPartition
-
     set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 1))
     with handler(world):
@@ -357,3 +355,40 @@ def test_our_producers_use_murmur2(world: Settings) -> None:
     client.flush(10)
     assert landed == {name: partition_of(name, world.partitions) for name in names}
     assert landed != {name: _crc32_partition(world, name) for name in names}
+
+
+def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"), deposit("ada", "d1", 1))
+    with handler(world):
+        until(lambda: len(commits(world)) == 2, "decided")
+    send(world, deposit("ada", "d2", 1), deposit("ada", "d3", 1))
+    partition = partition_of("accounts/ada", world.partitions)
+    admin = clients.admin(world)
+    [future] = admin.delete_records([TopicPartition(world.commands_topic, partition, 3)]).values()
+    future.result(10)
+    with handler(world) as running:
+        error = ended_with(running, WorldChanged)
+    assert "does not hold the next command" in str(error)
+    assert len(commits(world)) == 2, "d3 must not be decided as if d2 had never been"
+
+
+def test_an_unknown_format_of_our_own_stops_the_handler_by_name(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"))
+    partition = partition_of("accounts/ada", world.partitions)
+    produce(world, world.events_topic, partition, b"accounts/ada", b'{"samefold":"commit/2","something":"new"}')
+    with handler(world) as running:
+        error = ended_with(running, UnreadableRecord)
+    assert f"[{partition}] offset 0" in str(error)
+
+
+def test_garbage_in_the_log_is_void_for_the_handler_too(world: Settings) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    for value in (b"garbage", None, b"{}"):
+        produce(world, world.events_topic, partition, b"accounts/ada", value)
+    send(world, open_account("ada"))
+    with handler(world):
+        until(lambda: len(commits(world)) == 1, "decided in spite of it")
+    assert project(world) == 1
