@@ -1,5 +1,6 @@
 """From a file of commands to rows, through real handlers and agents: two of each, killed and frozen in turn."""
 
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,14 @@ from projections.engine.verify import verify
 from tests.oracle import judge
 
 FILES = ["generated", *(["real"] if real_data() else [])]
-SHORT = {"session_timeout_ms": 1_500, "idle_in_transaction_timeout_ms": 1_000, "lock_timeout_ms": 1_000}
+SHORT = {
+    "session_timeout_ms": 1_500,
+    "statement_timeout_ms": 3_000,
+    "idle_in_transaction_timeout_ms": 1_000,
+    "lock_timeout_ms": 1_000,
+    "handler_batch": 50,
+    "agent_batch": 50,
+}
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -51,7 +59,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def place(world: Settings) -> Settings:
-    """Tables and topics, and timeouts short enough to freeze somebody past all of them."""
+    """Tables and topics; timeouts short enough to freeze somebody past all of them, batches to freeze him between two."""
     place = world.model_copy(update=SHORT)
     migrate.upgrade(place)
     topics.ensure(place)
@@ -163,56 +171,102 @@ def one_for_each_partition(place: Settings) -> list[Command]:
     return list(found.values())
 
 
+class Scene:
+    """Two handlers and two agents, and a bank's commands in slices, sent one by one while something happens to them."""
+
+    def __init__(self, place: Settings, commands: Sequence[Command], crew: Crew, watch: Watch, slices: int) -> None:
+        share = -(-len(commands) // slices)
+        self.place, self.crew, self.watch = place, crew, watch
+        self.left = [commands[n : n + share] for n in range(0, len(commands), share)]
+        self.sent = 0
+
+    def send(self) -> None:
+        batch = self.left.pop(0)
+        send(self.place, batch)
+        self.sent += len(batch)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        until(self.crew, self.watch, holds)
+
+    def until_visible(self) -> None:
+        self.until(lambda: self.watch.visible() == self.sent)
+
+    def trouble(self, handler: Child, agent: Child) -> None:
+        self.kill(handler)
+        self.freeze_agent(agent)
+        self.kill(agent)
+        self.freeze_handler(handler)
+
+    def kill(self, child: Child) -> None:
+        """In the midst of its work; its successor finds some more."""
+        self.send()
+        self.until(lambda: self.crew.kill(child) is not None)
+        before = self.watch.before(child)
+        self.send()
+        self.until(lambda: self.watch.is_at_its_place(child, before))
+
+    def freeze_handler(self, child: Child) -> None:
+        """In the midst of its work, until the other one has done all of it; then it wakes up with what it had in hand."""
+        process = self.freeze_at(child, self.let_handlers_begin, self.watch.decided)
+        self.send()
+        self.until_visible()
+        before = self.watch.before(child)
+        thaw(process)
+        self.until(lambda: self.watch.is_at_its_place(child, before))
+
+    def freeze_agent(self, child: Child) -> None:
+        """The same."""
+        process = self.freeze_at(child, self.let_agents_begin, self.watch.visible)
+        self.send()
+        self.until_visible()
+        thaw(process)
+
+    def freeze_at(self, child: Child, begin: Callable[[], None], done: Callable[[], int]) -> subprocess.Popen[bytes]:
+        """Frozen while some of the work is done and some is not; tried again until that is so."""
+        while True:
+            self.until_visible()
+            begin()
+            process = self.freeze(child)
+            self.watch.look()
+            if done() < self.sent:
+                return process
+            thaw(process)
+
+    def let_handlers_begin(self) -> None:
+        decided = self.watch.decided()
+        self.send()
+        self.until(lambda: self.watch.decided() > decided)
+
+    def let_agents_begin(self) -> None:
+        """All agents are held back until there is enough work in the log to be in the midst of it."""
+        held = [self.freeze(agent) for agent in self.crew.agents]
+        self.send()
+        self.until(lambda: self.watch.decided() == self.sent)
+        visible = self.watch.visible()
+        for process in held:
+            thaw(process)
+        self.until(lambda: self.watch.visible() > visible)
+
+    def freeze(self, child: Child) -> subprocess.Popen[bytes]:
+        self.until(lambda: child.pid is not None)
+        process = self.crew.freeze(child)
+        assert process
+        return process
+
+
 def test_killed_and_frozen_in_turn_with_a_rebuild_in_the_middle(place: Settings, tmp_path: Path) -> None:
     """Frozen past every timeout: until the others have done all that was sent while it was frozen."""
-    generate.write(tmp_path / "bank.csv.gz", generate.generate(accounts=300, transactions=9_000))
+    generate.write(tmp_path / "bank.csv.gz", generate.generate(accounts=300, transactions=12_000))
     of = bank(tmp_path, tmp_path / "bank.csv.gz", overdraft_limit=5_000_00, seed=None)
-    share = -(-len(of.commands) // 17)
-    slices = [of.commands[n : n + share] for n in range(0, len(of.commands), share)]
     with work(place, tmp_path) as (crew, watch), ThreadPoolExecutor(1) as aside:
-        sent = 0
-
-        def send_next() -> None:
-            nonlocal sent
-            if slices:
-                send(place, slices[0])
-                sent += len(slices.pop(0))
-
-        def visible_is(count: int) -> Callable[[], bool]:
-            return lambda: watch.visible() >= count
-
-        def kill(child: Child) -> None:
-            until(crew, watch, lambda: crew.kill(child) is not None)
-            seen = watch.before(child)
-            send_next()
-            until(crew, watch, lambda: watch.is_at_its_place(child, seen))
-
-        def freeze(child: Child) -> None:
-            until(crew, watch, lambda: child.pid is not None)
-            process = crew.freeze(child)
-            assert process
-            send_next()
-            until(crew, watch, visible_is(sent))
-            seen = watch.before(child)
-            thaw(process)
-            if child in crew.handlers:
-                until(crew, watch, lambda: watch.is_at_its_place(child, seen))
-
-        turns = [(harm, n) for n in range(2) for harm in (kill, freeze)]
-        rebuilding = None
-        for number, (harm, n) in enumerate(turns):
-            for child in (crew.handlers[n], crew.agents[n]):
-                begin = watch.visible()
-                send_next()
-                until(crew, watch, lambda begin=begin: watch.visible() > begin)  # type: ignore[misc]
-                harm(child)
-            if number == 1:
-                rebuilding = aside.submit(rebuild, place, ["balances"], all_views())
-        assert rebuilding
+        scene = Scene(place, of.commands, crew, watch, slices=24)
+        scene.trouble(crew.handlers[0], crew.agents[0])
+        rebuilding = aside.submit(rebuild, place, ["balances"], all_views())
+        scene.trouble(crew.handlers[1], crew.agents[1])
+        while scene.left:
+            scene.send()
+        scene.until_visible()
         rebuilt = rebuilding.result(60)
-        while slices:
-            send_next()
-        until(crew, watch, visible_is(len(of.commands)))
     with connect(place, "test") as connection:
         assert live_table(connection, "balances") == rebuilt.tables["balances"] != "balances_v1"
     proven(of, place)

@@ -74,6 +74,10 @@ class Watch:
         row = self._database.execute(sql.SQL("select count(*) from {}").format(sql.Identifier(table))).fetchone()
         return int(row[0]) if row else 0
 
+    def decided(self) -> int:
+        """How many commits count in the log, as of the last look."""
+        return self._commits.total()
+
     def wait(self, seconds: float) -> None:
         """Returns when an agent committed a batch, or the time is over."""
         # an agent notifies in the transaction of its batch, so the notifying session is one that committed
