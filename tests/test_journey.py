@@ -105,7 +105,7 @@ class Journey:
 
         def recorded(connection: Any, query: Any, parameters: Any = None, **options: Any) -> Any:
             if get_ident() == mine:  # the handler's thread reads, too
-                text = query if isinstance(query, str) else query.as_string(connection)
+                text = query.decode() if isinstance(query, bytes) else query
                 plain = parameters and all(isinstance(one, str) for one in parameters)
                 self.statements.append(text % tuple(f"'{one}'" for one in parameters) if plain else text)
             return execute(connection, query, parameters, **options)
