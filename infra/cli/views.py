@@ -39,10 +39,11 @@ def drop(
     view: Annotated[str, typer.Argument(help="A view.")],
     which: Annotated[str, typer.Argument(help="A version, for all its tables that are not needed, or a table's name.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Drop tables that readers do not see: old ones, and ones that were abandoned."""
     from infra.settings import Settings
-    from infra.terminal import stdout
+    from infra.terminal import print_json, stdout
     from projections.engine.dropping import drop_tables, droppable
     from projections.engine.system import all_views
 
@@ -52,7 +53,10 @@ def drop(
     if not yes:
         typer.confirm(f"Drop {names}? Going back to it then needs a rebuild.", abort=True, err=True)
     drop_tables(settings, builds, views.get(view))
-    stdout.print(f"Dropped {names}.")
+    if as_json:
+        print_json({"dropped": [build.table for build in builds]})
+    else:
+        stdout.print(f"Dropped {names}.")
 
 
 def _tell(found: Overview) -> None:

@@ -273,7 +273,8 @@ class _Switch:
                 batches = self.tails[agent].batches(group.at, to[agent], few * len(group.at), FETCH_S)
                 if batches:
                     folded.append((group, batches, group.fold(self.connection, self.topic, batches)))
-            self._point(move, outgoing, to, live)
+            with self.connection.pipeline():  # one round trip: the agents are waiting
+                self._point(move, outgoing, to, live)
         for group, applied, changes in folded:
             group.moved(applied, changes)
             self.commits += sum(len(batch.counted) for batch in applied)
