@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.database import migrate
+from infra.database import migrate, revisions
 from infra.database.connect import DatabaseBehind, connect
-from infra.database.migrate import DatabaseAhead, SchemaDrift, ViewChangedShape
+from infra.database.migrate import SchemaDrift, ViewChangedShape
+from infra.database.revisions import DatabaseAhead
+from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine import system
 from projections.engine.view import View
@@ -23,8 +25,8 @@ from tests.viewkit import PURSES, view
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the migrations, to write more of them."""
     copied = tmp_path / "migrations"
-    shutil.copytree(migrate.SCRIPTS, copied, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(migrate, "SCRIPTS", copied)
+    shutil.copytree(revisions.SCRIPTS, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(revisions, "SCRIPTS", copied)
     return copied / "versions"
 
 
@@ -46,7 +48,7 @@ def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: 
     migrate.check(world)
     assert migrate.upgrade(world) == (after, after)
     with connect(world, "test") as db:
-        migrate.require_schema(db)
+        revisions.require_schema(db)
 
 
 def test_upgrades_at_once_take_turns(world: Settings) -> None:
@@ -58,7 +60,7 @@ def test_upgrades_at_once_take_turns(world: Settings) -> None:
 
 def test_an_empty_database_is_behind(world: Settings) -> None:
     with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration none"):
-        migrate.require_schema(db)
+        revisions.require_schema(db)
     with pytest.raises(DatabaseBehind):
         migrate.check(world)
 
@@ -68,7 +70,7 @@ def test_a_database_with_a_newer_migration_is_ahead(world: Settings) -> None:
     with connect(world, "test") as db:
         db.execute("update alembic_version set version_num = '9999'")
         with pytest.raises(DatabaseAhead, match="at migration 9999"):
-            migrate.require_schema(db)
+            revisions.require_schema(db)
     for act in (migrate.upgrade, migrate.check):
         with pytest.raises(DatabaseAhead):
             act(world)
@@ -161,3 +163,18 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
     nothing = samefold("db", "revision", "-m", "nothing", settings=world)
     assert (nothing.returncode, nothing.stderr) == (0, "")
     assert nothing.stdout.startswith("Nothing to do")
+
+
+def test_two_branches_that_each_added_a_migration_are_told(scripts: Path) -> None:
+    for name in ("0002_mine", "0002_theirs"):
+        (scripts / f"{name}.py").write_text(f"revision: str = \"{name}\"\ndown_revision: str | None = '0001'\n")
+    with pytest.raises(SamefoldError, match="several newest migrations: 0002_mine, 0002_theirs"):
+        revisions.head()
+    (scripts / "0003.py").write_text("revision = '0003'\ndown_revision = ('0002_mine', '0002_theirs')\n")
+    assert revisions.head() == "0003"
+
+
+def test_code_without_migrations_has_no_newest(scripts: Path) -> None:
+    for file in scripts.glob("*.py"):
+        file.unlink()
+    assert revisions.head() is None

@@ -21,11 +21,10 @@ from alembic.autogenerate import produce_migrations
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations.ops import MigrationScript, UpgradeOps
-from alembic.script import ScriptDirectory
 from sqlalchemy.pool import NullPool
 
-from infra.database import schema
-from infra.database.connect import Connection, DatabaseBehind, connect
+from infra.database import revisions, schema
+from infra.database.connect import Connection, connect
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
@@ -33,13 +32,7 @@ T = TypeVar("T")
 
 VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_r\d+)?")
 
-SCRIPTS = Path(__file__).parent / "migrations"
-
 _LOCK = 0x53414D45464F4C44  # "SAMEFOLD": two upgrades at once take turns
-
-
-class DatabaseAhead(SamefoldError):
-    """The database was migrated by newer code than this."""
 
 
 class ViewChangedShape(SamefoldError):
@@ -55,9 +48,10 @@ def upgrade(settings: Settings) -> tuple[str | None, str | None]:
 
     def act(connection: sa.Connection, config: Config) -> tuple[str | None, str | None]:
         connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        before = _known(MigrationContext.configure(connection).get_current_revision())
+        before = MigrationContext.configure(connection).get_current_revision()
+        revisions.require_known(before)
         command.upgrade(config, "head")
-        return before, _head()
+        return before, revisions.head()
 
     return _with(settings, act)
 
@@ -69,8 +63,8 @@ def revise(settings: Settings, message: str) -> Path | None:
     """
 
     def act(connection: sa.Connection, config: Config) -> Path | None:
-        _require_head(MigrationContext.configure(connection).get_current_revision())
-        number = f"{len(list(_scripts().walk_revisions())) + 1:04d}"
+        revisions.require_head(MigrationContext.configure(connection).get_current_revision())
+        number = f"{len(revisions.revisions()) + 1:04d}"
         written = command.revision(config, message, autogenerate=True, rev_id=number)
         if written is None or isinstance(written, list):
             return None
@@ -84,7 +78,7 @@ def check(settings: Settings) -> None:
     """Raises SchemaDrift, ViewChangedShape, DatabaseBehind or DatabaseAhead; returns where code and database agree."""
 
     def act(connection: sa.Connection, _config: Config) -> None:
-        _require_head(MigrationContext.configure(connection).get_current_revision())
+        revisions.require_head(MigrationContext.configure(connection).get_current_revision())
         context = MigrationContext.configure(connection, opts={"include_object": include_object})
         script = produce_migrations(context, declared())
         refuse_changed_views(script.upgrade_ops)
@@ -96,13 +90,6 @@ def check(settings: Settings) -> None:
             )
 
     _with(settings, act)
-
-
-def require_schema(connection: Connection) -> None:
-    """Raises DatabaseBehind or DatabaseAhead unless the database is at this code's newest migration."""
-    there = connection.execute("select to_regclass('alembic_version')").fetchone()
-    row = connection.execute("select version_num from alembic_version").fetchone() if there and there[0] else None
-    _require_head(row[0] if row else None)
 
 
 def declared() -> sa.MetaData:
@@ -173,39 +160,12 @@ def _tidy(migration: Path) -> None:
             subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", str(migration)], check=False)
 
 
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())
-
-
 def _config() -> Config:
     config = Config(cmd_opts=Namespace(quiet=True))
-    config.set_main_option("script_location", str(SCRIPTS))
+    config.set_main_option("script_location", str(revisions.SCRIPTS))
     config.set_main_option("path_separator", "os")
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     return config
-
-
-def _head() -> str | None:
-    """This code's newest migration; None where somebody deleted them to start with their own."""
-    return _scripts().get_current_head()
-
-
-def _known(revision: str | None) -> str | None:
-    """Raises DatabaseAhead for a revision that this code does not have."""
-    if revision is not None and all(script.revision != revision for script in _scripts().walk_revisions()):
-        raise DatabaseAhead(
-            f"The database is at migration {revision}, which this code does not have: newer code was here.",
-            "Deploy that newer code. Going back to this code needs no migration backwards: its tables are still there.",
-        )
-    return revision
-
-
-def _require_head(revision: str | None) -> None:
-    head = _head()
-    if _known(revision) != head:
-        raise DatabaseBehind(
-            f"The database is at migration {revision or 'none'}, this code needs {head}.", "Run `samefold db upgrade`."
-        )
 
 
 def _in_words(diff: Any) -> str:

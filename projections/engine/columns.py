@@ -20,6 +20,9 @@ from infra.errors import SamefoldError
 
 T = TypeVar("T")
 
+PARTITION = "_partition"
+"""The hidden column of every view's table: the partition of the log its row was folded from."""
+
 
 class Role(StrEnum):
     PLAIN = "plain"

@@ -21,7 +21,7 @@ from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.builds import Build, BuildAbandoned, Pin, loader_name
-from projections.engine.columns import Column, Scalar
+from projections.engine.columns import PARTITION, Column, Scalar
 from projections.engine.commit import Batch
 from projections.engine.errors import LogChanged
 from projections.engine.fold import Blocked, Parked
@@ -29,7 +29,6 @@ from projections.engine.folded import Folded, StoredRow, added_rows
 from projections.engine.parking import insert_parked
 from projections.engine.plan import Plan
 from projections.engine.refusal import is_refusal
-from projections.engine.tables import PARTITION
 from projections.engine.view import Kind, View
 from projections.engine.workers import Advance
 

@@ -15,7 +15,7 @@ from psycopg import errors, sql
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
-from projections.engine.tables import PARTITION
+from projections.engine.columns import PARTITION
 
 LOCK_TIMEOUT_MS = 100
 GIVE_UP_S = 60.0

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import psycopg
 
 from infra.database.connect import Connection
+from projections.engine.columns import PARTITION
 from projections.engine.fold import Blocked, Changes, Decoded, Held, Parked, decode, fold
 from projections.engine.plan import Plan
 from projections.engine.rows import Refused, writes
-from projections.engine.tables import PARTITION
 from projections.engine.view import Kind, View
 
 _CLASSES = ("21", "22", "23", "54")

@@ -16,10 +16,9 @@ from psycopg import sql
 
 from projections.engine import arrays
 from projections.engine.arrays import BinaryArray
-from projections.engine.columns import Column, Role, Scalar
+from projections.engine.columns import PARTITION, Column, Role, Scalar
 from projections.engine.fold import Changes, State
 from projections.engine.plan import tuple_getter
-from projections.engine.tables import PARTITION
 from projections.engine.view import Kind, View
 
 _PARTITION_COLUMN = Column(PARTITION, Scalar.INT)

@@ -10,9 +10,8 @@ from pathlib import Path
 from psycopg import sql
 
 from infra.database.connect import Connection
-from projections.engine.columns import Scalar
+from projections.engine.columns import PARTITION, Scalar
 from projections.engine.folded import StoredRow
-from projections.engine.tables import PARTITION
 from projections.engine.view import View
 
 CHUNK = 5_000

@@ -12,10 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-from projections.engine.columns import Column, Role, Scalar
+from projections.engine.columns import PARTITION, Column, Role, Scalar
 from projections.engine.view import Kind, View
-
-PARTITION = "_partition"
 
 _TYPES: dict[Scalar, TypeEngine[Any]] = {
     Scalar.BOOL: sa.Boolean(),

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import psycopg
 
 from infra.database.connect import Connection, DatabaseAway, connect, named
-from infra.database.migrate import require_schema
+from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
+from infra.log import partitioner
 from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import Counted, Reading, Void, read
 from infra.log.source import LogTrimmed
@@ -20,13 +21,11 @@ from projections.engine.errors import EngineStop
 from projections.engine.plan import Plan
 from projections.engine.positions import Positions, read_positions
 from projections.engine.reader import Done, Fate
-from projections.engine.start import Contract, check_contract, ensure_started
+from projections.engine.start import Contract, ensure_started
 from projections.engine.system import code_set
 from projections.engine.view import View
 
 log = logging.getLogger(__name__)
-
-PARTITIONER = "murmur2"
 
 
 class Work:
@@ -48,22 +47,19 @@ class Work:
 
         Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead; DatabaseAway where it may pass.
         """
-        contract = Contract(events.name, events.id, events.partitions, PARTITIONER)
+        contract = Contract(events.name, events.id, events.partitions, partitioner.NAME)
         with self._naming():
             connection = self._connected()
-            positions = read_positions(connection, self.agent, events.name) if _has_schema(connection) else None
-            if positions is None or positions.live_set != code_set(dict(self.views)):
-                # where this code's own set is live, its tables are there, whatever migrations came since
+            try:
                 require_schema(connection)
+            except DatabaseAhead:
+                # where this code's own set is live still, all that it needs is there, whatever migrations came since
+                positions = read_positions(connection, self.agent, events.name)
+                if positions is None or positions.live_set != code_set(dict(self.views)):
+                    raise
             positions = ensure_started(connection, self.agent, self.views, contract)
         if positions is not None:
             _check_reach(events, positions)
-
-    def check(self, events: Topic) -> None:
-        """Compare a topic as it is now with the contract. Raises ContractBroken, DatabaseAway."""
-        with self._naming():
-            connection = self._connected()
-            check_contract(connection, Contract(events.name, events.id, events.partitions, PARTITIONER))
 
     def positions(self) -> Positions | None:
         """Where the agent stands; batches from now on are folded from there. Raises DatabaseAway."""
@@ -130,11 +126,6 @@ class _Naming:
             raise named(error, self.work.settings) from error
         if isinstance(error, DatabaseAway):
             self.work.close()
-
-
-def _has_schema(connection: Connection) -> bool:
-    row = connection.execute("select to_regclass('positions')").fetchone()
-    return row is not None and row[0] is not None
 
 
 def _read(
