@@ -63,9 +63,11 @@ def test_a_repeated_command_keeps_its_first_answer_whether_the_read_model_shows_
         send(world, withdraw("ada", "w1", 900), deposit("ada", "d2", 1))
         until(lambda: len(commits(world)) == 4, "answers from the overlay add nothing")
         project(world)
-        send(world, deposit("ada", "d1", 500), withdraw("ada", "w1", 900), deposit("ada", "d3", 1))
-        until(lambda: commits(world)[-1].command_id == "d3", "answers from the database add nothing")
-    assert [c.command_id for c in commits(world)] == ["open-ada", "d1", "w1", "d2", "d3"]
+        send(world, deposit("ada", "d3", 1))
+        until(lambda: commits(world)[-1].command_id == "d3", "the overlay is evicted by this batch")
+        send(world, deposit("ada", "d1", 500), withdraw("ada", "w1", 900), deposit("ada", "d4", 1))
+        until(lambda: commits(world)[-1].command_id == "d4", "answers from the database add nothing")
+    assert [c.command_id for c in commits(world)] == ["open-ada", "d1", "w1", "d2", "d3", "d4"]
 
 
 def test_the_next_handler_goes_on_where_the_log_says_not_where_the_group_says(world: Settings) -> None:
