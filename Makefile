@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test check mutants clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -25,6 +25,9 @@ check: setup ## lint, format, types and the tests that need no Kafka or PostgreS
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -m "not integration" $(ARGS)
+
+mutants: setup ## switch guarantees off one at a time, and see a test catch each (minutes)
+	@$(BIN)/python -m tests.mutations $(ARGS)
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi
