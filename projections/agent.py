@@ -297,9 +297,15 @@ class Agent:
                 return events
 
     async def _watch(self, events: topics.Topic) -> None:
-        """Compare the topic with the contract now and then."""
+        """Compare the topic with the contract now and then, and notice who is away also while there is nothing to do."""
         while True:
             await asyncio.sleep(CHECK_S)
+            try:
+                await self._in_thread(self.work.ping)
+            except DatabaseAway as error:
+                self._say("database", error.message)
+            else:
+                self._said_well("database", "the database answers again")
             try:
                 now = await asyncio.to_thread(topics.describe, self.settings, events.name)
             except KafkaAway as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.log.records import Commit, EventRecord
@@ -145,6 +145,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(EVENTS, max_size=3))
 ALL_KINDS = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
 
 
+@settings(deadline=None)
 @given(steps=STEPS, cuts=st.sets(st.integers(0, 12)))
 def test_the_batches_make_no_difference(steps: list[tuple[str, list[EventRecord]]], cuts: set[int]) -> None:
     plan = ALL_KINDS

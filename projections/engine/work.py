@@ -61,6 +61,11 @@ class Work:
         if positions is not None:
             _check_reach(events, positions)
 
+    def ping(self) -> None:
+        """Ask the database for nothing. Raises DatabaseAway."""
+        with self._naming():
+            self._connected().execute("select")
+
     def positions(self) -> Positions | None:
         """Where the agent stands; batches from now on are folded from there. Raises DatabaseAway."""
         with self._naming():
