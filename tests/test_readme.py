@@ -164,3 +164,11 @@ def test_the_readme_tells_the_two_commands_that_exist() -> None:
 def test_waiting_has_a_deadline() -> None:
     with pytest.raises(AssertionError, match="in vain"):
         until(lambda: False, "nothing", seconds=0.05)
+
+
+def test_every_test_that_the_bad_world_names_exists() -> None:
+    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / "docs" / "bad-world.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        text = (ROOT / "tests" / file).read_text()
+        assert f"def {test}(" in text or not test, f"{file} has no {test}"
