@@ -223,8 +223,12 @@ class Agent:
 
     @property
     def _instance(self) -> str:
-        """The name as a static member of the group: who comes back gets its partitions back without waiting."""
-        return f"{socket.gethostname()}-{self.name}"
+        """The name as a static member of the group: who comes back gets its partitions back without waiting.
+
+        The parent's pid is in it, as it is the same when a supervisor starts this again, but not for a second supervisor on
+        the same machine, whose agents have the same names: under one name two would take the partitions from each other.
+        """
+        return f"{socket.gethostname()}-{os.getppid()}-{self.name}"
 
     # ── the reader's actions ──
 
