@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +23,7 @@ def send(
     """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
 
     Nothing is sent unless every line is a command. Safe to run again: a command that has an outcome keeps it.
-    Exit code 1 if a line is wrong, Kafka is away, or an outcome is missing.
+    Exit code 1 if a line is wrong, Kafka is away, an outcome is missing, or an id was used before with another command.
     """
     from commands.client import answered, read_commands, send_all, wait_for
     from infra.settings import Settings
@@ -31,7 +31,7 @@ def send(
 
     settings = Settings()
     commands = read_commands(file)
-    summary: dict[str, object] = {"sent": len(commands)}
+    summary: dict[str, Any] = {"sent": len(commands)}
     if wait:
         summary["answered_before"] = answered(settings, commands)
     with progress("sending", len(commands), quiet=as_json) as sent:
@@ -41,16 +41,21 @@ def send(
             summary |= wait_for(settings, commands, seen, timeout_s=timeout).as_dict()
     if as_json:
         print_json(summary)
-        return
-    stdout.print(f"{len(commands)} commands are in the log.")
-    if wait:
-        rejections: dict[str, int] = summary["rejected_by_code"]  # type: ignore[assignment]
-        stdout.print(
-            f"accepted {summary['accepted']}, rejected {summary['rejected']}",
-            *(f"  {code}: {count}" for code, count in sorted(rejections.items())),
-            sep="\n",
-        )
-        if summary["answered_before"]:
-            stdout.print(f"{summary['answered_before']} had their answer before: nothing was done again.")
-        if summary["other_body"]:
-            stdout.print(f"[red]{summary['other_body']} ids were used before with another command: use new ids.[/red]")
+    else:
+        stdout.print(f"{len(commands)} commands are in the log.")
+        if wait:
+            _tell(summary)
+    if summary.get("other_body"):
+        raise typer.Exit(1)
+
+
+def _tell(summary: dict[str, Any]) -> None:
+    from infra.terminal import stdout
+
+    stdout.print(f"accepted {summary['accepted']}, rejected {summary['rejected']}")
+    for code, count in sorted(summary["rejected_by_code"].items()):
+        stdout.print(f"  {code}: {count}")
+    if summary["answered_before"]:
+        stdout.print(f"{summary['answered_before']} had their answer before: nothing was done again.")
+    if summary["other_body"]:
+        stdout.print(f"[red]{summary['other_body']} ids were used before with another command: use new ids.[/red]")
