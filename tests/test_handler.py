@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from commands.handler import WorldChanged
 from commands.intake import reserved_stream
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import UnreadableRecord, encode
-from infra.log.topics import TopicChanged
+from infra.log.topics import TopicChanged, TopicUnfit
 from infra.settings import Settings
 from projections.engine.start import ContractBroken
+from tests.conftest import Samefold
 from tests.spine import (
     command,
     commits,
@@ -394,3 +397,47 @@ def test_garbage_in_the_log_is_void_for_the_handler_too(world: Settings) -> None
     with handler(world):
         until(lambda: len(commits(world)) == 1, "decided in spite of it")
     assert project(world) == 1
+
+
+def test_history_shows_what_counts_and_void_records_only_when_asked(world: Settings, samefold: Samefold) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    with handler(world):
+        send(world, open_account("ada"), withdraw("ada", "w1", 5))
+        until(lambda: len(commits(world)) == 2, "decided")
+    stale = commits(world)[0]
+    produce(world, world.events_topic, partition, b"accounts/ada", encode(stale))
+    plain = [
+        json.loads(line) for line in samefold("history", "accounts/ada", "--json", settings=world).stdout.splitlines()
+    ]
+    assert [(e["version"], e["command_id"], e["outcome"], e["void"]) for e in plain] == [
+        (1, "open-ada", "accepted", None),
+        (1, "w1", "rejected", None),
+    ]
+    everything = samefold("history", "accounts/ada", "--void", "--json", settings=world).stdout.splitlines()
+    assert [json.loads(line)["void"] for line in everything] == [None, None, "seq"]
+    table = samefold("history", "accounts/ada", settings=world).stdout
+    assert "AccountOpened" in table
+    assert "insufficient-funds" in table
+    assert "Nothing has happened" in samefold("history", "accounts/nobody", settings=world).stdout
+
+
+def test_topics_are_shown_made_and_checked(world: Settings, samefold: Samefold) -> None:
+    missing = samefold("topics", settings=world)
+    assert missing.returncode == 1
+    assert "topic-missing" in missing.stderr
+    made = json.loads(samefold("topics", "--create", "--json", settings=world).stdout)
+    assert {name: topic["partitions"] for name, topic in made.items()} == {
+        world.commands_topic: 4,
+        world.events_topic: 4,
+    }
+    admin = clients.admin(world)
+    entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, world.events_topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(10)
+    unfit = samefold("topics", settings=world)
+    assert unfit.returncode == 1
+    assert "retention.ms=1000" in unfit.stderr
+    assert "--add-config retention.ms=-1" in unfit.stderr
+    with handler(world) as running:
+        ended_with(running, TopicUnfit)
