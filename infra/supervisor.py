@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -116,16 +121,34 @@ class Supervisor:
         child.process = None
 
 
-def handlers(count: int, prefix: str) -> list[Child]:
-    """Names are static group members: a handler that comes back gets its partitions back without a rebalance."""
-    return [Child(f"handler-{n}", "commands.handler", ("--name", f"{prefix}-handler-{n}")) for n in range(1, count + 1)]
+@contextmanager
+def place(groups: str) -> Iterator[str]:
+    """A name for this machine's processes: `<host>-1` for the first supervisor of these consumer groups, `<host>-2` for the next.
+
+    Names are static group members. Who comes back under its name gets its partitions back without waiting; two under one name
+    would take them from each other for ever. The kernel frees the place however its holder ends, so that the next one gets it.
+    """
+    for number in itertools.count(1):
+        lock = Path(tempfile.gettempdir()) / f"samefold-{os.getuid()}-{groups}-{number}.lock"
+        with lock.open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield f"{socket.gethostname()}-{number}"
+            return
 
 
-def agents(count: int, agent: str = "core") -> list[Child]:
-    return [
-        Child(name := f"agent-{agent}-{n}", "projections.agent", ("--agent", agent, "--name", name))
-        for n in range(1, count + 1)
-    ]
+def handlers(count: int, place: str) -> list[Child]:
+    """Handlers whose names begin with `place`."""
+    names = [f"handler-{number}" for number in range(1, count + 1)]
+    return [Child(name, "commands.handler", ("--name", f"{place}-{name}")) for name in names]
+
+
+def agents(count: int, place: str, agent: str = "core") -> list[Child]:
+    """Processes of one agent, whose names begin with `place`."""
+    names = [f"agent-{agent}-{number}" for number in range(1, count + 1)]
+    return [Child(name, "projections.agent", ("--agent", agent, "--name", f"{place}-{name}")) for name in names]
 
 
 def _ended(code: int) -> str:

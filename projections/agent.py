@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -179,7 +178,7 @@ class Agent:
                 await self._pause(0.5)
 
     async def _join(self) -> None:
-        self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self._instance))
+        self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
         self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self))
         await self.consumer.start()
 
@@ -220,15 +219,6 @@ class Agent:
             self._said_well("kafka", "Kafka answers again")
         else:
             self._do(self.reader.tick(self._now()))
-
-    @property
-    def _instance(self) -> str:
-        """The name as a static member of the group: who comes back gets its partitions back without waiting.
-
-        The parent's pid is in it, as it is the same when a supervisor starts this again, but not for a second supervisor on
-        the same machine, whose agents have the same names: under one name two would take the partitions from each other.
-        """
-        return f"{socket.gethostname()}-{os.getppid()}-{self.name}"
 
     # ── the reader's actions ──
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from uuid import uuid4
 
 import psutil
 
 from infra import supervisor
-from infra.supervisor import Child, Supervisor
+from infra.supervisor import Child, Supervisor, place
 from tests.spine import until
 
 SERVES = ("http.server", ("--bind", "127.0.0.1", "0"))
@@ -87,3 +88,11 @@ def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.wait(10)
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child has ended")
+
+
+def test_each_supervisor_of_a_machine_has_a_place_of_its_own_and_the_next_one_takes_it_over() -> None:
+    groups = f"test-{uuid4()}"
+    with place(groups) as first, place(groups) as second:
+        assert first != second
+    with place(groups) as again:
+        assert again == first

@@ -33,7 +33,7 @@ class Crew:
 
     def __init__(self, settings: Settings, folder: Path, *, handler_count: int = 2, agent_count: int = 2) -> None:
         self.handlers = handlers(handler_count, settings.group_prefix)
-        self.agents = agents(agent_count)
+        self.agents = agents(agent_count, settings.group_prefix)
         self.folder = folder
         self._supervisor = Supervisor([*self.handlers, *self.agents], settings.environment(), folder)
         self._thread = threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True)

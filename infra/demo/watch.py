@@ -140,7 +140,7 @@ class Watch:
             str(member.member_id)
             for group in asked.values()
             for member in group.result().members
-            if str(member.group_instance_id).endswith(f"-{_name(child)}") and member.assignment.topic_partitions
+            if member.group_instance_id == _name(child) and member.assignment.topic_partitions
         }
 
     def _take(self, record: Record) -> None:
