@@ -42,22 +42,30 @@ def demo(
     if data is not None and seed is not None:
         raise typer.BadParameter("--data and --seed exclude each other.")
     options = Options(data, _cents(overdraft_limit), 0 if no_kill else KILLS, seed)
+    telling = Telling(told, progress)
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if not telling.ending:
+            interrupted = True
+            raise KeyboardInterrupt
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     stdout.print("[bold]Samefold's demo[/bold]")
-    result = run(Settings(), options, Telling(told, progress))
+    try:
+        result = run(Settings(), options, telling)
+    except Exception:
+        # code in C that was interrupted raises errors of its own
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
     show(result)
     if as_json:
         print_json(result.as_dict())
     if not result.holds:
         raise typer.Exit(1)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """The first one ends the demo; what comes while it cleans up must not leave anything running."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _cents(amount: str) -> int:

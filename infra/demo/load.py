@@ -22,8 +22,9 @@ class Stalled(SamefoldError):
 
 @dataclass(slots=True)
 class Kill:
-    """A process that died of `kill -9` while commands were on their way. `at` is the visible progress, 0 to 1.
+    """A process that died of `kill -9` in the midst of the load: more was sent after its death.
 
+    `at` is the visible progress, 0 to 1; `on_the_way` counts commands that were sent and not visible yet.
     `back_after_s` is when its successor had done work, None until then: a handler a commit that counts, an agent a batch.
     """
 
@@ -125,7 +126,7 @@ class Load:
             self._sent += len(batch)
 
     def _strike(self) -> None:
-        """Kill the next one when its turn has come, just when it got work; a kill that hit an idle one is tried again."""
+        """Kill the next one when its turn has come, just when it got work, and send more while it is dead."""
         done = len(self.loaded.kills)
         turn_at = len(self.commands) * (done + 1) // (done + len(self._victims) + 2)
         role, turn = self._victims[0]
@@ -135,17 +136,17 @@ class Load:
             self._send(turn_at)
             return
         self._send(self._sent + self._slice)
-        pid = self.crew.kill(child)
         self._see()
-        if pid is None:
-            return
         on_the_way = self._sent - self._visible
+        pid = self.crew.kill(child)
+        if pid is None or self._sent == len(self.commands):
+            return  # nobody died, or the load was all but finished
+        died = time.monotonic()
         kill = Kill(role, child, pid, self._visible / len(self.commands), on_the_way, self.watch.before(child))
-        self._down = kill, time.monotonic()
-        if on_the_way:
-            self.loaded.kills.append(kill)
-            self._victims.pop(0)
-            self._send(self._sent + self._slice)
+        self._send(self._sent + self._slice)
+        self.loaded.kills.append(kill)
+        self._victims.pop(0)
+        self._down = kill, died
 
     def _await_successor(self) -> None:
         if self._down is None:

@@ -25,7 +25,7 @@ def told(what: str, seconds: float) -> None:
 def show(result: Result) -> None:
     """The proof, what it rests on, and what to try next."""
     if result.loaded.kills:
-        stdout.print("\n[bold]Killed with kill -9, while commands were on their way[/bold]")
+        stdout.print("\n[bold]Killed with kill -9, in the midst of the load[/bold]")
         for kill in result.loaded.kills:
             stdout.print(_kill(kill))
     stdout.print(f"\n[bold]The proof[/bold]: {escape(result.bank.origin)}")

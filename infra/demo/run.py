@@ -110,6 +110,8 @@ class Telling:
     said: Callable[[str, float], None]
     bar: Callable[[str, int], Any]
     took: dict[str, float] = field(default_factory=dict)
+    ending: bool = False
+    """Whether the demo is stopping what it started, in which it should not be disturbed."""
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -117,6 +119,13 @@ class Telling:
         yield
         self.took[what] = time.monotonic() - started
         self.said(what, self.took[what])
+
+    @contextmanager
+    def until_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.ending = True
 
 
 def run(settings: Settings, options: Options, telling: Telling) -> Result:
@@ -139,7 +148,7 @@ def run(settings: Settings, options: Options, telling: Telling) -> Result:
             topics.ensure(demo)
         with telling.timed("transactions read"):
             read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
-        with Crew(demo, folder / "logs") as crew, Watch(demo) as watch:
+        with Crew(demo, folder / "logs") as crew, Watch(demo) as watch, telling.until_the_end():
             with telling.timed("2 handlers and 2 agents at work"):
                 _until_ready(crew, watch)
             loaded, rebuilt = _load(demo, read.commands, crew, watch, kills=options.kills, telling=telling)
@@ -175,9 +184,10 @@ def _stack(folder: Path, telling: Telling) -> Iterator[Stack]:
             stack.reset()
             shutil.rmtree(folder)
     try:
-        with telling.timed("Kafka and PostgreSQL up"):
-            stack.up()
-        yield stack
+        with telling.until_the_end():
+            with telling.timed("Kafka and PostgreSQL up"):
+                stack.up()
+            yield stack
     finally:
         stack.down()
 
