@@ -327,7 +327,7 @@ class Handler:
 
     def _snapshots(self) -> SnapshotReader:
         if self._database is None or self._database.closed:
-            self._database = connect(self.settings, f"samefold handler {self.name}")
+            self._database = connect(self.settings, f"samefold handler {self.name}", short_transactions=True)
             for topic in self._topics:
                 check_contract(self._database, Contract(topic.name, topic.id, topic.partitions, partitioner.NAME))
             self._reader = SnapshotReader(self._database, self.settings.events_topic)

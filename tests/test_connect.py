@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import psycopg
 import pytest
 from psycopg import errors
@@ -49,6 +51,31 @@ def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Se
         with pytest.raises(psycopg.Error) as lost:
             frozen.execute("select 1")
         assert passes(lost.value)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_nor_does_one_that_froze_between_two_statements_of_a_pipeline(world: Settings, short: bool) -> None:
+    """Such a session counts as active, in no statement: without the third timeout nobody would ever free its locks."""
+    quick = world.model_copy(update={"idle_in_transaction_timeout_ms": 300, "statement_timeout_ms": 300})
+    with closing(connect(quick, "frozen", short_transactions=short)) as frozen, connect(world, "next") as db:
+        db.execute("create table locked (a int)")
+        pipe = frozen.pgconn
+        pipe.enter_pipeline_mode()
+        for statement in (b"begin", b"lock table locked"):
+            pipe.send_query_params(statement, None)
+        pipe.send_flush_request()  # as where somebody wants to fetch, and then freezes
+        pipe.flush()
+
+        def is_over() -> bool:
+            row = db.execute(
+                "select state, wait_event, clock_timestamp() - xact_start > '2 s' from pg_stat_activity where pid = %s",
+                [pipe.backend_pid],
+            ).fetchone()
+            return row in (None, ("active", "ClientRead", True))
+
+        until(is_over, "all timeouts have passed")
+        held = db.execute("select 1 from pg_locks where relation = 'locked'::regclass and granted").fetchall()
+        assert bool(held) is not short
 
 
 def test_nobody_there_may_pass_and_no_message_tells_the_password() -> None:

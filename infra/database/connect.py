@@ -52,8 +52,12 @@ _PASSING = {
 _NOT_FOR_US = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
 
 
-def connect(settings: Settings, name: str, *, statement_timeout_ms: int | None = None) -> Connection:
+def connect(
+    settings: Settings, name: str, *, statement_timeout_ms: int | None = None, short_transactions: bool = False
+) -> Connection:
     """A connection in autocommit mode whose `application_name` is `name`; times are UTC.
+
+    `short_transactions` is for those who hold locks that others wait for: see `longest_transaction_ms`.
 
     Raises DatabaseAway for what may pass, DatabaseRefused for what won't, NotConfigured.
     """
@@ -72,6 +76,8 @@ def connect(settings: Settings, name: str, *, statement_timeout_ms: int | None =
         "idle_in_transaction_session_timeout": settings.idle_in_transaction_timeout_ms,
         "TimeZone": "UTC",
     }
+    if short_transactions:
+        session["transaction_timeout"] = longest_transaction_ms(settings)
     options = " ".join([str(known.get("options") or ""), *(f"-c {key}={value}" for key, value in session.items())])
     try:
         return psycopg.connect(
@@ -87,6 +93,14 @@ def connect(settings: Settings, name: str, *, statement_timeout_ms: int | None =
         )
     except psycopg.Error as error:
         raise named(error, settings) from error
+
+
+def longest_transaction_ms(settings: Settings) -> int:
+    """For `transaction_timeout`, which alone frees the locks of a process that was frozen between two statements of a pipeline.
+
+    To the other timeouts such a session is neither idle in its transaction nor executing a statement. PostgreSQL 17 or newer.
+    """
+    return settings.statement_timeout_ms + settings.idle_in_transaction_timeout_ms
 
 
 def passes(error: BaseException) -> bool:

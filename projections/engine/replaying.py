@@ -79,7 +79,7 @@ class _Replay:
         self.commits: list[Counted] = []
 
     def run(self) -> Replayed:
-        with naming(self.settings), connect(self.settings, "samefold parked") as connection:
+        with naming(self.settings), connect(self.settings, "samefold parked", short_transactions=True) as connection:
             prepare(connection)
             require_contract(self.settings, connection)
             deadline = time.monotonic() + GIVE_UP_S

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from psycopg import errors
 
-from infra.database.connect import Connection
+from infra.database.connect import Connection, longest_transaction_ms
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaAway
 from infra.log.rule import Reading
@@ -254,6 +254,7 @@ class _Switch:
         folded: list[tuple[Group, Sequence[Batch], Sequence[Changes]]] = []
         with self.connection.transaction():
             self.connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
+            self.connection.execute(f"set local transaction_timeout = {longest_transaction_ms(self.settings)}")
             at = self._lock_positions()
             locked = time.monotonic()
             live = pointers(self.connection)

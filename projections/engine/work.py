@@ -14,7 +14,7 @@ from infra.log import partitioner
 from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import Counted, Reading, Void, read
 from infra.log.source import LogTrimmed
-from infra.log.topics import Topic
+from infra.log.topics import Topic, describe
 from infra.settings import Settings
 from projections.engine.commit import Applied, Batch, Committer, Fenced, prepare
 from projections.engine.errors import EngineStop
@@ -59,7 +59,8 @@ class Work:
                     raise
             positions = ensure_started(connection, self.agent, self.views, contract)
         if positions is not None:
-            _check_reach(events, positions)
+            # described after the positions were read: others go on meanwhile, and the log's end with them
+            _check_reach(describe(self.settings, events.name), positions)
 
     def ping(self) -> None:
         """Ask the database for nothing. Raises DatabaseAway."""
@@ -108,7 +109,7 @@ class Work:
 
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self.settings, f"samefold {self.name}")
+            self._connection = connect(self.settings, f"samefold {self.name}", short_transactions=True)
             prepare(self._connection)
         return self._connection
 
