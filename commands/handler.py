@@ -26,7 +26,7 @@ from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, 
 from infra import logs
 from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
-from infra.log import clients, partitioner, topics
+from infra.log import clients, topics
 from infra.log.records import Opening, Record, encode
 from infra.log.source import read_range
 from infra.settings import Settings
@@ -59,7 +59,6 @@ class Handler:
         self.name = name
         self.stopping = threading.Event()
         self.writers: dict[int, Writer] = {}
-        self.decided = 0
         self._held: dict[int, list[Received]] = {}
         self._paused: set[int] = set()
         self._timers: dict[int, tuple[float, Callable[[], Action]]] = {}
@@ -78,6 +77,7 @@ class Handler:
         commands, events = self._topics = self._until_there()
         self._intake = Intake(commands.id, commands.partitions, self.settings.max_command_bytes)
         self._connection = clients.Connection(f"handler {self.name}")
+        self._admin = clients.admin(self.settings)
         self._producer = clients.producer(self.settings, connection=self._connection)
         self._log_reader = clients.range_consumer(self.settings)
         self._consumer = clients.group_consumer(
@@ -114,7 +114,7 @@ class Handler:
         self._due_check = now + CHECK_S
         for topic in self._topics:
             try:
-                found = topics.describe(self.settings, topic.name)
+                found = topics.describe(self.settings, topic.name, admin=self._admin)
             except clients.KafkaAway:
                 return
             if (found.id, found.partitions) != (topic.id, topic.partitions):
@@ -213,7 +213,6 @@ class Handler:
         match action:
             case Append(seq, stream, value):
                 self._produce(stream.encode(), value, partition, _Acknowledged(self, writer, writer.epoch, seq))
-                self.decided += 1
             case Load():
                 return self._load(writer)
             case Open():
@@ -329,7 +328,7 @@ class Handler:
         if self._database is None or self._database.closed:
             self._database = connect(self.settings, f"samefold handler {self.name}", short_transactions=True)
             for topic in self._topics:
-                check_contract(self._database, Contract(topic.name, topic.id, topic.partitions, partitioner.NAME))
+                check_contract(self._database, Contract.of(topic))
             self._reader = SnapshotReader(self._database, self.settings.events_topic)
             if self._database_is_away:
                 self._database_is_away = False

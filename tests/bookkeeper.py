@@ -23,11 +23,10 @@ from infra.settings import Settings
 from projections.engine.commit import Applied, Committer, Fenced, prepare
 from projections.engine.plan import Plan
 from projections.engine.positions import read_positions
-from projections.engine.start import ensure_started, set_difference
+from projections.engine.start import Contract, ensure_started, set_difference
 from projections.engine.system import agent_views, code_set
 from projections.engine.tail import Tail
 from projections.engine.view import View
-from tests.spine import _contract
 
 DAY = date(2026, 1, 1)
 TRANSFER = Details(operation="transfer", purpose="rent", counter_bank="YZ", counter_account="1")
@@ -117,7 +116,9 @@ class Bookkeeper:
 def start(world: Settings, views: Mapping[str, View] | None = None) -> None:
     """The first start of the agent `core`."""
     with connect(world, "test") as db:
-        ensure_started(db, "core", views or agent_views("core"), _contract(topics.describe(world, world.events_topic)))
+        ensure_started(
+            db, "core", views or agent_views("core"), Contract.of(topics.describe(world, world.events_topic))
+        )
 
 
 def fold_all(world: Settings, views: Mapping[str, View] | None = None, *, most: int = 5_000) -> dict[int, Reading]:

@@ -15,7 +15,7 @@ from commands.handler import Handler
 from commands.outcomes import Outcome, outcomes_of
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
-from infra.log import partitioner, topics
+from infra.log import topics
 from infra.log.clients import producer
 from infra.log.records import Command, Commit, Opening, Record, decode_event
 from infra.log.rule import read
@@ -34,11 +34,7 @@ def set_up(world: Settings) -> None:
     upgrade(world)
     _, events = topics.ensure(world)
     with connect(world, "test") as db:
-        ensure_started(db, "core", agent_views("core"), _contract(events))
-
-
-def _contract(topic: topics.Topic) -> Contract:
-    return Contract(topic.name, topic.id, topic.partitions, partitioner.NAME)
+        ensure_started(db, "core", agent_views("core"), Contract.of(events))
 
 
 def command(stream: str, command_id: str, kind: str, expected_version: int | None = None, **data: Any) -> Command:
@@ -110,7 +106,7 @@ def project(world: Settings) -> int:
     with connect(world, "test") as db:
         prepare(db)
         topic = topics.describe(world, world.events_topic)
-        positions = ensure_started(db, "core", views, _contract(topic))
+        positions = ensure_started(db, "core", views, Contract.of(topic))
         assert positions is not None
         committer = Committer(Plan(views), positions)
         folded = 0

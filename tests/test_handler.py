@@ -300,15 +300,19 @@ def _make_anew(world: Settings, name: str) -> None:
     until(made, "the topic is made anew")
 
 
+def _trim(world: Settings, topic: str, partition: int, before: int) -> None:
+    admin = clients.admin(world)
+    [future] = admin.delete_records([TopicPartition(topic, partition, before)]).values()
+    future.result(10)
+
+
 def test_a_trimmed_log_is_refused(world: Settings) -> None:
     set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 1))
     with handler(world):
         until(lambda: len(commits(world)) == 2, "decided")
     partition = partition_of("accounts/ada", world.partitions)
-    admin = clients.admin(world)
-    [future] = admin.delete_records([TopicPartition(world.events_topic, partition, 2)]).values()
-    future.result(10)
+    _trim(world, world.events_topic, partition, 2)
     with handler(world) as running:
         error = ended_with(running, WorldChanged)
     assert "trimmed" in str(error)
@@ -369,9 +373,7 @@ def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: 
         until(lambda: len(commits(world)) == 2, "decided")
     send(world, deposit("ada", "d2", 1), deposit("ada", "d3", 1))
     partition = partition_of("accounts/ada", world.partitions)
-    admin = clients.admin(world)
-    [future] = admin.delete_records([TopicPartition(world.commands_topic, partition, 3)]).values()
-    future.result(10)
+    _trim(world, world.commands_topic, partition, 3)
     with handler(world) as running:
         error = ended_with(running, WorldChanged)
     assert "does not hold the next command" in str(error)

@@ -7,6 +7,8 @@ changes. So a topic is known by its id, and the start is refused, with the cure,
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -66,7 +68,7 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
     """Make the topics that are missing, check both, return (commands, events). Raises TopicUnfit, KafkaAway."""
     admin = clients.admin(settings)
     wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
-    with _Named(settings):
+    with _naming(settings):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [topic for topic in wanted if topic.topic not in existing]
         for name, future in (admin.create_topics(missing, operation_timeout=TIMEOUT_S) if missing else {}).items():
@@ -97,23 +99,21 @@ def describe(settings: Settings, name: str, *, admin: AdminClient | None = None)
     """
     admin = admin or clients.admin(settings)
     deadline = time.monotonic() + SETTLE_S
-    while True:
-        try:
-            return _describe(admin, name)
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code in _SETTLING and time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise TopicMissing(
-                    f"Topic '{name}' does not exist.", "Run `samefold topics --create`, or correct the topic's name."
-                ) from error
-            if clients.may_pass(error.args[0]):
-                raise clients.away(settings, error) from error
-            raise
-        except TimeoutError as error:
-            raise clients.away(settings, KafkaError(KafkaError._TIMED_OUT)) from error
+    with _naming(settings):
+        while True:
+            try:
+                return _describe(admin, name)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in _SETTLING and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise TopicMissing(
+                        f"Topic '{name}' does not exist.",
+                        "Run `samefold topics --create`, or correct the topic's name.",
+                    ) from error
+                else:
+                    raise
 
 
 def _describe(admin: AdminClient, name: str) -> Topic:
@@ -144,7 +144,7 @@ def check(settings: Settings, *, admin: AdminClient | None = None) -> None:
     """Refuse topics whose settings would lose history. Raises TopicUnfit naming the setting and the command that cures it."""
     admin = admin or clients.admin(settings)
     names = [settings.commands_topic, settings.events_topic]
-    with _Named(settings):
+    with _naming(settings):
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         configs = {
             resource.name: future.result(TIMEOUT_S)
@@ -198,17 +198,14 @@ def _fits(key: str, found: str, wanted: str) -> bool:
     return found == wanted
 
 
-class _Named:
+@contextmanager
+def _naming(settings: Settings) -> Iterator[None]:
     """Turns Kafka's errors that mean "away" into KafkaAway."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, KafkaException) and clients.may_pass(error.args[0]):
-            raise clients.away(self.settings, error) from error
-        if isinstance(error, TimeoutError):
-            raise clients.away(self.settings, KafkaException(KafkaError(KafkaError._TIMED_OUT))) from error
+    try:
+        yield
+    except KafkaException as error:
+        if clients.may_pass(error.args[0]):
+            raise clients.away(settings, error) from error
+        raise
+    except TimeoutError as error:
+        raise clients.away(settings, KafkaError(KafkaError._TIMED_OUT)) from error

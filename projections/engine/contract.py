@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.database.connect import Connection
-from infra.log import partitioner, topics
+from infra.log import topics
 from infra.settings import Settings
 from projections.engine.start import Contract, check_contract
 
@@ -11,5 +11,5 @@ from projections.engine.start import Contract, check_contract
 def require_contract(settings: Settings, connection: Connection) -> topics.Topic:
     """The topic of events, which is the one that the positions are in. Raises ContractBroken, TopicMissing, KafkaAway."""
     topic = topics.describe(settings, settings.events_topic)
-    check_contract(connection, Contract(topic.name, topic.id, topic.partitions, partitioner.NAME))
+    check_contract(connection, Contract.of(topic))
     return topic

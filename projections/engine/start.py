@@ -15,7 +15,9 @@ from psycopg import sql
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
+from infra.log import partitioner
 from infra.log.rule import START
+from infra.log.topics import Topic
 from projections.engine.people import replace_people_view
 from projections.engine.positions import Positions, read_positions
 from projections.engine.system import code_set
@@ -42,6 +44,11 @@ class Contract:
     topic_id: str
     partitions: int
     partitioner: str
+
+    @classmethod
+    def of(cls, topic: Topic) -> Contract:
+        """The contract that this code keeps with a topic as it is now."""
+        return cls(topic.name, topic.id, topic.partitions, partitioner.NAME)
 
 
 def ensure_started(

@@ -10,7 +10,6 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
-from infra.log import partitioner
 from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import Counted, Reading, Void, read
 from infra.log.source import LogTrimmed
@@ -47,7 +46,7 @@ class Work:
 
         Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead; DatabaseAway where it may pass.
         """
-        contract = Contract(events.name, events.id, events.partitions, partitioner.NAME)
+        contract = Contract.of(events)
         with self._naming():
             connection = self._connected()
             try:
