@@ -26,6 +26,7 @@ from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, 
 from infra import logs
 from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
+from infra.faultpoints import reach
 from infra.log import clients, topics
 from infra.log.records import Opening, Record, encode
 from infra.log.source import read_range
@@ -105,6 +106,7 @@ class Handler:
         self._serve_held(now)
         batch = self._poll()
         if batch:
+            reach("command read")
             self._serve(batch)
 
     def _check_topics(self, now: float) -> None:
@@ -179,6 +181,7 @@ class Handler:
             outcomes |= wanted[1]
         try:
             snapshot = self._snapshots().read(streams, outcomes)
+            reach("states loaded")
         except (psycopg.Error, DatabaseAway) as error:
             self._database_away(error)
             for partition, received in taken.items():
@@ -213,14 +216,17 @@ class Handler:
         match action:
             case Append(seq, stream, value):
                 self._produce(stream.encode(), value, partition, _Acknowledged(self, writer, writer.epoch, seq))
+                reach("commit sent")
             case Load():
                 return self._load(writer)
             case Open():
                 opening = Opening(writer=self.name, commands_topic_id=writer.commands_topic_id)
                 self._produce(None, encode(opening), partition, _Opened(self, writer, writer.openings))
+                reach("opening sent")
             case ReadLog(start, stop):
                 return self._read_log(writer, start, stop)
             case Serve(offset):
+                reach("opening read")
                 self._say(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 here = TopicPartition(self.settings.commands_topic, partition, offset)
                 self._paused.discard(partition)
@@ -254,6 +260,7 @@ class Handler:
     def _load(self, writer: Writer) -> Action:
         try:
             snapshot = self._snapshots().read()
+            reach("position loaded")
             # after the snapshot, so that the end can't be older than the position
             here = TopicPartition(self.settings.events_topic, writer.partition)
             first, end = self._log_reader.get_watermark_offsets(here, timeout=topics.TIMEOUT_S)
@@ -381,6 +388,7 @@ class _Acknowledged:
         self.handler, self.writer, self.epoch, self.seq = handler, writer, epoch, seq
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
+        reach("commit acknowledged")
         if self.writer.epoch == self.epoch:
             offset = None if error else message.offset()
             self.handler._do(self.writer, self.writer.on_acknowledged(self.seq, offset, time.monotonic()))
@@ -395,6 +403,7 @@ class _Opened:
         self.handler, self.writer, self.opening = handler, writer, opening
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
+        reach("opening acknowledged")
         if self.writer.openings == self.opening:
             self.handler._do(self.writer, self.writer.on_opened(None if error else message.offset()))
 

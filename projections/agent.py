@@ -29,6 +29,7 @@ from faust.app import BootStrategy
 from infra import logs
 from infra.database.connect import DatabaseAway
 from infra.errors import SamefoldError
+from infra.faultpoints import reach
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.records import Record
@@ -241,6 +242,7 @@ class Agent:
         where = TopicPartition(self.settings.events_topic, partition)
         try:
             self.consumer.seek(where, offset)
+            reach("seek done")
         except errors.IllegalStateError:
             # taken away meanwhile; the next assignment asks for the positions anew
             log.debug("agent %s: partition %d is not assigned any more", self.name, partition)
@@ -250,6 +252,7 @@ class Agent:
             await asyncio.sleep(action.after)
         try:
             positions = await self._in_thread(self.work.positions)
+            reach("positions read")
         except DatabaseAway as error:
             self._say("database", error.message)
             self._do(self.reader.away(action.turn))
@@ -261,6 +264,7 @@ class Agent:
         self._do(actions)
 
     async def _applied(self, action: Apply) -> None:
+        reach("batch read")
         try:
             done = await self._in_thread(partial(self.work.apply, action.takes))
         except DatabaseAway as error:

@@ -25,6 +25,7 @@ from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, Executabl
 
 from infra.database.connect import Connection, DatabaseBehind
 from infra.errors import SamefoldError
+from infra.faultpoints import reach
 from infra.log.rule import Reading
 from projections.engine.fold import Blocked
 from projections.engine.people import replace_people_view
@@ -266,7 +267,9 @@ def _pin(connection: Connection, ids: list[UUID], agent: str, topic: str) -> tup
         for build in builds:
             write_positions(connection, build.id, topic, readings)
         skips = read_skips(connection, [build.view for build in builds])
-        return lock_builds(connection, ids), Pin(readings, skips)
+        pinned = lock_builds(connection, ids), Pin(readings, skips)
+    reach("build pinned")
+    return pinned
 
 
 def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
@@ -317,6 +320,7 @@ def make_ready(connection: Connection, build: Build, partitions: int) -> None:
         ).rowcount
         if moved != 1:
             raise _gone(build)
+    reach("build ready")
     replace_people_view(connection, build.view)
 
 

@@ -15,6 +15,7 @@ from psycopg import errors
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
+from infra.faultpoints import reach
 from infra.log.rule import Reading
 from projections.engine.builds import Build, BuildAbandoned, State, lock_builds, read_skips, write_positions
 from projections.engine.commit import Batch
@@ -104,6 +105,7 @@ class Group:
                                 "The database was restored: run the command again.",
                             )
                     changes = self.fold(connection, topic, batches)
+                    reach("catch-up written")
                 self.moved(batches, changes)
                 return
             except RETRIED:

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import errors
 
 from infra.database.connect import Connection
+from infra.faultpoints import reach
 from infra.log.rule import Counted, Reading
 from projections.engine import arrays
 from projections.engine.arrays import BinaryArray, BinaryArrayDumper
@@ -172,14 +173,18 @@ class Committer:
                     reads = self._read(connection, decoded, wanted)
                     pipeline.sync()
                     self._hold(reads)
+                    reach("compare-and-set done")
                     changes = self._fold(decoded, self.blocked)
                 for view in self.plan.views.values():
                     for query, parameters in writes(view, self.positions.tables[view.name], changes):
                         connection.execute(query, parameters)
                 parked = [one for change in changes for one in change.parked.values()]
                 self._park(connection, parked)
+                reach("rows sent")
                 committing = True
                 connection.execute("commit")
+                reach("COMMIT sent")
+            reach("COMMIT acknowledged")
         except psycopg.Error as error:
             if committing and connection.closed:
                 return Unknown()

@@ -17,6 +17,7 @@ from psycopg import Copy, sql
 
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
+from infra.faultpoints import reach
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
@@ -183,7 +184,9 @@ class _Table:
                 (self.rows, self.build.id, self.partition),
             )
             insert_parked(self._connection, self.build.table, parked)
+        reach("build part written")
         self._connection.execute("commit")
+        reach("build part committed")
         return self.rows
 
     @contextmanager

@@ -16,6 +16,7 @@ from psycopg import errors
 
 from infra.database.connect import Connection, longest_transaction_ms
 from infra.errors import SamefoldError
+from infra.faultpoints import reach
 from infra.log.clients import KafkaAway
 from infra.log.rule import Reading
 from infra.settings import Settings
@@ -257,6 +258,7 @@ class _Switch:
             self.connection.execute(f"set local transaction_timeout = {longest_transaction_ms(self.settings)}")
             at = self._lock_positions()
             locked = time.monotonic()
+            reach("switch locked")
             live = pointers(self.connection)
             outgoing = self._outgoing_builds(live)
             builds = lock_builds(self.connection, [*(build.id for build in self.builds), *(b.id for b in outgoing)])
@@ -276,6 +278,8 @@ class _Switch:
                     folded.append((group, batches, group.fold(self.connection, self.topic, batches)))
             with self.connection.pipeline():  # one round trip: the agents are waiting
                 self._point(move, outgoing, to, live)
+            reach("switch written")
+        reach("switch done")
         for group, applied, changes in folded:
             group.moved(applied, changes)
             self.commits += sum(len(batch.counted) for batch in applied)
