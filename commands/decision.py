@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -12,14 +12,14 @@ from infra.contexts import decode_event, stored_name
 from infra.log.records import Commit, EventRecord, Reason, encode
 
 
-class Versioned(NamedTuple):
+class Versioned(msgspec.Struct, frozen=True):
     """A stream's state after its first `version` events."""
 
     version: int
     state: Any
 
 
-class Decided(NamedTuple):
+class Decided(msgspec.Struct, frozen=True):
     """A commit, the bytes it is in the log, and the stream after it."""
 
     commit: Commit
@@ -40,12 +40,14 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     context = received.context
     assert context is not None  # a command without a rejection has its context
     try:
-        events = context.decide(received.command, before.state)
-        records = [_event_record(context.events, event) for event in events]
         state = before.state
-        for record in records:
+        events = context.decide(received.command, state)
+        records = []
+        for event in events:
+            record = _event_record(context.events, event)
             # read back, as every reader will: what can't be read would stop them all
             state = context.evolve(state, decode_event(context, record.type, record.data))
+            records.append(record)
         after = Versioned(before.version + len(events), state)
         commit = _commit(received, after.version, records, None, epoch, seq)
         value = encode(commit)
@@ -65,7 +67,10 @@ def _event_record(known: dict[str, type], event: Any) -> EventRecord:
     name = stored_name(type(event))
     if known.get(name) is not type(event):
         raise TypeError(f"decide returned a {type(event).__name__}, which is not in the context's Event union")
-    return EventRecord(name, msgspec.Raw(msgspec.json.encode(event)))
+    return EventRecord(name, msgspec.Raw(_encode_event(event)))
+
+
+_encode_event = msgspec.json.Encoder().encode
 
 
 def _rejection(received: Received, before: Versioned, why: Reason, epoch: int, seq: int) -> Decided:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from commands.decision import Versioned
 from infra.contexts import Context, decode_event
@@ -20,7 +21,7 @@ class Inconsistent(Exception):
     """A row and the overlay don't meet: the snapshot is older or newer than it may be. The writer opens again."""
 
 
-class _Entry(NamedTuple):
+class _Entry(msgspec.Struct, frozen=True, gc=False):
     mark: int
     """Own entries: their seq. Entries read before the opening: their offset in `events`."""
     stream: str
@@ -91,9 +92,12 @@ class Overlay:
         return len(self) < before
 
     def _enter(self, entries: deque[_Entry], mark: int, commit: Commit) -> _Stream:
-        entries.append(_Entry(mark, commit.stream, commit.command_id))
-        self._answered.add((commit.stream, commit.command_id))
-        stream = self._streams.setdefault(commit.stream, _Stream())
+        name = commit.stream
+        entries.append(_Entry(mark, name, commit.command_id))
+        self._answered.add((name, commit.command_id))
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = _Stream()
         stream.entries += 1
         return stream
 
@@ -106,7 +110,7 @@ class Overlay:
 
 
 def _fold(row: Versioned, commits: list[tuple[int, list[EventRecord]]], context: Context) -> Versioned:
-    version, state = row
+    version, state = row.version, row.state
     for after, events in commits:
         if after <= version:
             continue

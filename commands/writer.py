@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
+
 from commands.decision import Decided, Versioned, decide
 from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
@@ -66,7 +68,7 @@ class Serve(NamedTuple):
     offset: int
 
 
-class Append(NamedTuple):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """Append a commit; its acknowledgement goes into `on_acknowledged`."""
 
     seq: int
@@ -101,6 +103,9 @@ class Limits:
     """Commits by which a writer may be ahead of the read model (rules 7 and 9)."""
     max_commit_bytes: int
     ack_timeout_s: float
+
+
+_NOTHING = Versioned(0, None)
 
 
 class Writer:
@@ -273,7 +278,7 @@ class Writer:
         return Confirm(why)
 
     def _decide(self, command: Received, snapshot: Snapshot) -> Decided:
-        before = Versioned(0, None)
+        before = _NOTHING
         if command.context:
             before = self.overlay.state(command.stream, snapshot.rows.get(command.stream), command.context)
         return decide(command, before, epoch=self.epoch, seq=self.seq + 1, max_bytes=self.limits.max_commit_bytes)

@@ -100,9 +100,14 @@ def decode_event(context: Context, name: str, data: msgspec.Raw | bytes) -> Any:
             "Deploy the version of the code that wrote it, or newer; nothing was skipped.",
         )
     try:
-        return msgspec.json.decode(data, type=event)
+        return _decoder(event)(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableEvent(
             f"The log holds an event '{context.name}.{name}' that does not fit this code's class: {error}.",
             "Nothing was skipped. Give fields that were added later a default, and never rename or narrow one.",
         ) from error
+
+
+@cache
+def _decoder(event: type) -> Callable[[msgspec.Raw | bytes], Any]:
+    return msgspec.json.Decoder(event).decode

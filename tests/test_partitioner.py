@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from aiokafka.partitioner import murmur2
+from aiokafka import partitioner
 from confluent_kafka import KafkaError, Message, Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.log.partitioner import LIBRDKAFKA_NAME, partition_of
+from infra.log.partitioner import LIBRDKAFKA_NAME, murmur2, partition_of
 
 # Kafka's own UtilsTest.testMurmur2
 GOLDEN = {
@@ -41,6 +41,11 @@ def test_the_hash_is_javas(key: str, expected: int) -> None:
 @pytest.mark.parametrize("partitions", [1, 2, 3, 8, 4096])
 def test_the_partition_is_the_positive_hash_modulo_their_number(key: str, expected: int, partitions: int) -> None:
     assert partition_of(key, partitions) == (expected & 0x7FFFFFFF) % partitions
+
+
+@given(st.binary())
+def test_it_is_the_hash_that_agents_would_produce_with(key: bytes) -> None:
+    assert murmur2(key) == partitioner.murmur2(key) & 0xFFFFFFFF
 
 
 @given(st.text(), st.integers(1, 4096))
