@@ -13,17 +13,19 @@ import signal
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from commands.intake import Intake, Received, receive
-from commands.snapshots import SnapshotReader
+from commands.snapshots import Question, SnapshotReader
 from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, ReadLog, Refuse, Serve, Wait, Writer
 from infra import logs
+from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
@@ -52,15 +54,36 @@ class HandlerFenced(SamefoldError):
     """Another process runs under this handler's name, or the producer can't go on: this process must end."""
 
 
+@dataclass(slots=True)
+class _Lot:
+    """Commands of one partition in order, for its writer in the epoch in which they were read. In another one they mean nothing."""
+
+    writer: Writer
+    epoch: int
+    commands: list[Received]
+
+    @property
+    def stands(self) -> bool:
+        return self.writer.phase is Phase.SERVING and self.writer.epoch == self.epoch
+
+
+Lots = Mapping[int, _Lot]
+"""By partition."""
+
+
 class Handler:
-    """One handler process. `run` returns after `stop`; it raises a named error when it must not go on."""
+    """One handler process. `run` returns after `stop`; it raises a named error when it must not go on.
+
+    While the database reads what a batch of commands wants, the next batch is received: `_asked` is the one under way.
+    """
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
         self.name = name
         self.stopping = threading.Event()
         self.writers: dict[int, Writer] = {}
-        self._held: dict[int, list[Received]] = {}
+        self._asked: tuple[Lots, Question] | None = None
+        self._held: dict[int, _Lot] = {}
         self._paused: set[int] = set()
         self._timers: dict[int, tuple[float, Callable[[], Action]]] = {}
         self._due_database = 0.0
@@ -76,6 +99,7 @@ class Handler:
     def run(self) -> None:
         """Serve until stopped. Waits out Kafka and PostgreSQL being away, at the start too."""
         commands, events = self._topics = self._until_there()
+        self._events = events.name
         self._intake = Intake(commands.id, commands.partitions, self.settings.max_command_bytes)
         self._connection = clients.Connection(f"handler {self.name}")
         self._admin = clients.admin(self.settings)
@@ -101,13 +125,14 @@ class Handler:
         now = time.monotonic()
         for writer in list(self.writers.values()):
             self._do(writer, writer.on_clock(now))
-        self._run_timers(now)
         self._check_topics(now)
-        self._serve_held(now)
-        batch = self._poll()
-        if batch:
-            reach("command read")
-            self._serve(batch)
+        lots = self._poll()
+        if self._asked:
+            self._decide(*self._asked)
+        # from here on nothing is asked, and the connection is free
+        now = time.monotonic()
+        self._run_timers(now)
+        self._ask(self._due(lots, now))
 
     def _check_topics(self, now: float) -> None:
         """A topic that is made anew or gets more partitions while we run is as wrong as at the start."""
@@ -124,22 +149,27 @@ class Handler:
 
     # ── commands in ──
 
-    def _poll(self) -> dict[int, list[Received]]:
-        """What has arrived: wait for the first, take what is there."""
-        busy = self._held or any(writer.phase is not Phase.SERVING for writer in self.writers.values())
-        messages = self._consumer.consume(1, BUSY_S if busy else IDLE_S)
+    def _poll(self) -> dict[int, _Lot]:
+        """What has arrived: wait for the first, unless there is something to do, and take what is there."""
+        messages = self._consumer.consume(1, self._patience())
         if messages:
             messages += self._consumer.consume(self.settings.handler_batch, 0)
-        batch: dict[int, list[Received]] = defaultdict(list)
+        serving = {p: writer for p, writer in self.writers.items() if writer.phase is Phase.SERVING}
+        lots: dict[int, _Lot] = {}
         for message in messages:
-            partition = message.partition()
             if error := message.error():
                 self._on_consumer_error(error)
-            elif partition in self.writers and self.writers[partition].phase is Phase.SERVING:
-                batch[partition].append(receive(_record(message), self._intake))
-        if batch:
+                continue
+            record = _record(message)
+            if writer := serving.get(record.partition):
+                lot = lots.get(record.partition)
+                if lot is None:
+                    lot = lots[record.partition] = _Lot(writer, writer.epoch, [])
+                lot.commands.append(receive(record, self._intake))
+        if lots:
             self._connection.seen()
-        return batch
+            reach("command read")
+        return lots
 
     def _on_consumer_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError.FENCED_INSTANCE_ID or error.fatal():
@@ -159,49 +189,80 @@ class Handler:
         if not clients.may_pass(error):
             log.warning("handler %s: %s", self.name, error.str())
 
-    def _serve_held(self, now: float) -> None:
-        if self._held and now >= self._due_database:
-            held, self._held = self._held, {}
-            self._serve(held)
+    def _due(self, lots: dict[int, _Lot], now: float) -> Lots:
+        """What is to be decided next: commands that were held until now, and behind them those that have just come."""
+        for partition, held in list(self._held.items()):
+            if partition in lots:
+                held.commands += lots.pop(partition).commands
+            if now >= self._due_database:
+                lots[partition] = self._held.pop(partition)
+        return lots
 
-    def _serve(self, batch: dict[int, list[Received]]) -> None:
-        """One reading of the database for a batch over all partitions, then each partition's decisions."""
-        taken: dict[int, list[Received]] = {}
+    def _ask(self, lots: Lots) -> None:
+        """Have the database read what the writers want for these commands, as many of them as there is room for."""
+        wanted: dict[int, _Lot] = {}
         streams: set[tuple[str, str]] = set()
         outcomes: set[tuple[str, str]] = set()
-        for partition, received in batch.items():
-            writer = self.writers.get(partition)
-            if writer is None or writer.phase is not Phase.SERVING:
+        for partition, lot in lots.items():
+            writer = lot.writer
+            if self.writers.get(partition) is not writer or not lot.stands:
                 continue
-            taken[partition] = received[: max(writer.room, 0)]
-            if rest := received[len(taken[partition]) :]:
-                self._hold(partition, rest, BEHIND_RETRY_S)
-            wanted = writer.wants(taken[partition])
-            streams |= wanted[0]
-            outcomes |= wanted[1]
-        try:
-            snapshot = self._snapshots().read(streams, outcomes)
-            reach("states loaded")
-        except (psycopg.Error, DatabaseAway) as error:
-            self._database_away(error)
-            for partition, received in taken.items():
-                self._hold(partition, received + self._held.pop(partition, []), DATABASE_RETRY_S)
+            now = lot.commands[: max(writer.room, 0)]
+            if rest := lot.commands[len(now) :]:
+                self._hold(partition, _Lot(writer, lot.epoch, rest), BEHIND_RETRY_S)
+            wanted[partition] = _Lot(writer, lot.epoch, now)
+            its_streams, its_outcomes = writer.wants(now)
+            streams |= its_streams
+            outcomes |= its_outcomes
+        if not wanted:
             return
+        try:
+            self._asked = wanted, self._snapshots().ask(streams, outcomes)
+        except (psycopg.Error, DatabaseAway) as error:
+            self._not_answered(wanted, error)
+
+    def _decide(self, lots: Lots, question: Question) -> None:
+        """Let the writers decide on what the database answered."""
+        self._asked = None
+        try:
+            snapshot = self._reader.answer(question)
+        except (psycopg.Error, DatabaseAway) as error:
+            self._not_answered(lots, error)
+            return
+        reach("states loaded")
         now = time.monotonic()
-        for partition, received in taken.items():
-            writer = self.writers[partition]
-            for action in writer.on_commands(received, snapshot, now):
+        for partition, lot in lots.items():
+            writer = lot.writer
+            if self.writers.get(partition) is not writer or not lot.stands:
+                continue
+            for action in writer.on_commands(lot.commands, snapshot, now):
                 self._do(writer, action)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
                 self._paused.discard(partition)
                 self._consumer.resume([TopicPartition(self.settings.commands_topic, partition)])
 
-    def _hold(self, partition: int, commands: list[Received], seconds: float) -> None:
+    def _not_answered(self, lots: Lots, error: psycopg.Error | DatabaseAway) -> None:
+        """Try again a moment later, with these commands before those that are held already."""
+        self._database_away(error)
+        for partition, lot in lots.items():
+            if self.writers.get(partition) is lot.writer and lot.stands:
+                after = self._held.pop(partition, None)
+                lot.commands += after.commands if after else []
+                self._hold(partition, lot, DATABASE_RETRY_S)
+
+    def _hold(self, partition: int, lot: _Lot, seconds: float) -> None:
         """Keep commands that can't be decided yet, and read no more of that partition: back-pressure, not memory."""
-        self._held[partition] = commands
+        self._held[partition] = lot
         self._due_database = time.monotonic() + seconds
         self._paused.add(partition)
         self._consumer.pause([TopicPartition(self.settings.commands_topic, partition)])
+
+    def _patience(self) -> float:
+        """How long to wait for commands, in seconds: not at all while there is something else to do."""
+        if self._asked or any(due <= time.monotonic() for due, _ in self._timers.values()):
+            return 0
+        busy = self._held or any(writer.phase is not Phase.SERVING for writer in self.writers.values())
+        return BUSY_S if busy else IDLE_S
 
     # ── what the writers say ──
 
@@ -215,13 +276,15 @@ class Handler:
         partition = writer.partition
         match action:
             case Append(seq, stream, value):
-                self._produce(stream.encode(), value, partition, _Acknowledged(self, writer, writer.epoch, seq))
+                acknowledged = partial(self._acknowledged, writer, writer.epoch, seq)
+                self._produce(stream.encode(), value, partition, acknowledged)
                 reach("commit sent")
             case Load():
-                return self._load(writer)
+                # not now: the connection may be asked something already
+                self._later(writer, 0, lambda: self._load(writer))
             case Open():
                 opening = Opening(writer=self.name, commands_topic_id=writer.commands_topic_id)
-                self._produce(None, encode(opening), partition, _Opened(self, writer, writer.openings))
+                self._produce(None, encode(opening), partition, partial(self._opened, writer, writer.openings))
                 reach("opening sent")
             case ReadLog(start, stop):
                 return self._read_log(writer, start, stop)
@@ -247,9 +310,7 @@ class Handler:
     def _produce(self, key: bytes | None, value: bytes, partition: int, on_delivery: Callable[..., None]) -> None:
         while True:
             try:
-                self._producer.produce(
-                    self.settings.events_topic, value, key=key, partition=partition, on_delivery=on_delivery
-                )
+                self._producer.produce(self._events, value, key=key, partition=partition, on_delivery=on_delivery)
                 return
             except BufferError:
                 self._producer.poll(0.05)
@@ -300,6 +361,21 @@ class Handler:
                 self._on_consumer_error(error.args[0])
             return Confirm(f"not confirmed by the group: {error.args[0].str()}")
         return writer.on_confirmed()
+
+    # ── delivery reports ──
+
+    def _acknowledged(self, writer: Writer, epoch: int, seq: int, error: KafkaError | None, message: Message) -> None:
+        """Of one commit, for the writer in the epoch that appended it; a later epoch is none of its business."""
+        reach("commit acknowledged")
+        if writer.epoch == epoch:
+            offset = None if error else message.offset()
+            self._do(writer, writer.on_acknowledged(seq, offset, time.monotonic()))
+
+    def _opened(self, writer: Writer, opening: int, error: KafkaError | None, message: Message) -> None:
+        """Of an opening, for the try that appended it."""
+        reach("opening acknowledged")
+        if writer.openings == opening:
+            self._do(writer, writer.on_opened(None if error else message.offset()))
 
     # ── the group ──
 
@@ -379,35 +455,6 @@ class Handler:
             self._database.close()
 
 
-class _Acknowledged:
-    """Delivery report of one commit, for the writer in the epoch that appended it; a later epoch is none of its business."""
-
-    __slots__ = ("epoch", "handler", "seq", "writer")
-
-    def __init__(self, handler: Handler, writer: Writer, epoch: int, seq: int) -> None:
-        self.handler, self.writer, self.epoch, self.seq = handler, writer, epoch, seq
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        reach("commit acknowledged")
-        if self.writer.epoch == self.epoch:
-            offset = None if error else message.offset()
-            self.handler._do(self.writer, self.writer.on_acknowledged(self.seq, offset, time.monotonic()))
-
-
-class _Opened:
-    """Delivery report of an opening, for the try that appended it."""
-
-    __slots__ = ("handler", "opening", "writer")
-
-    def __init__(self, handler: Handler, writer: Writer, opening: int) -> None:
-        self.handler, self.writer, self.opening = handler, writer, opening
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        reach("opening acknowledged")
-        if self.writer.openings == self.opening:
-            self.handler._do(self.writer, self.writer.on_opened(None if error else message.offset()))
-
-
 def _record(message: Message) -> Record:
     return Record(message.partition(), message.offset(), message.timestamp()[1], message.key(), message.value())
 
@@ -439,6 +486,7 @@ def main() -> None:
     settings = Settings()
     logs.configure(settings.log_level)
     handler = Handler(settings, name)
+    collect_seldom()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: handler.stop())
     try:

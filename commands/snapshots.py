@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
@@ -15,72 +16,105 @@ from commands.decision import Versioned
 from commands.writer import Snapshot
 from infra.contexts import contexts
 from infra.log.rule import Reading
+from projections.engine.arrays import texts
+from projections.engine.commit import prepare
 from projections.engine.system import OUTCOMES, snapshot_view_name
 
 AGENT = "core"
+
+Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 class SnapshotReader:
     """Reads snapshots over one connection. Not thread-safe."""
 
     def __init__(self, connection: psycopg.Connection[Any], events_topic: str) -> None:
+        prepare(connection)
         self.connection = connection
         self.events_topic = events_topic
         self._tables: dict[str, str] = {}
 
-    def read(self, streams: Iterable[tuple[str, str]] = (), outcomes: Iterable[tuple[str, str]] = ()) -> Snapshot:
-        """The snapshot with these streams' states and with which of these (stream, command id) have an outcome.
+    def read(self) -> Snapshot:
+        """The snapshot without any state or outcome. Raises psycopg.Error."""
+        return self.answer(self.ask((), ()))
 
-        Raises psycopg.Error; what may pass is for the caller to wait out.
+    def ask(self, streams: Iterable[tuple[str, str]], outcomes: Iterable[tuple[str, str]]) -> Question:
+        """Have the server read the states of these (context, stream), and which of these (stream, command id) have an outcome.
+
+        Does not wait for it. The connection is of no other use before `answer`. Raises psycopg.Error, there too; what may
+        pass is for the caller to wait out.
         """
-        by_context = defaultdict(list)
+        by_context: dict[str, list[str]] = defaultdict(list)
         for context, stream in streams:
             by_context[context].append(stream)
-        pairs = list(outcomes)
-        snapshot = self._read(by_context, pairs)
-        if snapshot is None:  # a switch moved a table since the names were read
-            snapshot = self._read(by_context, pairs)
-        if snapshot is None:
-            return Snapshot({}, "", fits=False)
-        return snapshot
+        return self._ask(by_context, list(outcomes))
 
-    def _read(self, by_context: dict[str, list[str]], pairs: list[tuple[str, str]]) -> Snapshot | None:
+    def answer(self, question: Question) -> Snapshot:
+        """What the server found, all of it in one snapshot."""
+        snapshot = self._answer(question)
+        if snapshot is None:  # a switch moved a table since the names were read
+            snapshot = self._answer(self._ask(question.streams, question.outcomes))
+        return snapshot or Snapshot({}, "", fits=False)
+
+    def _ask(self, streams: Mapping[str, list[str]], outcomes: Sequence[tuple[str, str]]) -> Question:
+        execute = self.connection.execute
+        pipeline = self.connection.pipeline()
+        pipeline.__enter__()  # `_answer` leaves it: until then the server works, and nobody waits for it
+        execute("begin isolation level repeatable read, read only")
+        positions = execute(_POSITIONS, (AGENT, self.events_topic))
+        live = execute(_LIVE, (AGENT,))
+        states = {
+            context: execute(_states(self._tables[snapshot_view_name(context)]), (texts(names),), binary=True)
+            for context, names in streams.items()
+            if snapshot_view_name(context) in self._tables
+        }
+        answered = None
+        if outcomes and OUTCOMES in self._tables:
+            pairs = [texts([stream for stream, _ in outcomes]), texts([command_id for _, command_id in outcomes])]
+            answered = execute(_outcomes(self._tables[OUTCOMES]), pairs)
+        execute("commit")
+        return Question(streams, outcomes, pipeline, positions, live, states, answered)
+
+    def _answer(self, question: Question) -> Snapshot | None:
         """None when the table names known here are not those of the snapshot."""
-        connection = self.connection
-        rows: dict[str, Versioned] = {}
-        answered: frozenset[tuple[str, str]] = frozenset()
-        with connection.transaction(), connection.pipeline():
-            connection.execute("set transaction isolation level repeatable read, read only")
-            positions = connection.execute(_POSITIONS, (AGENT, self.events_topic))
-            live = connection.execute(_LIVE, (AGENT,))
-            state_cursors = {
-                context: connection.execute(_states(self._tables[snapshot_view_name(context)]), (names,), binary=True)
-                for context, names in by_context.items()
-                if snapshot_view_name(context) in self._tables
-            }
-            outcome_cursor = None
-            if pairs and OUTCOMES in self._tables:
-                arguments = ([stream for stream, _ in pairs], [command_id for _, command_id in pairs])
-                outcome_cursor = connection.execute(_outcomes(self._tables[OUTCOMES]), arguments)
-            at = positions.fetchall()
-            found = {partition: Reading(*reading) for partition, _, *reading in at}
-            generations = {str(row[1]) for row in at}
-            versions = {view: (version, table) for view, version, table in live.fetchall()}
-            tables = {view: table for view, (_, table) in versions.items()}
-            same = all(self._tables.get(view) == tables.get(view) for view in _wanted())
-            for context, cursor in state_cursors.items():
-                kind = contexts()[context].state
-                for stream, version, state in cursor.fetchall():
-                    rows[stream] = Versioned(version, msgspec.json.decode(state, type=kind))
-            if outcome_cursor is not None:
-                answered = frozenset((stream, command_id) for stream, command_id in outcome_cursor.fetchall())
-        if not same:
+        question.pipeline.__exit__(None, None, None)
+        at = question.positions.fetchall()
+        found = {partition: Reading(*reading) for partition, _, *reading in at}
+        generations = {str(row[1]) for row in at}
+        versions = {view: (version, table) for view, version, table in question.live.fetchall()}
+        tables = {view: table for view, (_, table) in versions.items()}
+        if any(self._tables.get(view) != tables.get(view) for view in _wanted()):
             self._tables = tables
             return None
+        rows: dict[str, Versioned] = {}
+        for context, cursor in question.states.items():
+            decode = _decoder(contexts()[context].state)
+            for stream, version, state in cursor.fetchall():
+                rows[stream] = Versioned(version, decode(state))
+        answered = frozenset(question.answered.fetchall()) if question.answered else frozenset()
         fits = bool(found) and all(
             view in versions and versions[view][0] == version for view, version in _wanted().items()
         )
         return Snapshot(found, generations.pop() if len(generations) == 1 else "", fits, rows, answered)
+
+
+class Question(NamedTuple):
+    """What was asked for, and where the answers will be."""
+
+    streams: Mapping[str, list[str]]
+    """By context."""
+    outcomes: Sequence[tuple[str, str]]
+    pipeline: AbstractContextManager[Any]
+    positions: Cursor
+    live: Cursor
+    states: Mapping[str, Cursor]
+    """By context."""
+    answered: Cursor | None
+
+
+@cache
+def _decoder(state: type) -> Callable[[str], Any]:
+    return msgspec.json.Decoder(state).decode
 
 
 @cache
@@ -108,6 +142,6 @@ def _states(table: str) -> sql.Composed:
 @cache
 def _outcomes(table: str) -> sql.Composed:
     return sql.SQL(
-        "select o.stream, o.command_id from unnest(%s::text[], %s::text[]) as asked(stream, command_id) "
+        "select o.stream, o.command_id from unnest(%s, %s) as asked(stream, command_id) "
         'join {} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C")'
     ).format(sql.Identifier(table))
