@@ -1,0 +1,315 @@
+"""One run: actors are threads of which one at a time has the word, and between any two statements a choice is made who is next.
+
+An actor runs the product's code until that sends a statement that others could notice; there it waits for its turn. So a
+schedule is a list of choices, and the same choices give the same run again.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import psycopg
+from psycopg import errors
+
+from tests.model_read.postgres import Database, Footprint, Session
+
+LOST = "server closed the connection unexpectedly"
+TOO_LONG = 3_000
+"""Steps after which a run goes round in circles."""
+
+
+class Crashed(BaseException):
+    """The actor's process is no more."""
+
+
+class Endless(AssertionError):
+    """A run does not come to an end."""
+
+
+class Stuck(AssertionError):
+    """Nobody can go on."""
+
+
+class Chooser(Protocol):
+    """Chooses what happens next, and is told what that touched."""
+
+    def choose(self, choices: Sequence[str], last: str) -> str | None:
+        """One of the choices; None ends the run."""
+
+    def touched(self, footprint: Footprint) -> None: ...
+
+
+class Actor:
+    """One process."""
+
+    def __init__(self, name: str, run: Callable[[], None]) -> None:
+        self.name = name
+        self.run = run
+        self.turn = _thread.allocate_lock()
+        self.turn.acquire()
+        self.session: Session | None = None
+        """Where it waits for an answer."""
+        self.asleep: int | None = None
+        """The number of changes in the database when it went to sleep."""
+        self.crashed = False
+        self.done = False
+        self.error: BaseException | None = None
+
+
+class Play:
+    """The actors of one run over one database."""
+
+    def __init__(self, database: Database, faults: Mapping[str, int] | None = None) -> None:
+        self.database = database
+        self.faults = dict(faults or {})
+        self.actors: dict[str, Actor] = {}
+        self.orphans: dict[str, Session] = {}
+        """Sessions that work on without their client, by name."""
+        self.now = 1_000.0
+        self.over = False
+        self.current: Actor | None = None
+        self.story: list[tuple[str, str]] = []
+        self.after_step: Callable[[], None] = lambda: None
+        self.may_restore: Callable[[], bool] = lambda: False
+        self.restore: Callable[[], None] = lambda: None
+        self._main = _thread.allocate_lock()
+        self._main.acquire()
+        self._uuids = 0
+
+    def add(self, name: str, run: Callable[[], None]) -> None:
+        self.actors[name] = Actor(name, run)
+
+    # ── in the actors' threads ──
+
+    def wait(self, session: Session) -> None:
+        """The actor of this thread waits until all that it sent in this session is answered."""
+        actor = self._mine()
+        actor.session = session
+        self._hand_over(actor)
+        actor.session = None
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeping is waiting for something to change; if nobody else can change anything, time passes."""
+        self.now += seconds
+        actor = self._mine()
+        actor.asleep = self.database.changes
+        self._hand_over(actor)
+        actor.asleep = None
+
+    def check_alive(self) -> None:
+        """Raises Crashed in the thread of one that is not."""
+        if self.over or (self.current is not None and self.current.crashed):
+            raise Crashed
+
+    def _mine(self) -> Actor:
+        self.check_alive()
+        assert self.current is not None, "only actors use the database while a play is on"
+        return self.current
+
+    def _hand_over(self, actor: Actor) -> None:
+        self._main.release()
+        actor.turn.acquire()
+        self.check_alive()
+
+    # ── in the main thread ──
+
+    def run(self, chooser: Chooser) -> None:
+        """Let everybody act until all are done, or the chooser ends it. Raises what an invariant raises."""
+        pool = [_worker() for _ in self.actors]
+        try:
+            for worker, actor in zip(pool, self.actors.values(), strict=True):
+                worker.begin(self, actor)
+                self._give_word(actor)
+            last = ""
+            while not all(actor.done for actor in self.actors.values()) or self.orphans:
+                choices = self._choices(last)
+                if not choices:
+                    raise Stuck(f"nobody can go on: {self._where()}")
+                choice = chooser.choose(choices, last)
+                if choice is None:
+                    return
+                footprint = self._carry_out(choice)
+                chooser.touched(footprint)
+                if not choice.startswith("!"):
+                    last = choice
+                if len(self.story) > TOO_LONG:
+                    raise Endless(f"no end after {TOO_LONG} steps: {self._where()}")
+        finally:
+            self._end(pool)
+
+    def _choices(self, last: str) -> list[str]:
+        """What may happen next: the one that acted last first, then the others, then faults."""
+        ready = [name for name, actor in self.actors.items() if self._can_step(actor)]
+        ready += [name for name, orphan in self.orphans.items() if not orphan.blocked]
+        choices = [name for name in ready if self._is_awake(name)]
+        if not choices:
+            choices = ready
+        if not choices:
+            # only time can help
+            return [f"!timeout {name}" for name in self._waiting()][:1]
+        if last in choices:
+            choices.remove(last)
+            choices.insert(0, last)
+        waiting = self._waiting() if self.faults.get("timeout", 0) > 0 else []
+        choices += [f"!timeout {name}" for name in waiting]
+        for fault in ("kill", "cut", "crash"):
+            if self.faults.get(fault, 0) > 0:
+                choices += [f"!{fault} {name}" for name in self._vulnerable(fault)]
+        if self.faults.get("restore", 0) > 0 and self.may_restore():
+            choices.append("!restore")
+        return choices
+
+    def _can_step(self, actor: Actor) -> bool:
+        if actor.done:
+            return False
+        return actor.asleep is not None or (actor.session is not None and not actor.session.blocked)
+
+    def _is_awake(self, name: str) -> bool:
+        actor = self.actors.get(name)
+        return actor is None or actor.asleep is None or actor.asleep != self.database.changes
+
+    def _waiting(self) -> list[str]:
+        return [n for n, a in self.actors.items() if not a.done and a.session is not None and a.session.blocked]
+
+    def _vulnerable(self, fault: str) -> list[str]:
+        live = [(name, actor) for name, actor in self.actors.items() if not actor.done]
+        if fault == "crash":
+            return [name for name, actor in live]
+        return [name for name, actor in live if actor.session is not None and actor.session.transaction is not None]
+
+    def _carry_out(self, choice: str) -> Footprint:
+        if choice.startswith("!"):
+            self._fault(*choice[1:].split())
+            self.story.append((choice, ""))
+            footprint = Footprint(everything=True)
+        elif choice in self.orphans:
+            footprint = self._step(choice, self.orphans[choice])
+            self._retire(choice)
+        else:
+            actor = self.actors[choice]
+            if actor.asleep is not None:
+                self.story.append((choice, "wakes up"))
+                footprint = Footprint(everything=True)
+                self._give_word(actor)
+            else:
+                assert actor.session is not None
+                footprint = self._step(choice, actor.session)
+        for actor in self.actors.values():
+            session = actor.session
+            if not actor.done and session is not None and (session.cut or not session.todo):
+                self._give_word(actor)
+        self.after_step()
+        return footprint
+
+    def _step(self, name: str, session: Session) -> Footprint:
+        ended = session.step()
+        answer = session.answers[-1] if ended and session.answers else None
+        said = "" if ended else " … waits"
+        if isinstance(answer, psycopg.Error):
+            said = f" … {type(answer).__name__}"
+        self.story.append((name, session.tells[:70] + said))
+        return session.footprint
+
+    def _retire(self, name: str) -> None:
+        orphan = self.orphans[name]
+        if not orphan.todo:
+            del self.orphans[name]
+            orphan.end(psycopg.OperationalError(LOST))
+
+    def _fault(self, kind: str, name: str = "") -> None:
+        self.faults[kind] = self.faults.get(kind, 0) - 1
+        if kind == "restore":
+            self.orphans.clear()
+            self.restore()
+            return
+        actor = self.actors[name]
+        session = actor.session
+        match kind:
+            case "timeout":
+                assert session is not None
+                session.fail(errors.LockNotAvailable("canceling statement due to lock timeout"))
+            case "kill":
+                assert session is not None
+                session.end(errors.AdminShutdown("terminating connection due to administrator command"))
+            case "cut":
+                assert session is not None
+                self._orphan(name, session)
+            case _:
+                for one in [one for one in self.database.sessions if one.owner == name]:
+                    self._orphan(name, one)
+                actor.crashed = True
+                self._give_word(actor)
+
+    def _orphan(self, name: str, session: Session) -> None:
+        """The client is gone; what it sent before is still carried out."""
+        session.owner = ""
+        session.cut = True
+        if session.todo:
+            number = sum(orphan.startswith(f"{name}'") for orphan in self.orphans)
+            self.orphans[f"{name}'{number or ''}"] = session
+        else:
+            session.end(psycopg.OperationalError(LOST))
+
+    def _give_word(self, actor: Actor) -> None:
+        """Let the actor's own code run, up to where it waits next."""
+        self.current = actor
+        actor.turn.release()
+        self._main.acquire()
+        self.current = None
+
+    def _where(self) -> str:
+        return "; ".join(
+            f"{name} {'done' if actor.done else actor.session.tells if actor.session else 'asleep'}"
+            for name, actor in self.actors.items()
+        )
+
+    def _end(self, pool: Sequence[_Worker]) -> None:
+        self.over = True
+        for actor in self.actors.values():
+            if not actor.done:
+                self._give_word(actor)
+        _free.extend(pool)
+
+
+class _Worker:
+    """A thread that plays one actor after another."""
+
+    def __init__(self) -> None:
+        self.go = _thread.allocate_lock()
+        self.go.acquire()
+        self.part: tuple[Play, Actor] | None = None
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def begin(self, play: Play, actor: Actor) -> None:
+        self.part = (play, actor)
+        self.go.release()
+
+    def _work(self) -> None:
+        while True:
+            self.go.acquire()
+            assert self.part is not None
+            play, actor = self.part
+            actor.turn.acquire()
+            try:
+                if not play.over:
+                    actor.run()
+            except BaseException as error:
+                actor.error = error
+            actor.done = True
+            play._main.release()
+
+
+_free: list[_Worker] = []
+
+
+def _worker() -> _Worker:
+    return _free.pop() if _free else _Worker()
+
+
+def unexpected(play: Play, expected: tuple[type[BaseException], ...]) -> list[tuple[str, BaseException]]:
+    """What ended actors that should not have ended them."""
+    found = [(name, actor.error) for name, actor in play.actors.items()]
+    return [(name, e) for name, e in found if e is not None and not isinstance(e, (Crashed, *expected))]

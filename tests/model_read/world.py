@@ -1,0 +1,173 @@
+"""The world of one run: a database with the first version live, a log, and the product made to see only these."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from infra.log import clients, partitioner, source, topics
+from infra.log.topics import Topic
+from infra.settings import Settings
+from projections.engine import builds, commit, people, rebuild, replaying, switch, tail
+from projections.engine.view import View
+from tests.model_read.client import Connection
+from tests.model_read.log import TOPIC, Log
+from tests.model_read.oracle import Oracle, Watch
+from tests.model_read.play import Play
+from tests.model_read.postgres import Database, Key, Row, Tables
+from tests.model_read.views import code
+
+TOPIC_ID = "topic"
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+
+
+@cache
+def settings() -> Settings:
+    return Settings(database_url="postgresql://model", kafka_bootstrap="model:9092", events_topic=TOPIC)
+
+
+@dataclass
+class World:
+    """A run's database, log, actors and watch. `seen` is the newest that any reader saw, by stream."""
+
+    log: Log
+    views: Mapping[str, View]
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.database = Database(first_tables(self.log, self.views), _keys())
+        self.oracle = Oracle(self.log)
+        self.sets: dict[str, Mapping[str, int]] = {}
+        self.watch = Watch(self.oracle, self.sets)
+        self.watch.restored(self.database.committed)
+        self.database.on_publish = self.watch.published
+        self.play = Play(self.database, self.faults)
+        self.seen: dict[str, int] = {}
+        self.saved: Tables | None = None
+        self.number = 1
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """While it lasts, the product's clients of PostgreSQL, Kafka, the clock and chance are the model's."""
+        undo = []
+        for owner, name, new in self._replaced():
+            undo.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, new)
+        try:
+            yield
+        finally:
+            for owner, name, old in reversed(undo):
+                setattr(owner, name, old)
+
+    def _replaced(self) -> list[tuple[Any, str, Any]]:
+        clock = _Clock(self)
+        return [
+            (psycopg, "connect", self.connect),
+            (clients, "range_consumer", self.log.consumer),
+            (topics, "describe", self._describe),
+            *((module, "time", clock) for module in (builds, commit, people, rebuild, replaying, source, switch, tail)),
+            *((logging.getLogger(f"projections.engine.{name}"), "disabled", True) for name in ("work", "commit")),
+            *((module, "uuid4", self.uuid) for module in (builds, replaying, switch)),
+        ]
+
+    def connect(self, _target: str, *, application_name: str, **options: Any) -> Connection:
+        play = self.play
+        play.check_alive()
+        session = self.database.connect(application_name, options)
+        session.owner = play.current.name if play.current else ""
+        return Connection(play, session)
+
+    def uuid(self) -> UUID:
+        self.number += 1
+        return UUID(int=self.number)
+
+    def _describe(self, _settings: Settings, name: str) -> Topic:
+        ends = self.oracle.ends
+        return Topic(name, TOPIC_ID, len(ends), dict.fromkeys(ends, 0), ends)
+
+
+class _Clock:
+    """`time` for the product's modules."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def monotonic(self) -> float:
+        return self.world.play.now
+
+    def sleep(self, seconds: float) -> None:
+        self.world.play.sleep(seconds)
+
+
+@cache
+def _keys() -> dict[str, tuple[str, ...]]:
+    keys = {}
+    for version in (1, 2, 3):
+        for view in code(version, more=True).values():
+            partition = ("_partition",) if view.kind == "summary" else ()
+            keys[view.table_name] = (*(column.name for column in view.key), *partition)
+    return keys
+
+
+def first_tables(log: Log, views: Mapping[str, View]) -> Tables:
+    """What migrations and the agent's first start leave."""
+    reading = {"next_offset": 0, "epoch": -1, "seq": 0, "command_offset": -1}
+    tables: dict[str, dict[Key, Row]] = {name: {} for name in ("build_positions", "build_parts", "parked", "skips")}
+    tables["topics"] = {
+        (TOPIC,): {
+            "topic": TOPIC,
+            "topic_id": TOPIC_ID,
+            "partitions": len(log.records),
+            "partitioner": partitioner.NAME,
+        }
+    }
+    tables["positions"] = {
+        ("core", TOPIC, partition): {
+            "agent": "core",
+            "topic": TOPIC,
+            "topic_id": TOPIC_ID,
+            "partition": partition,
+            "generation": UUID(int=1),
+            **reading,
+        }
+        for partition in log.records
+    }
+    tables["live"], tables["builds"], tables["people"] = {}, {}, {}
+    for number, view in enumerate(views.values()):
+        table = view.table_name
+        tables[table] = {}
+        tables["live"][view.name,] = {
+            "view": view.name,
+            "agent": "core",
+            "version": view.version,
+            "table_name": table,
+        }
+        build = UUID(int=1_000 + number)
+        tables["builds"][build,] = build_row(build, view, table, "live", NOON)
+        tables["people"][view.name,] = {"view": view.name, "tables": (table,)}
+    for later in (2, 3):
+        for view in code(later).values():
+            tables.setdefault(view.table_name, {})
+    return tables
+
+
+def build_row(build: UUID, view: View, table: str, state: str, created: datetime) -> Row:
+    return {
+        "id": build,
+        "view": view.name,
+        "version": view.version,
+        "agent": "core",
+        "table_name": table,
+        "state": state,
+        "code_set": None,
+        "shape": view.shape,
+        "created_at": created,
+    }
