@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from infra.database.connect import DatabaseAway
+from infra.database.connect import Connection, DatabaseAway, connect
 from projections.engine.plan import Plan
 from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
+from projections.engine.rebuild import go_to, rebuild
 from projections.engine.system import code_set
 from projections.engine.view import View
 from projections.engine.work import Work
@@ -69,3 +70,39 @@ def _plan(views: Mapping[str, View]) -> Plan:
     if which not in _plans:
         _plans[which] = Plan(views)
     return _plans[which]
+
+
+def rebuilder(views: Mapping[str, View], names: list[str], *, make_live: bool = True) -> None:
+    """`samefold rebuild`, with one process."""
+    rebuild(settings(), names, views, make_live=make_live, processes=1)
+
+
+def switcher(views: Mapping[str, View], names: list[str]) -> None:
+    """`samefold switch`, forth or back."""
+    go_to(settings(), names, views, processes=1)
+
+
+def reader(world: World, times: int, *, sql_view: bool) -> None:
+    """Somebody who asks for all balances over and over; each answer must show all that anybody saw before it was asked."""
+    table = "balances_v1"
+    with connect(settings(), "reader") as connection:
+        for _ in range(times):
+            known = dict(world.seen)
+            if sql_view:
+                found = dict(connection.execute("select * from balances").fetchall())
+            else:
+                table, found = _ask(connection, table)
+            seen = {account: trail.count(" ") for account, trail in found.items()}
+            world.saw(known, seen)
+
+
+def _ask(connection: Connection, table: str) -> tuple[str, dict[str, str]]:
+    """DESIGN §4: if the pointer names another table than the one asked, that one is asked, and its answer stands."""
+    rows: list[tuple[str, str, str]] = []
+    for _ in range(2):
+        query = f"select l.table_name, b.* from live l left join {table} b on true where l.view = 'balances'"
+        rows = connection.execute(query.encode()).fetchall()
+        if rows[0][0] == table:
+            break
+        table = rows[0][0]
+    return table, {account: trail for _, account, trail in rows if account is not None}

@@ -274,9 +274,8 @@ class Statement:
     def table(self, table: str) -> dict[Key, Row]:
         """The rows that the statement sees. Raises UndefinedTable."""
         self.session.footprint.read.add((table, None))
-        if table not in self.snapshot:
-            raise errors.UndefinedTable(f'relation "{table}" does not exist')
-        seen = dict(self.snapshot[table])
+        self._require(table)
+        seen = dict(self.snapshot.get(table, {}))
         for _, layer in self.transaction.written:
             for (name, key), row in layer.items():
                 if name == table and key is not None:
@@ -294,10 +293,15 @@ class Statement:
     def one(self, table: str, key: Key) -> Row | None:
         """The row of that key as the statement sees it."""
         self.session.footprint.read.add((table, key))
-        if table not in self.snapshot:
-            raise errors.UndefinedTable(f'relation "{table}" does not exist')
+        self._require(table)
         mine, row = self.transaction.own((table, key))
-        return row if mine else self.snapshot[table].get(key)
+        return row if mine else self.snapshot.get(table, {}).get(key)
+
+    def _require(self, table: str) -> None:
+        """Whether a table is there is asked of now, not of the snapshot."""
+        mine, made = self.transaction.own((table, None))
+        if not (made is not None if mine else table in self.database.committed):
+            raise errors.UndefinedTable(f'relation "{table}" does not exist')
 
     def newest(self, table: str, key: Key) -> Row | None:
         """The row as it is now; to be asked only of a row that this transaction has locked."""
@@ -318,6 +322,23 @@ class Statement:
     def use(self, table: str, mode: Lock = Lock.USE) -> Generator[None, None, None]:
         """Lock a table as a whole."""
         yield from self.lock((table, None), mode)
+
+    def newest_rows(self, table: str) -> dict[Key, Row]:
+        """All rows as they are now; to be asked only of a table that this transaction has locked against everybody."""
+        rows = dict(self.database.committed.get(table, {}))
+        for (name, key), row in self.transaction.places().items():
+            if name == table and key is not None:
+                if row is None:
+                    rows.pop(key, None)
+                else:
+                    rows[key] = row
+        return rows
+
+    def create(self, table: str) -> None:
+        self.transaction.written[-1][1][table, None] = {}
+
+    def drop(self, table: str) -> None:
+        self.transaction.written[-1][1][table, None] = None
 
     def put(self, table: str, key: Key, row: Row | None) -> None:
         """Write a row that is locked; None deletes it."""
@@ -361,8 +382,7 @@ class Statement:
         yield from self.lock((table, key), Lock.NO_KEY)
         there = self.newest(table, key)
         if there is None:
-            if table not in self.database.committed:
-                raise errors.UndefinedTable(f'relation "{table}" does not exist')
+            self._require(table)
             self.put(table, key, row)
             return True
         if on_conflict is None:
@@ -387,6 +407,8 @@ class Database:
         """The primary keys of views' tables, by the name of the version's first table."""
         self.sessions: list[Session] = []
         self.changes = 0
+        self.now: Callable[[], Any] = lambda: None
+        """The time of day, for columns that default to it."""
         self.on_publish: Callable[[Session, Mapping[Place, Row | None]], None] = lambda _session, _written: None
         self._locks: dict[Place, list[tuple[Session, Lock]]] = {}
         self._claims: dict[Any, Session] = {}
