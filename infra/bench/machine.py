@@ -1,0 +1,49 @@
+"""What a figure was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+QUIET = 0.5
+"""A load average above this at the start means that something else runs."""
+
+_PACKAGES = ("confluent-kafka", "aiokafka", "faust-streaming", "psycopg", "msgspec", "pydantic", "eventsourcing")
+
+
+def facts() -> dict[str, Any]:
+    """Cores, memory, versions, date and the load average of the last minute."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": sys.version.split()[0],
+        "kafka": _kafka(),
+        "packages": {name: version(name) for name in _PACKAGES},
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def _kafka() -> str:
+    from infra.dev.jars import classpath
+
+    found = re.search(r"kafka_2\.13-([0-9.]+)\.jar", classpath())
+    return found[1] if found else "unknown"

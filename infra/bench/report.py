@@ -1,0 +1,58 @@
+"""Tells results: a table for people, JSON and a plot in a folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+
+from infra.bench import machine
+from infra.bench.results import Result, middle, rounded
+from infra.bench.run import Options
+from infra.terminal import print_json, stderr, stdout
+
+
+class Report:
+    """Results go to `folder` as they come: `<name>.json`, `<name>.svg`."""
+
+    def __init__(self, folder: Path, *, quiet: bool) -> None:
+        self.folder = folder
+        self._quiet = quiet
+        folder.mkdir(parents=True, exist_ok=True)
+        self._machine = machine.facts()
+        if self._machine["load_average"] > machine.QUIET:
+            stderr.print(
+                f"[yellow]The load average is {self._machine['load_average']}: something else runs, and figures will be too low."
+                "[/yellow]",
+                soft_wrap=True,
+            )
+
+    def add(self, result: Result, options: Options) -> None:
+        """Write the files and print the table, or the JSON."""
+        told = {"machine": self._machine, "options": asdict(options)} | result.as_dict()
+        (self.folder / f"{result.name}.json").write_text(json.dumps(told, indent=1) + "\n")
+        if self._quiet:
+            print_json(told)
+        else:
+            _show(result)
+            stdout.print(f"{self.folder / result.name}.json", soft_wrap=True)
+
+
+def _show(result: Result) -> None:
+    table = Table(title=result.title, title_justify="left", box=None, pad_edge=False)
+    for column in ("contender", "case"):
+        table.add_column(column)
+    for column in (result.unit, "rounds", "CPU us each"):
+        table.add_column(column, justify="right")
+    told = result.as_dict()["medians"]
+    for (contender, case), one in zip(result.contenders, told, strict=True):
+        value = f"{rounded(middle(result.samples, contender, case)):,}"
+        rounds = ", ".join(f"{each:,}" for each in one["rounds"])
+        cpu = ", ".join(f"{group} {each:,}" for group, each in one["cpu_us_each"].items())
+        table.add_row(contender, case, value, rounds, cpu)
+    stdout.print(table)
+    for aim in result.aims:
+        colour, sign = ("green" if aim.is_met else "red"), ("≤" if aim.at_most else "≥")
+        stdout.print(f"[{colour}]{aim.what}: {rounded(aim.found):,} {aim.unit}[/{colour}], aim {sign} {aim.wanted:,}")

@@ -1,0 +1,159 @@
+"""Runs benchmarks on a stack of their own, which is gone afterwards."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from infra.bench.processes import Cpu, Process
+from infra.bench.results import Result
+from infra.database import migrate
+from infra.dev.stack import Stack
+from infra.log import topics
+from infra.log.topics import Topic
+from infra.settings import Settings
+from projections.engine.progress import Progress
+
+PARTITIONS = 8
+SESSION_TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`scale` multiplies sizes, of loads and of the number of streams; 1 is what the aims are stated for."""
+
+    rounds: int = 3
+    scale: float = 1.0
+    seed: int = 1
+
+    def scaled(self, size: int, least: int = 10) -> int:
+        return max(round(size * self.scale), least)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A database and topics of one measurement's own."""
+
+    settings: Settings
+    commands: Topic
+    events: Topic
+
+    def ends(self) -> dict[int, int]:
+        """The ends of `events` now, by partition."""
+        return topics.describe(self.settings, self.settings.events_topic).end
+
+
+@dataclass(slots=True)
+class Bench:
+    """What a benchmark works with."""
+
+    options: Options
+    stack: Stack
+    folder: Path
+    progress: Progress
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @contextmanager
+    def world(self, **settings: Any) -> Iterator[World]:
+        """A database with this code's tables, and two empty topics."""
+        number = next(self._numbers)
+        topic = {"commands_topic": f"commands-{number}", "events_topic": f"events-{number}"}
+        with self.database() as url:
+            mine = self._settings(number, url, topic | settings)
+            migrate.upgrade(mine)
+            yield World(mine, *topics.ensure(mine))
+
+    @contextmanager
+    def beside(self, world: World, **settings: Any) -> Iterator[World]:
+        """Another database, with this code's tables, on the topics of a world."""
+        number = next(self._numbers)
+        topic = {"commands_topic": world.commands.name, "events_topic": world.events.name}
+        with self.database() as url:
+            mine = self._settings(number, url, topic | settings)
+            migrate.upgrade(mine)
+            yield World(mine, world.commands, world.events)
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """An empty database; its connection string."""
+        name = f"bench_{next(self._numbers)}"
+        with psycopg.connect(self.stack.postgres.url(), autocommit=True) as connection:
+            connection.execute(f'create database "{name}"'.encode())
+            yield self.stack.postgres.url(name)
+            connection.execute(f'drop database "{name}" with (force)'.encode())
+
+    def chance(self, *what: object) -> random.Random:
+        """Random numbers of the run's seed, others for each `what`."""
+        return random.Random(repr((self.options.seed, *what)))
+
+    def handler(self, world: World, name: str = "handler") -> Process:
+        member = f"{world.settings.group_prefix}-{name}"
+        return Process(world.settings, self.folder, member, "commands.handler", "--name", member)
+
+    def agent(self, world: World, views: Sequence[str], name: str = "agent") -> Process:
+        """An agent's process with the system's views and, of the authors', only these."""
+        member = f"{world.settings.group_prefix}-{name}"
+        only = [argument for view in views for argument in ("--only", view)]
+        return Process(world.settings, self.folder, member, "infra.bench.agent", *only, "--name", member)
+
+    def cpu(self, **ours: Sequence[Process]) -> Cpu:
+        """A meter of these processes, the broker and PostgreSQL."""
+        groups = {name: [process.pid for process in processes] for name, processes in ours.items()}
+        services = {"kafka": self.stack.kafka.process(), "postgres": self.stack.postgres.process()}
+        return Cpu(groups | {name: [process.pid] for name, process in services.items() if process})
+
+    def _settings(self, number: int, url: str, more: dict[str, Any]) -> Settings:
+        ours = {
+            "database_url": url,
+            "group_prefix": f"bench-{number}",
+            "partitions": PARTITIONS,
+            "session_timeout_ms": SESSION_TIMEOUT_MS,
+            # this very stack, whatever the environment says of another one
+            "kafka_security_protocol": "PLAINTEXT",
+            "replication_factor": 1,
+            "min_insync_replicas": 1,
+        }
+        return self.stack.settings(**(ours | more))
+
+
+Benchmark = Callable[[Bench], Result]
+
+
+def benchmarks() -> Mapping[str, Benchmark]:
+    """All benchmarks by name, in the order in which `all` runs them."""
+    from infra.bench import handle
+
+    return {"handle": handle.run}
+
+
+def run(name: str, options: Options, progress: Progress) -> Result:
+    """Run a benchmark on a fresh stack in a temporary folder.
+
+    Raises RunVoid where an end state is wrong, BenchmarkStalled, and whatever keeps the parts from working.
+    """
+    with _stack() as stack:
+        logs = stack.folder / "logs"
+        logs.mkdir()
+        return benchmarks()[name](Bench(options, stack, logs, progress))
+
+
+@contextmanager
+def _stack() -> Iterator[Stack]:
+    folder = Path(tempfile.mkdtemp(prefix="samefold-bench-"))
+    folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
+    stack = Stack(folder)
+    try:
+        stack.up()
+        yield stack
+    finally:
+        stack.down()
+        shutil.rmtree(folder, ignore_errors=True)
