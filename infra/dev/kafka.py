@@ -9,6 +9,7 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -37,15 +38,25 @@ _LOGGING = """\
 """
 
 
+class Front(NamedTuple):
+    """A second listener, for clients that come through a proxy: its own port, and the proxy's, which it tells them."""
+
+    port: int
+    advertised: int
+
+
 class Kafka:
     """The broker of one data folder."""
 
     name = "Kafka"
 
-    def __init__(self, folder: Path, jvm: Sequence[str] = (f"-XX:SharedArchiveFile={CLASSES}",)) -> None:
+    def __init__(
+        self, folder: Path, jvm: Sequence[str] = (f"-XX:SharedArchiveFile={CLASSES}",), *, front: Front | None = None
+    ) -> None:
         """`folder` is this broker's own, absolute; made by `start`. A JVM does without an archive that does not fit it."""
         self.folder = folder
         self.jvm = jvm
+        self.front = front
         self.log = folder / "broker.log"
         self.configuration = folder / "broker.properties"
         self._formatted = folder / "cluster-id"
@@ -74,7 +85,7 @@ class Kafka:
         broker, controller = self._ports()
         if not (broker and _is_free(broker) and _is_free(controller)):
             broker, controller = _free_ports()
-        self.configuration.write_text(_configuration(self.folder / "data", broker, controller))
+        self.configuration.write_text(_configuration(self.folder / "data", broker, controller, self.front))
         (self.folder / "log4j2.xml").write_text(_LOGGING)
         if not self._formatted.exists():
             self._format(claim)
@@ -101,7 +112,7 @@ class Kafka:
         if not self.configuration.exists():
             return 0, 0
         found = re.search(
-            r"^listeners=PLAINTEXT://.*:(\d+),CONTROLLER://.*:(\d+)$", self.configuration.read_text(), re.MULTILINE
+            r"^listeners=PLAINTEXT://[^,]*:(\d+),CONTROLLER://[^,]*:(\d+)", self.configuration.read_text(), re.MULTILINE
         )
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -140,15 +151,21 @@ def archive_classes() -> None:
         new.replace(CLASSES)
 
 
-def _configuration(data: Path, broker: int, controller: int) -> str:
+def _configuration(data: Path, broker: int, controller: int, front: Front | None) -> str:
+    listeners = advertised = f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}"
+    protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
+    if front:
+        listeners += f",FRONT://{HOST}:{front.port}"
+        advertised += f",FRONT://{HOST}:{front.advertised}"
+        protocols += ",FRONT:PLAINTEXT"
     values: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.bootstrap.servers": f"{HOST}:{controller}",
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": listeners,
+        "advertised.listeners": advertised,
+        "listener.security.protocol.map": protocols,
         "log.dirs": data,
         # A topic is made on purpose, with its partitions and settings, or not at all.
         "auto.create.topics.enable": "false",

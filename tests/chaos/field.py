@@ -1,0 +1,199 @@
+"""One world under load with its processes, its judge, and what faults need: to see them take effect, and to see the work go on."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from infra.database.migrate import upgrade
+from infra.faultpoints import Point
+from infra.log import topics
+from infra.supervisor import Child
+from projections.engine.system import all_views
+from projections.engine.verify import verify
+from tests.chaos.control import Control, Strike
+from tests.chaos.crew import Crew, name_of
+from tests.chaos.effects import Effects, Role
+from tests.chaos.ground import Ground
+from tests.chaos.judge import Judge
+from tests.chaos.load import Load
+from tests.chaos.progress import Progress
+from tests.chaos.tail import Mark, Tail
+
+PATIENCE_S = 60.0
+"""To recover from anything; longer is a violation (F)."""
+
+
+class NotReached(Exception):
+    """What was waited for did not come about."""
+
+
+class Field:
+    """`with Field(ground, folder, seed) as field:` runs the load; `finish` ends it and judges the whole."""
+
+    def __init__(self, ground: Ground, folder: Path, seed: int, *, rate: int = 300) -> None:
+        self.ground = ground
+        self.folder = folder
+        self.world = ground.world()
+        self.fronted = ground.fronted(self.world)
+        self.effects = Effects()
+        self.random = random.Random(seed)
+        self.crew = Crew(self.fronted, ground.control, folder)
+        self.violations: list[str] = []
+        self._seed, self._rate = seed, rate
+        self._open = ExitStack()
+        self._numbers = iter(range(1, 1_000_000))
+        self._numbering = threading.Lock()
+
+    def __enter__(self) -> Self:
+        upgrade(self.world)
+        topics.ensure(self.world)
+        try:
+            self.tail = self._open.enter_context(Tail(self.world))
+            self.progress = self._open.enter_context(Progress(self.world))
+            self.load = Load(self.world, self.progress, self._seed, self._rate)
+            self.judge = self._open.enter_context(Judge(self.world, self.tail, self.load.sent))
+            self._open.enter_context(self.crew)
+            self._open.enter_context(self.load)
+            self.until(lambda: all(epoch >= 0 for epoch, _ in self.tail.counted), "every partition is written")
+            self.until_agents_pass(self.tail.mark())
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @property
+    def control(self) -> Control:
+        return self.ground.control
+
+    def all_violations(self) -> list[str]:
+        return [*self.violations, *self.judge.violations, *self.progress.violations]
+
+    def number(self) -> int:
+        """One that nobody has had, for names."""
+        with self._numbering:
+            return next(self._numbers)
+
+    # ── waiting ──
+
+    def until(self, holds: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+        """Raises NotReached when it does not come about in time, or can't."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            for part in (self.tail, self.load) if hasattr(self, "load") else ():
+                if part.error is not None:
+                    raise NotReached(f"{what}: {part.error!r}") from part.error
+            if not self.crew.is_watched or time.monotonic() > deadline:
+                raise NotReached(f"in {seconds:.0f} s: {what}")
+            time.sleep(0.01)  # between two looks
+
+    def goes_on(self, holds: Callable[[], bool], what: str) -> None:
+        """What must come about after a fault, whatever it was."""
+        try:
+            self.until(holds, what)
+        except NotReached as error:
+            self.violations.append(f"F: {error}")
+            raise
+
+    def until_struck(self, strike: Strike, seconds: float = 20) -> bool:
+        """Whether the point was reached in time; where not, it is disarmed."""
+        if strike.struck.wait(seconds):
+            return True
+        self.control.disarm(strike)
+        return strike.struck.wait(0.2)
+
+    # ── how each role is seen to go on ──
+
+    def recovered(self, role: Role, mark: Mark, deposed: str = "") -> None:
+        """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took; call it at once.
+
+        A handler's: in each partition that the deposed one wrote a commit counts in a new epoch; without such partitions, a commit
+        counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's: commands that
+        were acknowledged since have their outcomes.
+        """
+        with self.effects.recovery(role):
+            match role:
+                case "handler":
+                    self.until_decided(mark, deposed)
+                case "agent" | "builder":
+                    self.until_agents_pass(mark)
+                case "broker" | "database":
+                    self.until_visible()
+
+    def until_decided(self, mark: Mark, deposed: str = "") -> None:
+        own = [partition for partition, writer in enumerate(self._writers(mark)) if deposed and writer == deposed]
+        counted = self.tail.counted
+        if own:
+            self.goes_on(
+                lambda: all(counted[p][0] > mark.epochs[p] for p in own),
+                f"commits count in new epochs of partitions {own}, which {deposed} wrote",
+            )
+        else:
+            self.goes_on(
+                lambda: all(offset >= end for (_, offset), end in zip(counted, mark.ends, strict=True)),
+                f"commits count beyond {mark.ends}",
+            )
+
+    def until_agents_pass(self, mark: Mark) -> None:
+        self.goes_on(
+            lambda: all(place.next_offset > end for place, end in zip(self.progress.places, mark.ends, strict=True)),
+            f"positions move beyond {mark.ends}",
+        )
+
+    def until_visible(self) -> None:
+        """A command that is acknowledged from now on has its outcome, in every partition."""
+        ends = list(self.load.ends)
+        self.goes_on(
+            lambda: all(p.command_offset > end for p, end in zip(self.progress.places, ends, strict=True)),
+            f"commands beyond {ends} have their outcomes",
+        )
+
+    def _writers(self, mark: Mark) -> list[str]:
+        return [reader.writers.get(epoch, "") for reader, epoch in zip(self.tail.readers, mark.epochs, strict=True)]
+
+    def works_again(self, child: Child) -> None:
+        """Wait until this very process, or its successor, does what it is for."""
+        point: Point = "commit acknowledged" if child in self.crew.handlers else "COMMIT acknowledged"
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            pid = self.crew.process(child).pid
+            if self.control.pid(name_of(child)) == pid:
+                strike = self.control.arm(name_of(child), point, 1, "tell")
+                if self.until_struck(strike, 5):
+                    return
+            time.sleep(0.02)  # between two looks
+        self.violations.append(f"F: {child.name} does not come back to its work")
+        raise NotReached(f"{child.name} does not come back to its work")
+
+    # ── the end ──
+
+    def finish(self) -> None:
+        """End the load, wait for the last outcome, and judge the whole: the violations are all there then."""
+        self.load.stop()
+        ends = list(self.load.ends)
+        self.goes_on(
+            lambda: all(p.command_offset >= end for p, end in zip(self.progress.places, ends, strict=True)),
+            "every command has its outcome",
+        )
+        self.judge.look()
+        answers = self.judge.ledger.answers
+        unanswered = self.load.acknowledged - answers.keys()
+        unsent = answers.keys() - self.load.sent.keys()
+        if unanswered or unsent:
+            self.violations.append(
+                f"F: acknowledged, without an outcome: {sorted(unanswered)[:5]}; never sent: {unsent}"
+            )
+        found = verify(self.world, all_views(), processes=1)
+        if found.differences:
+            self.violations.append(f"C: samefold verify finds {found.differences} differences")

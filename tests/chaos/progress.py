@@ -1,0 +1,63 @@
+"""The agent's positions, looked at many times a second: how far they are, and that they never go back."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from infra.database.connect import Connection, DatabaseAway, connect
+from infra.settings import Settings
+from tests.chaos.ledger import Place
+
+LOOK_S = 0.03
+
+
+class Progress:
+    """Positions of `core` by partition, as of the last look; what was seen to go back is in `violations`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.places = [Place()] * settings.partitions
+        self.violations: list[str] = []
+        self.looks = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        while not self._stop.wait(LOOK_S):
+            try:
+                connection = connection or connect(self.settings, "chaos progress")
+                self._look(connection)
+            except (psycopg.Error, DatabaseAway):
+                if connection is not None:
+                    connection.close()
+                    connection = None
+        if connection is not None:
+            connection.close()
+
+    def _look(self, connection: Connection) -> None:
+        found = connection.execute(
+            "select next_offset, epoch, seq, command_offset from positions where agent = 'core' order by partition"
+        )
+        now = [Place(*row) for row in found]
+        if not now:
+            return
+        for partition, (was, place) in enumerate(zip(self.places, now, strict=True)):
+            if place[:2] < was[:2] or place.epoch < was.epoch or place.command_offset < was.command_offset:
+                self.violations.append(f"I9: the position of partition {partition} went from {was} to {place}")
+        self.places = now
+        self.looks += 1

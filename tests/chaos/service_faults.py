@@ -1,0 +1,67 @@
+"""Kafka and PostgreSQL killed and started again, and sessions ended by an administrator. Each returns whether it took effect."""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+import psutil
+
+from infra.database.connect import connect
+from tests.chaos.field import Field
+
+GONE_S = 15
+
+
+def kill_broker(field: Field) -> bool:
+    """SIGKILL; started again at once."""
+    kafka = field.ground.stack.kafka
+    broker = kafka.process()
+    assert broker is not None
+    with field.effects.recovery("broker"):
+        broker.kill()
+        _gone(broker)
+        field.effects.took_effect("killed: broker")
+        kafka.start()
+        field.until_visible()
+    return True
+
+
+def kill_database(field: Field, how: Literal["kill -9", "immediate shutdown"]) -> bool:
+    """The postmaster is killed, or told to let all go without a checkpoint; started again at once."""
+    postgres = field.ground.stack.postgres
+    server = postgres.process()
+    assert server is not None
+    with field.effects.recovery("database"):
+        server.send_signal(signal.SIGKILL if how == "kill -9" else signal.SIGQUIT)
+        _gone(server)
+        field.effects.took_effect(f"database: {how}")
+        postgres.start()
+        field.until_visible()
+    return True
+
+
+def terminate_sessions(field: Field) -> bool:
+    """`pg_terminate_backend` of one or more sessions of handlers, agents and builders, whichever they are."""
+    with connect(field.world, "chaos terminate") as connection:
+        found = connection.execute(
+            "select pid from pg_stat_activity where datname = current_database() and application_name like 'samefold %'"
+        )
+        pids = [pid for (pid,) in found]
+        if not pids:
+            return False
+        chosen = field.random.sample(pids, field.random.randint(1, len(pids)))
+        with field.effects.recovery("database"):
+            ended = connection.execute(
+                "select pid, pg_terminate_backend(pid) from unnest(%s) pid", (chosen,)
+            ).fetchall()
+            took = sum(done for _, done in ended)
+            for _ in range(took):
+                field.effects.took_effect("session terminated")
+            field.until_visible()
+    return took > 0
+
+
+def _gone(process: psutil.Process) -> None:
+    """It is not this process's child, so its end is seen, not waited for."""
+    process.wait(GONE_S)
