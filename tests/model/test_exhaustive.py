@@ -1,0 +1,14 @@
+"""Every state of small worlds: no promise of DESIGN §2a is broken in any of them."""
+
+import pytest
+
+from tests.model.configurations import SMALL
+from tests.model.explore import explore
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_state_keeps_every_promise(name: str) -> None:
+    explored = explore(SMALL[name], settle_every=10)
+    assert explored.complete
+    assert explored.settled > 0
+    print(f"{name}: {explored}")
