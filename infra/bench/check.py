@@ -29,9 +29,13 @@ class Decided(NamedTuple):
     last_ms: int
 
     @property
+    def seconds(self) -> float:
+        return max(self.last_ms - self.first_ms, 1) / 1000
+
+    @property
     def rate(self) -> float:
         """Commits per second of the broker's time."""
-        return 1000 * self.commits / max(self.last_ms - self.first_ms, 1)
+        return self.commits / self.seconds
 
 
 def check_decisions(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import psutil
 
@@ -72,14 +72,14 @@ class Process:
     def check(self) -> None:
         """Raises BenchmarkStalled when the process has ended."""
         if self._running().poll() is not None:
-            raise BenchmarkStalled(f"{self.name} ended with exit code {self._running().returncode}.", self.tail())
+            self.fail(f"{self.name} ended with exit code {self._running().returncode}.")
 
     def wait(self, seconds: float) -> int:
         """The exit code, after its own end. Raises BenchmarkStalled."""
         try:
             return self._running().wait(seconds)
         except subprocess.TimeoutExpired:
-            raise BenchmarkStalled(f"{self.name} did not end within {seconds:.0f} s.", self.tail()) from None
+            self.fail(f"{self.name} did not end within {seconds:.0f} s.")
 
     def wait_for_log(self, text: str, seconds: float = STALL_S) -> None:
         """Until a line with `text` stands in its log. Raises BenchmarkStalled."""
@@ -87,8 +87,12 @@ class Process:
         while text not in self.log.read_text(errors="replace"):
             self.check()
             if time.monotonic() > deadline:
-                raise BenchmarkStalled(f"{self.name} did not say '{text}' within {seconds:.0f} s.", self.tail())
+                self.fail(f"{self.name} did not say '{text}' within {seconds:.0f} s.")
             time.sleep(0.02)
+
+    def fail(self, what: str) -> NoReturn:
+        """Raises BenchmarkStalled."""
+        raise BenchmarkStalled(what, self.tail())
 
     def tail(self) -> str:
         """The end of its log."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle",)
+NAMES = ("handle", "project")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,0 +1,112 @@
+"""How many events an agent folds in a second, live, over Faust: states, outcomes and one entity view."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from infra.bench.check import check_count, check_rows
+from infra.bench.fill import fill_log
+from infra.bench.processes import Process, wait_until
+from infra.bench.reading import progress_of
+from infra.bench.results import Aim, Result, Sample, middle
+from infra.bench.run import Bench, World
+from infra.bench.workload import Ledger, Order, history
+from infra.database.connect import connect
+from projections.engine.start import Contract, ensure_started
+from projections.engine.system import all_views
+
+CASES = {"wide": 200_000, "hot": 1_000}
+"""Streams."""
+EVENTS = 600_000
+ONE = "samefold, 1 process"
+TWO = "samefold, 2 processes"
+VIEW = "balances"
+LOOK_S = 0.02
+READY_S = 60.0
+
+STATES = "select split_part(stream, '/', 2), version, (state->>'balance')::bigint from streams_accounts_v1"
+BALANCES = "select account, transactions + 1, cents from balances_v1"
+OUTCOMES = "select count(*) from command_outcomes_v1 where outcome = 'accepted'"
+
+
+def run(bench: Bench) -> Result:
+    count = bench.options.scaled(EVENTS)
+    streams = {case: bench.options.scaled(size) for case, size in CASES.items()}
+    samples: list[Sample] = []
+    with ExitStack() as worlds:
+        logs = {}
+        for case, size in streams.items():
+            world = worlds.enter_context(bench.world())
+            bench.progress.begin(f"project {case}: load events", count)
+            orders = list(history(size, count, bench.chance("project", case)))
+            fill_log(world.settings, world.commands.id, orders, bench.progress.advance)
+            logs[case] = world, orders
+        for number in range(1, bench.options.rounds + 1):
+            for case, (world, orders) in logs.items():
+                for contender, processes in ((ONE, 1), (TWO, 2)):
+                    samples.append(_ours(bench, world, orders, contender, case, number, processes))
+    aims = [Aim("one process, wide", 60_000, middle(samples, ONE, "wide"), unit="events/s")]
+    title = "Events folded live, per second"
+    return Result("project", title, "events/s", samples, aims, {"events": count, "streams": streams})
+
+
+def _ours(
+    bench: Bench, log: World, orders: Sequence[Order], contender: str, case: str, number: int, processes: int
+) -> Sample:
+    """From the moment when the processes, ready and with their partitions, may begin, until all is committed."""
+    ledger = Ledger(1 + max(order.account for order in orders))
+    ledger.enter_all(orders)
+    bench.progress.begin(f"project {case}, round {number}: {contender}", len(orders))
+    with bench.beside(log) as world, progress_of(world) as progress, ExitStack() as running:
+        total = sum(world.ends().values())
+        _start_held(world)
+        agents = tuple(running.enter_context(bench.agent(world, [VIEW], f"agent-{n}")) for n in range(1, processes + 1))
+        _wait_for_assignment(agents, world.settings.partitions)
+        meter = bench.cpu(agent=agents)
+        began = _release(world)
+        wait_until(progress.folded, total, agents, bench.progress.advance, every=LOOK_S)
+        seconds = time.monotonic() - began
+        cpu = meter.spent()
+        running.pop_all().close()
+        check_rows(world.settings, STATES, ledger.rows(), "states of streams")
+        check_rows(world.settings, BALANCES, ledger.rows(), "balances")
+        check_count(world.settings, OUTCOMES, len(orders), "outcomes")
+    return Sample(contender, case, number, len(orders) / seconds, len(orders), seconds, cpu)
+
+
+def _start_held(world: World) -> None:
+    """Make the agent's first start, with a version recorded live that no code has: workers take partitions and hold."""
+    views = {name: view for name, view in all_views().items() if view.is_system or name == VIEW}
+    with connect(world.settings, "samefold bench") as connection:
+        ensure_started(connection, "core", views, Contract.of(world.events))
+        connection.execute("update live set version = version + 1000 where view = %s", [VIEW])
+
+
+def _release(world: World) -> float:
+    with connect(world.settings, "samefold bench") as connection:
+        connection.execute("update live set version = version - 1000 where view = %s", [VIEW])
+    return time.monotonic()
+
+
+def _wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
+    """Until the group has given each process its share and no partition is without an owner."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        shares = [_share(agent) for agent in agents]
+        given = [partition for share in shares for partition in share]
+        if all(shares) and sorted(given) == list(range(partitions)):
+            return
+        for agent in agents:
+            agent.check()
+        if time.monotonic() > deadline:
+            agents[0].fail(f"The agents' partitions were {shares} after {READY_S:.0f} s.")
+        time.sleep(LOOK_S)
+
+
+def _share(agent: Process) -> list[int]:
+    """The partitions that an agent last said it has."""
+    said = re.findall(r"has partitions \[([0-9, ]*)\]", agent.log.read_text(errors="replace"))
+    return [int(number) for number in said[-1].split(",") if number.strip()] if said else []
