@@ -71,8 +71,8 @@ class _Turn:
         fill_commands(self.world.settings, orders, lambda _: None)
         self.bench.progress.begin(f"{self.title}: open accounts", len(orders))
         with (
-            self.bench.handler(self.world, "opening-handler") as handler,
-            self.bench.agent(self.world, VIEWS, "opening-agent") as agent,
+            self.bench.handler(self.world) as handler,
+            self.bench.agent(self.world, VIEWS) as agent,
         ):
             self._wait(self.progress.answered, len(orders), handler, agent)
         self.progress.vacuum()
@@ -102,7 +102,7 @@ class _Turn:
     def drain(self) -> None:
         """The agent catches up with the handler."""
         self.bench.progress.begin(f"{self.title}: agent catches up", None)
-        with self.bench.agent(self.world, VIEWS, "draining-agent") as agent:
+        with self.bench.agent(self.world, VIEWS) as agent:
             self._wait(self.progress.folded, self.progress.appended(), agent)
         self.progress.vacuum()
 

@@ -43,7 +43,7 @@ def _processor() -> str:
 
 
 def _kafka() -> str:
-    from infra.dev.jars import classpath
+    from infra.dev.jars import locked
 
-    found = re.search(r"kafka_2\.13-([0-9.]+)\.jar", classpath())
+    found = re.search(r"kafka_2\.13-([0-9.]+)\.jar", " ".join(locked()))
     return found[1] if found else "unknown"

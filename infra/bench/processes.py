@@ -27,7 +27,7 @@ class BenchmarkStalled(SamefoldError):
 class Process:
     """`with Process(settings, folder, "h1", "commands.handler", "--name", "h1") as handler:` runs a module.
 
-    Its output goes to `<folder>/<name>.log`. It ends with this block, and with this process however that ends.
+    Its output goes to `<folder>/<name>.log`, anew at each start. It ends with this block, and with this process however that ends.
     """
 
     def __init__(self, settings: Settings, folder: Path, name: str, module: str, *arguments: str) -> None:
@@ -39,7 +39,7 @@ class Process:
         self.started_at = 0.0
 
     def __enter__(self) -> Self:
-        with self.log.open("ab") as output:
+        with self.log.open("wb") as output:
             self.started_at = time.time()
             self._process = subprocess.Popen(
                 self._command,
