@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infra.dev.stack import Stack
 
 SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
-NEEDS_STACK = {"stack", "world", "own_stack"}
+NEEDS_STACK = {"stack", "world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parent.parent
 
 _worlds = count(1)

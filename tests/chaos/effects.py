@@ -32,9 +32,9 @@ class Effects:
             self.by_kind[kind] += 1
 
     @contextmanager
-    def recovery(self, role: Role) -> Iterator[None]:
-        """From now to the end of the block, if that comes about."""
-        began = time.monotonic()
+    def recovery(self, role: Role, began: float | None = None) -> Iterator[None]:
+        """From `began`, or now, to the end of the block, if that comes about."""
+        began = time.monotonic() if began is None else began
         yield
         with self._lock:
             self.seconds.setdefault(role, []).append(time.monotonic() - began)

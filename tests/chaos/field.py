@@ -115,14 +115,14 @@ class Field:
 
     # ── how each role is seen to go on ──
 
-    def recovered(self, role: Role, mark: Mark, deposed: str = "") -> None:
-        """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took; call it at once.
+    def recovered(self, role: Role, mark: Mark, deposed: str = "", *, began: float | None = None) -> None:
+        """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took, from `began` or from now.
 
         A handler's: in each partition that the deposed one wrote a commit counts in a new epoch; without such partitions, a commit
         counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's: commands that
         were acknowledged since have their outcomes.
         """
-        with self.effects.recovery(role):
+        with self.effects.recovery(role, began):
             match role:
                 case "handler":
                     self.until_decided(mark, deposed)
@@ -176,7 +176,16 @@ class Field:
         self.violations.append(f"F: {child.name} does not come back to its work")
         raise NotReached(f"{child.name} does not come back to its work")
 
-    # ── the end ──
+    # ── judging ──
+
+    def sound(self) -> None:
+        """What goes in now comes out, and one more snapshot is compared; then the violations are of all that was."""
+        self.until_visible()
+        self.judge.look()
+
+    def logs(self) -> str:
+        """The ends of the processes' logs."""
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-2_000:]}" for file in sorted(self.folder.iterdir()))
 
     def finish(self) -> None:
         """End the load, wait for the last outcome, and judge the whole: the violations are all there then."""

@@ -76,12 +76,29 @@ class Load:
                     owed -= 1
                 self._producer.poll(0)
                 self._resend()
-            while len(self.acknowledged) < len(self.sent):
-                self._producer.flush(0.2)
-                self._resend()
+            self._flush()
+            # one that is new comes last in each partition: of a repeated one nothing would be seen
+            for stream in self._last_streams():
+                self._send(Sent(stream, "last", "OpenAccount", LIMIT, str(DAY)))
+            self._flush()
         except BaseException as error:
             self.error = error
             raise
+
+    def _flush(self) -> None:
+        while len(self.acknowledged) < len(self.sent):
+            self._producer.flush(0.2)
+            self._resend()
+
+    def _last_streams(self) -> list[str]:
+        """One for each partition."""
+        found: dict[int, str] = {}
+        number = 0
+        while len(found) < self.settings.partitions:
+            number += 1
+            stream = f"accounts/last-{number}"
+            found.setdefault(partition_of(stream, self.settings.partitions), stream)
+        return list(found.values())
 
     def _waiting(self) -> int:
         places = self.progress.places

@@ -12,6 +12,8 @@ from tests.chaos.field import Field
 
 GONE_S = 15
 
+Death = Literal["kill -9", "immediate shutdown"]
+
 
 def kill_broker(field: Field) -> bool:
     """SIGKILL; started again at once."""
@@ -27,7 +29,7 @@ def kill_broker(field: Field) -> bool:
     return True
 
 
-def kill_database(field: Field, how: Literal["kill -9", "immediate shutdown"]) -> bool:
+def kill_database(field: Field, how: Death) -> bool:
     """The postmaster is killed, or told to let all go without a checkpoint; started again at once."""
     postgres = field.ground.stack.postgres
     server = postgres.process()
@@ -55,11 +57,11 @@ def terminate_sessions(field: Field) -> bool:
             ended = connection.execute(
                 "select pid, pg_terminate_backend(pid) from unnest(%s) pid", (chosen,)
             ).fetchall()
-            took = sum(done for _, done in ended)
-            for _ in range(took):
+            took = [pid for pid, done in ended if done]
+            for _ in took:
                 field.effects.took_effect("session terminated")
             field.until_visible()
-    return took > 0
+    return bool(took)
 
 
 def _gone(process: psutil.Process) -> None:

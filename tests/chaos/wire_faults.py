@@ -43,7 +43,7 @@ def produce_answer_held(field: Field) -> bool:
         field.effects.took_effect("produce: answer held past the time-out")
     finally:
         field.ground.kafka.release(rule)
-    field.recovered("handler", mark, name_of(deposed))
+    field.recovered("handler", mark, name_of(deposed), began=began)
     return True
 
 
@@ -102,7 +102,7 @@ def _writer(field: Field, rule: Rule) -> Child | None:
     assert rule.where is not None
     for child in field.crew.handlers:
         try:
-            ports = {one.laddr.port for one in psutil.Process(child.pid or 0).net_connections("tcp4") if one.laddr}
+            ports = {one.laddr.port for one in psutil.Process(child.pid or 0).net_connections("tcp4")}
         except psutil.NoSuchProcess:
             continue
         if rule.where.port in ports:
