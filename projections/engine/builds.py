@@ -146,7 +146,7 @@ def begin(
         if build.state in (State.LOADING, State.READY):
             abandon(connection, build)
     ids = [_create(connection, view, code_set) for view in views]
-    return _pin(connection, ids, leader, topic)
+    return _pin(connection, ids, names, leader, topic)
 
 
 def claim(connection: Connection, view: str) -> None:
@@ -249,9 +249,11 @@ def _drop_keys(connection: Connection, table: str) -> None:
         connection.execute(sql.SQL("drop index {}").format(sql.Identifier(index)))
 
 
-def _pin(connection: Connection, ids: list[UUID], agent: str, topic: str) -> tuple[list[Build], Pin]:
+def _pin(
+    connection: Connection, ids: list[UUID], views: Sequence[str], agent: str, topic: str
+) -> tuple[list[Build], Pin]:
     with connection.transaction():
-        # A drop of a parked stream locks the builds too: it either sees this pin, or its skip is seen here.
+        lock_skips(connection, views)
         builds = lock_builds(connection, ids)
         found = connection.execute(
             "select partition, next_offset, epoch, seq, command_offset from positions "
@@ -266,10 +268,19 @@ def _pin(connection: Connection, ids: list[UUID], agent: str, topic: str) -> tup
             )
         for build in builds:
             write_positions(connection, build.id, topic, readings)
-        skips = read_skips(connection, [build.view for build in builds])
+        skips = read_skips(connection, views)
         pinned = lock_builds(connection, ids), Pin(readings, skips)
     reach("build pinned")
     return pinned
+
+
+def lock_skips(connection: Connection, views: Iterable[str]) -> None:
+    """Pin or drop, one at a time per view until the transaction ends: a drop sees the pin, or its skip is seen by the pin.
+
+    The rows of the builds would not do: a drop can't lock a build that is made after it looked for builds.
+    """
+    for view in sorted(views):
+        connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold skips {view}",))
 
 
 def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:

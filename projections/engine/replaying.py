@@ -17,7 +17,16 @@ from infra.errors import SamefoldError
 from infra.log.rule import START, Counted, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
-from projections.engine.builds import Build, State, builds_of, end_loaders, lock_builds, read_skips, remove_table
+from projections.engine.builds import (
+    Build,
+    State,
+    builds_of,
+    end_loaders,
+    lock_builds,
+    lock_skips,
+    read_skips,
+    remove_table,
+)
 from projections.engine.commit import channel, prepare
 from projections.engine.contract import require_contract
 from projections.engine.fold import Blocked, Held, Parked, decode, missing
@@ -151,6 +160,7 @@ class _Replay:
 
     def _skip(self, connection: Connection, parked: ParkedStream) -> list[Build]:
         """Record the skip, and abandon the view's other tables that are beyond the event: they may hold it."""
+        lock_skips(connection, [parked.view])
         connection.execute(
             "insert into skips (view, stream, version, through, partition, reason) values (%s, %s, %s, %s, %s, %s)",
             (parked.view, parked.stream, parked.since_version, parked.since_version, parked.partition, parked.error),

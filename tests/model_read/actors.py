@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+
+import psycopg
 
 from infra.database.connect import Connection, DatabaseAway, connect
 from projections.engine.plan import Plan
 from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
 from projections.engine.rebuild import go_to, rebuild
+from projections.engine.replaying import drop, replay
 from projections.engine.system import code_set
 from projections.engine.view import View
 from projections.engine.work import Work
@@ -18,13 +22,25 @@ LOOKS = 6
 """How often an agent that is held looks at the positions before it gives up; a real one never does."""
 
 
-def agent(world: World, name: str, views: Mapping[str, View], partitions: list[int], batch: int) -> None:
-    """An agent process that is sure to own these partitions; it ends at the log's end."""
+def agent(
+    world: World,
+    name: str,
+    views: Mapping[str, View],
+    partitions: list[int],
+    batch: int,
+    *,
+    batches: int | None = None,
+    gives_up: bool = False,
+) -> None:
+    """An agent process that is sure to own these partitions; it ends at the log's end, or after so many batches.
+
+    With `gives_up`, the group takes them away after each batch and gives them back.
+    """
     work = Work(settings(), "core", views, name, _plan(views))
     reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0)
     todo: deque[Action] = deque(reader.assigned(partitions))
     at: dict[int, int] = {}
-    looks = 0
+    looks = applied = 0
     while True:
         while todo:
             match todo.popleft():
@@ -43,12 +59,22 @@ def agent(world: World, name: str, views: Mapping[str, View], partitions: list[i
                     except DatabaseAway:
                         done = Done(Fate.AWAY)
                     todo += reader.done(turn, done, world.play.now)
+                    if done.fate is Fate.APPLIED and not done.stop:
+                        applied += 1
+                        if applied == batches:
+                            return
+                        if gives_up:
+                            reader.assigned(())
+                            todo = deque(reader.assigned(partitions))
                 case Hold():
                     looks += 1
                     if looks == LOOKS:
                         return
                 case Stop(error):
                     raise error
+        if world.pings:
+            with suppress(DatabaseAway):
+                work.ping()
         fetched = False
         for partition in reader.fetching:
             log = world.log.records[partition]
@@ -82,18 +108,26 @@ def switcher(views: Mapping[str, View], names: list[str]) -> None:
     go_to(settings(), names, views, processes=1)
 
 
+def parker(view: Mapping[str, View], stream: str, *, drop_it: bool) -> None:
+    """`samefold parked replay` or `drop`, with code that takes what could not be taken before."""
+    (drop if drop_it else replay)(settings(), view["balances"], stream)
+
+
 def reader(world: World, times: int, *, sql_view: bool) -> None:
     """Somebody who asks for all balances over and over; each answer must show all that anybody saw before it was asked."""
     table = "balances_v1"
-    with connect(settings(), "reader") as connection:
-        for _ in range(times):
-            known = dict(world.seen)
+    connection = connect(settings(), "reader")
+    for _ in range(times):
+        known = dict(world.seen)
+        try:
             if sql_view:
                 found = dict(connection.execute("select * from balances").fetchall())
             else:
                 table, found = _ask(connection, table)
-            seen = {account: trail.count(" ") for account, trail in found.items()}
-            world.saw(known, seen)
+        except psycopg.OperationalError:
+            connection = connect(settings(), "reader")
+        else:
+            world.saw(known, {account: trail.count(" ") for account, trail in found.items()})
 
 
 def _ask(connection: Connection, table: str) -> tuple[str, dict[str, str]]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.model_read.postgres import Footprint
-from tests.model_read.scenarios import Mutant, Run, Scenario, run
+from tests.model_read.run import Run, SwitchOff, run
+from tests.model_read.scenarios import Scenario
 
 
 class Replay:
@@ -137,13 +138,13 @@ class Found:
 
 
 def exhaust(
-    scenario: Scenario, mutant: Mutant | None = None, *, preemptions: int | None = None, seconds: float = 1e9
+    scenario: Scenario, switch_off: SwitchOff | None = None, *, preemptions: int | None = None, seconds: float = 1e9
 ) -> Found:
     """All schedules, up to the first that breaks a promise or the end of the time."""
     found = Found()
     began = time.monotonic()
     for schedule in Exhaustive(preemptions).schedules():
-        done = run(scenario, schedule, mutant)
+        done = run(scenario, schedule, switch_off)
         _count(found, done, began)
         if done.violation is not None or found.seconds > seconds:
             return found
@@ -152,14 +153,14 @@ def exhaust(
 
 
 def wander(
-    scenario: Scenario, seed: int, mutant: Mutant | None = None, *, walks: int = 10**9, seconds: float = 1e9
+    scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, walks: int = 10**9, seconds: float = 1e9
 ) -> Found:
     """Random schedules, up to the first that breaks a promise or the end of the time."""
     found = Found()
     began = time.monotonic()
     for number in range(walks):
         random = Random(f"{seed} {scenario.name} {number}")
-        done = run(scenario, Walk(random, random.choice((0.0, 0.5, 0.8, 0.95))), mutant)
+        done = run(scenario, Walk(random, random.choice((0.0, 0.5, 0.8, 0.95))), switch_off)
         _count(found, done, began)
         if done.violation is not None or found.seconds > seconds:
             return found
@@ -175,7 +176,7 @@ def _count(found: Found, done: Run, began: float) -> None:
         found.broken = done
 
 
-def shrink(scenario: Scenario, broken: Run, mutant: Mutant | None = None) -> Run:
+def shrink(scenario: Scenario, broken: Run, switch_off: SwitchOff | None = None) -> Run:
     """A shortest run near this one that breaks the same promise: choices are left out as long as it still does."""
     assert broken.violation is not None
     promise = broken.violation.promise
@@ -186,7 +187,7 @@ def shrink(scenario: Scenario, broken: Run, mutant: Mutant | None = None) -> Run
         shorter = False
         while at < len(choices):
             fewer = choices[:at] + choices[at + size :]
-            again = run(scenario, Replay(fewer), mutant)
+            again = run(scenario, Replay(fewer), switch_off)
             if again.violation is not None and again.violation.promise == promise:
                 choices, best, shorter = fewer, again, True
             else:

@@ -42,6 +42,16 @@ class Chooser(Protocol):
     def touched(self, footprint: Footprint) -> None: ...
 
 
+class First:
+    """Lets whoever can go on, go on."""
+
+    def choose(self, choices: Sequence[str], last: str) -> str:
+        return choices[0]
+
+    def touched(self, footprint: Footprint) -> None:
+        """Alone, there is nothing to compare."""
+
+
 class Actor:
     """One process."""
 
@@ -56,6 +66,8 @@ class Actor:
         """The number of changes in the database when it went to sleep."""
         self.crashed = False
         self.done = False
+        self.helps = False
+        """Somebody else waits for it, and is told its error."""
         self.error: BaseException | None = None
 
 
@@ -72,15 +84,18 @@ class Play:
         self.over = False
         self.current: Actor | None = None
         self.story: list[tuple[str, str]] = []
-        self.after_step: Callable[[], None] = lambda: None
-        self.may_restore: Callable[[], bool] = lambda: False
-        self.restore: Callable[[], None] = lambda: None
+        self.may_restore: Callable[[], list[int]] = list
+        self.restore: Callable[[int], None] = lambda _back: None
         self._main = _thread.allocate_lock()
         self._main.acquire()
-        self._uuids = 0
+        self._new: list[Actor] = []
+        self._pool: list[_Worker] = []
 
-    def add(self, name: str, run: Callable[[], None]) -> None:
-        self.actors[name] = Actor(name, run)
+    def add(self, name: str, run: Callable[[], None]) -> Actor:
+        """Another process, from now on."""
+        actor = self.actors[name] = Actor(name, run)
+        self._new.append(actor)
+        return actor
 
     # ── in the actors' threads ──
 
@@ -118,11 +133,8 @@ class Play:
 
     def run(self, chooser: Chooser) -> None:
         """Let everybody act until all are done, or the chooser ends it. Raises what an invariant raises."""
-        pool = [_worker() for _ in self.actors]
         try:
-            for worker, actor in zip(pool, self.actors.values(), strict=True):
-                worker.begin(self, actor)
-                self._give_word(actor)
+            self._start_new()
             last = ""
             while not all(actor.done for actor in self.actors.values()) or self.orphans:
                 choices = self._choices(last)
@@ -138,7 +150,15 @@ class Play:
                 if len(self.story) > TOO_LONG:
                     raise Endless(f"no end after {TOO_LONG} steps: {self._where()}")
         finally:
-            self._end(pool)
+            self._end()
+
+    def _start_new(self) -> None:
+        while self._new:
+            actor = self._new.pop(0)
+            worker = _worker()
+            self._pool.append(worker)
+            worker.begin(self, actor)
+            self._give_word(actor)
 
     def _choices(self, last: str) -> list[str]:
         """What may happen next: the one that acted last first, then the others, then faults."""
@@ -158,8 +178,8 @@ class Play:
         for fault in ("kill", "cut", "crash"):
             if self.faults.get(fault, 0) > 0:
                 choices += [f"!{fault} {name}" for name in self._vulnerable(fault)]
-        if self.faults.get("restore", 0) > 0 and self.may_restore():
-            choices.append("!restore")
+        if self.faults.get("restore", 0) > 0:
+            choices += [f"!restore {back}" for back in self.may_restore()]
         return choices
 
     def _can_step(self, actor: Actor) -> bool:
@@ -187,7 +207,6 @@ class Play:
             footprint = Footprint(everything=True)
         elif choice in self.orphans:
             footprint = self._step(choice, self.orphans[choice])
-            self._retire(choice)
         else:
             actor = self.actors[choice]
             if actor.asleep is not None:
@@ -197,11 +216,12 @@ class Play:
             else:
                 assert actor.session is not None
                 footprint = self._step(choice, actor.session)
-        for actor in self.actors.values():
+        for actor in list(self.actors.values()):
             session = actor.session
             if not actor.done and session is not None and (session.cut or not session.todo):
                 self._give_word(actor)
-        self.after_step()
+        self._retire()
+        self._start_new()
         return footprint
 
     def _step(self, name: str, session: Session) -> Footprint:
@@ -213,17 +233,18 @@ class Play:
         self.story.append((name, session.tells[:70] + said))
         return session.footprint
 
-    def _retire(self, name: str) -> None:
-        orphan = self.orphans[name]
-        if not orphan.todo:
-            del self.orphans[name]
-            orphan.end(psycopg.OperationalError(LOST))
+    def _retire(self) -> None:
+        """The server notices that a client is gone when it has done what that sent."""
+        for name, orphan in list(self.orphans.items()):
+            if not orphan.todo:
+                del self.orphans[name]
+                orphan.end(psycopg.OperationalError(LOST))
 
-    def _fault(self, kind: str, name: str = "") -> None:
+    def _fault(self, kind: str, name: str) -> None:
         self.faults[kind] = self.faults.get(kind, 0) - 1
         if kind == "restore":
             self.orphans.clear()
-            self.restore()
+            self.restore(int(name))
             return
         actor = self.actors[name]
         session = actor.session
@@ -266,12 +287,12 @@ class Play:
             for name, actor in self.actors.items()
         )
 
-    def _end(self, pool: Sequence[_Worker]) -> None:
+    def _end(self) -> None:
         self.over = True
         for actor in self.actors.values():
-            if not actor.done:
+            if not actor.done and actor not in self._new:
                 self._give_word(actor)
-        _free.extend(pool)
+        _free.extend(self._pool)
 
 
 class _Worker:
@@ -311,5 +332,5 @@ def _worker() -> _Worker:
 
 def unexpected(play: Play, expected: tuple[type[BaseException], ...]) -> list[tuple[str, BaseException]]:
     """What ended actors that should not have ended them."""
-    found = [(name, actor.error) for name, actor in play.actors.items()]
+    found = [(name, actor.error) for name, actor in play.actors.items() if not actor.helps]
     return [(name, e) for name, e in found if e is not None and not isinstance(e, (Crashed, *expected))]

@@ -406,6 +406,8 @@ class Database:
         self.keys = keys
         """The primary keys of views' tables, by the name of the version's first table."""
         self.sessions: list[Session] = []
+        self.history: list[Tables] = [tables]
+        """What was committed, the newest last: a restore may bring any of it back."""
         self.changes = 0
         self.now: Callable[[], Any] = lambda: None
         """The time of day, for columns that default to it."""
@@ -443,6 +445,7 @@ class Database:
                         rows[key] = row
             new[table] = rows
         self.committed = new
+        self.history.append(new)
         self.on_publish(session, written)
 
     def restore(self, tables: Tables) -> None:
@@ -450,6 +453,7 @@ class Database:
         for session in list(self.sessions):
             session.end(psycopg.OperationalError("server closed the connection unexpectedly"))
         self.committed = tables
+        self.history.append(tables)
         self.changes += 1
 
     def holders(self, session: Session, place: Place, mode: Lock) -> set[Session]:

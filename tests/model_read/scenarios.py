@@ -2,116 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
-
-import psycopg
+from functools import partial
 
 from infra.errors import SamefoldError
 from projections.engine.view import View
-from tests.model_read.actors import agent, reader, rebuilder, switcher
+from tests.model_read.actors import agent, parker, reader, rebuilder, switcher
 from tests.model_read.log import Log, Story
-from tests.model_read.oracle import LOST, STOPPED, Violation, positions_of
-from tests.model_read.play import LOST as LOST_CONNECTION
-from tests.model_read.play import Chooser, Play, unexpected
-from tests.model_read.postgres import Footprint
 from tests.model_read.views import code
 from tests.model_read.world import World
 
-Build = Callable[["World"], None]
-Mutant = Callable[[World], AbstractContextManager[None]]
+COMMANDS: tuple[type[BaseException], ...] = (SamefoldError,)
+"""Commands may end with a named error, where somebody else was there first or the database went away."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`build` adds the actors. `may_end` are errors by which an actor may end."""
+    """`before` happens alone, then what `build` adds is on. `may_end` are errors by which an actor may end."""
 
     name: str
     log: Callable[[], Log]
-    build: Build
-    views: Callable[[], Mapping[str, View]]
+    build: Callable[[World], None]
+    before: Callable[[World], None] = lambda _world: None
+    views: Callable[[], Mapping[str, View]] = partial(code, 1)
     faults: Mapping[str, int] = field(default_factory=dict)
     may_end: tuple[type[BaseException], ...] = ()
 
-
-@dataclass(frozen=True)
-class Run:
-    """What became of one schedule."""
-
-    violation: Violation | None
-    choices: list[str]
-    story: list[tuple[str, str]]
-    commits: int
+    def with_faults(self, **faults: int) -> Scenario:
+        """The same, and things go wrong, up to so many of each kind."""
+        name = f"{self.name}, {' '.join(faults)}"
+        return Scenario(name, self.log, self.build, self.before, self.views, faults, self.may_end)
 
 
-def run(scenario: Scenario, chooser: Chooser, mutant: Mutant | None = None) -> Run:
-    """One run of a scenario, with what must hold checked after every commit and at the end."""
-    world = World(scenario.log(), scenario.views(), scenario.faults)
-    violation = None
-    with world.around(), mutant(world) if mutant else nullcontext():
-        scenario.build(world)
-        try:
-            world.play.run(chooser)
-            if all(actor.done for actor in world.play.actors.values()):
-                _check_end(world, scenario)
-        except Violation as broken:
-            violation = broken
-        world.play.over = True
-    story = world.play.story
-    return Run(violation, [choice for choice, _ in story], story, world.watch.checked)
+# ── who may be on ──
 
 
-def _check_end(world: World, scenario: Scenario) -> None:
-    """Nobody ended for a reason that is none; and one more agent, alone, folds the rest. Raises Violation."""
-    for name, error in unexpected(world.play, scenario.may_end):
-        if isinstance(error, AssertionError):
-            raise error  # of the model, or of the product's own: neither is for a mutant to be caught by
-        raise Violation(STOPPED, f"{name} ended: {type(error).__name__}: {error}") from error
-    live = {row["view"]: row["version"] for row in world.database.committed["live"].values()}
-    views = next((some for some in _codes() if {n: v.version for n, v in some.items()} == live), None)
-    if views is None:
-        raise Violation(LOST, f"no code has the set that is live: {live}")
-    for session in list(world.database.sessions):
-        session.end(psycopg.OperationalError(LOST_CONNECTION))
-    before, world.play = world.play, Play(world.database)
-    world.sets["settler"] = live
-    world.play.add("settler", partial(agent, world, "settler", views, sorted(world.log.records), 100))
-    world.play.run(_First())
-    for _, error in unexpected(world.play, ()):
-        raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
-    world.play = before
-    at = {partition: reading[0] for partition, reading in positions_of(world.database.committed).items()}
-    if at != world.oracle.ends:
-        raise Violation(LOST, f"folded up to {at}, but the log ends at {world.oracle.ends}")
-    world.oracle.check(world.database.committed)
-
-
-class _First:
-    def choose(self, choices: Sequence[str], last: str) -> str:
-        return choices[0]
-
-    def touched(self, footprint: Footprint) -> None:
-        """Alone, nothing is to be compared."""
-
-
-@cache
-def _codes() -> list[Mapping[str, View]]:
-    return [
-        code(version, system=system, more=more)
-        for version in (1, 2)
-        for system in (True, False)
-        for more in (True, False)
-    ]
-
-
-def add_agent(world: World, name: str, views: Mapping[str, View], partitions: list[int], batch: int) -> None:
+def add_agent(
+    world: World, name: str, views: Mapping[str, View], partitions: list[int], batch: int, *, gives_up: bool = False
+) -> None:
     world.sets[name] = {view.name: view.version for view in views.values()}
-    world.play.add(name, partial(agent, world, name, views, partitions, batch))
+    world.play.add(name, partial(agent, world, name, views, partitions, batch, gives_up=gives_up))
 
 
-# ── two agents ──
+def fold(world: World, views: Mapping[str, View], batches: int) -> None:
+    """Somebody folds so many batches, alone."""
+    run = partial(agent, world, "first", views, sorted(world.log.records), 2, batches=batches)
+    world.solo("first", run)
+
+
+def add_rebuild(world: World, name: str, version: int, *, make_live: bool = True) -> None:
+    world.play.add(name, partial(rebuilder, code(version), ["balances"], make_live=make_live))
+
+
+def add_switch(world: World, name: str, version: int) -> None:
+    world.play.add(name, partial(switcher, code(version), ["balances"]))
+
+
+def add_readers(world: World, times: int) -> None:
+    world.play.add("reader", partial(reader, world, times, sql_view=False))
+    world.play.add("person", partial(reader, world, times, sql_view=True))
+
+
+def make_ready(world: World, version: int) -> None:
+    """A build of that version, alone."""
+    world.solo("rebuild", partial(rebuilder, code(version), ["balances"], make_live=False))
+
+
+# ── logs ──
 
 
 def one_partition() -> Log:
@@ -121,47 +79,185 @@ def one_partition() -> Log:
     return Log([story.open().garbage().deposit("accounts/a", 5)])
 
 
-def _two_agents(world: World) -> None:
-    views = code(1)
-    add_agent(world, "a", views, [0], 3)
-    add_agent(world, "b", views, [0], 3)
-
-
-two_agents = Scenario("two agents", one_partition, _two_agents, lambda: code(1))
-
-# ── a switch under them ──
-
-
 def two_partitions() -> Log:
     one = Story().open().deposit("accounts/a", 1).deposit("accounts/a", 2).deposit("accounts/c", 3)
     other = Story().open().deposit("accounts/b", 5).deposit("accounts/b", 6)
     return Log([one, other])
 
 
-COMMANDS: tuple[type[BaseException], ...] = (SamefoldError,)
-"""Commands may end with a named error where somebody else was there first, or the database went away."""
+def poisoned() -> Log:
+    one = Story().open().deposit("accounts/a", 1).deposit("accounts/a", 2, note="poison").deposit("accounts/a", 3)
+    other = Story().open().deposit("accounts/b", 5).deposit("accounts/b", 6)
+    return Log([one.deposit("accounts/a", 4), other])
 
 
-def add_rebuild(world: World, name: str, version: int) -> None:
-    world.play.add(name, partial(rebuilder, code(version), ["balances"]))
+# ── two agents of the same code ──
 
 
-def add_switch(world: World, name: str, version: int) -> None:
-    world.play.add(name, partial(switcher, code(version), ["balances"]))
+def _two_agents(world: World) -> None:
+    add_agent(world, "a", code(1), [0], 3)
+    add_agent(world, "b", code(1), [0], 3)
 
 
-def add_reader(world: World, name: str, times: int, *, sql_view: bool = False) -> None:
-    world.play.add(name, partial(reader, world, times, sql_view=sql_view))
+def _back_and_forth(world: World) -> None:
+    """The group takes a's partition away after each batch, and gives it back."""
+    add_agent(world, "a", code(1), [0], 3, gives_up=True)
+    add_agent(world, "b", code(1), [0], 3)
+
+
+TWO_AGENTS = Scenario("two agents", one_partition, _two_agents)
+BACK_AND_FORTH = Scenario("a partition goes back and forth", one_partition, _back_and_forth)
+
+
+# ── a switch under them ──
+
+
+def _one_ready(world: World) -> None:
+    """Version 2 is built, and the agent is already beyond it."""
+    fold(world, code(1), 1)
+    make_ready(world, 2)
+    fold(world, code(1), 1)
+
+
+def _switch(world: World) -> None:
+    add_agent(world, "old", code(1), [0, 1], 2)
+    add_switch(world, "switch", 2)
+
+
+def _switch_and_all(world: World) -> None:
+    add_agent(world, "old", code(1), [0, 1], 2)
+    add_agent(world, "new", code(2), [0, 1], 2)
+    add_switch(world, "switch", 2)
+    add_readers(world, 3)
+
+
+SWITCH = Scenario("switch", two_partitions, _switch, _one_ready, may_end=COMMANDS)
+SWITCH_AND_ALL = Scenario("switch with readers", two_partitions, _switch_and_all, _one_ready, may_end=COMMANDS)
+
+
+def _switched(world: World) -> None:
+    """Version 2 is live, and has folded a batch since."""
+    _one_ready(world)
+    world.solo("switch", partial(switcher, code(2), ["balances"]))
+    fold(world, code(2), 1)
+
+
+def _back(world: World) -> None:
+    add_agent(world, "new", code(2), [0, 1], 1)
+    add_switch(world, "back", 1)
+    add_agent(world, "old", code(1), [0, 1], 1)
+    add_readers(world, 3)
+
+
+def _forth_and_back(world: World) -> None:
+    add_agent(world, "old", code(1), [0, 1], 1)
+    add_agent(world, "new", code(2), [0, 1], 1)
+    add_switch(world, "forth", 2)
+    add_switch(world, "back", 1)
+    add_readers(world, 3)
+
+
+GOING_BACK = Scenario("going back", two_partitions, _back, _switched, may_end=COMMANDS)
+FORTH_AND_BACK = Scenario("forth and back", two_partitions, _forth_and_back, _one_ready, may_end=COMMANDS)
+
+
+# ── builds ──
+
+
+def _folded_one(world: World) -> None:
+    fold(world, code(1), 1)
 
 
 def _rebuild(world: World) -> None:
     add_agent(world, "old", code(1), [0, 1], 2)
     add_agent(world, "new", code(2), [0, 1], 2)
     add_rebuild(world, "rebuild", 2)
-    add_reader(world, "reader", 4)
-    add_reader(world, "person", 4, sql_view=True)
+    add_readers(world, 3)
 
 
-rebuild_and_switch = Scenario("rebuild and switch", two_partitions, _rebuild, lambda: code(1), may_end=COMMANDS)
+def _parts_twice(world: World) -> None:
+    world.retries_parts = True
+    add_rebuild(world, "rebuild", 2, make_live=False)
 
-SCENARIOS = {one.name: one for one in (two_agents, rebuild_and_switch)}
+
+def _rebuild_twice(world: World) -> None:
+    """Whoever comes second finds what the first one left, who may be dead or frozen, and its loaders awake."""
+    add_rebuild(world, "first", 2)
+    add_rebuild(world, "second", 2)
+    add_agent(world, "old", code(1), [0, 1], 2)
+    add_readers(world, 2)
+
+
+REBUILD = Scenario("rebuild", two_partitions, _rebuild, _folded_one, may_end=COMMANDS)
+PARTS_TWICE = Scenario("each part loaded twice", two_partitions, _parts_twice, _folded_one, may_end=COMMANDS)
+REBUILD_TWICE = Scenario(
+    "rebuild after a dead one", two_partitions, _rebuild_twice, _folded_one, faults={"crash": 1}, may_end=COMMANDS
+)
+
+
+# ── parked streams ──
+
+
+def _parked(world: World) -> None:
+    """A stream is parked in the live table."""
+    fold(world, code(1, fails=True), 3)
+
+
+def _parked_and_ready(world: World) -> None:
+    _parked(world)
+    make_ready(world, 2)
+
+
+def _replay(world: World) -> None:
+    add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
+    world.play.add("replay", partial(parker, code(1), "accounts/a", drop_it=False))
+
+
+def _drop(world: World) -> None:
+    add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
+    world.play.add("drop", partial(parker, code(1), "accounts/a", drop_it=True))
+
+
+def _drop_and_switch(world: World) -> None:
+    add_switch(world, "switch", 2)
+    _drop(world)
+
+
+def _drop_and_rebuild(world: World) -> None:
+    add_rebuild(world, "rebuild", 2)
+    _drop(world)
+    add_agent(world, "new", code(2), [0, 1], 2)
+
+
+REPLAY = Scenario("replay", poisoned, _replay, _parked, may_end=COMMANDS)
+DROP = Scenario("drop", poisoned, _drop, _parked, may_end=COMMANDS)
+DROP_AND_SWITCH = Scenario("drop against switch", poisoned, _drop_and_switch, _parked_and_ready, may_end=COMMANDS)
+DROP_AND_REBUILD = Scenario("drop against rebuild", poisoned, _drop_and_rebuild, _parked, may_end=COMMANDS)
+
+FAULTS = {"kill": 1, "cut": 1, "crash": 1, "timeout": 1}
+SCENARIOS = {
+    one.name: one
+    for one in (
+        TWO_AGENTS,
+        BACK_AND_FORTH,
+        SWITCH,
+        SWITCH_AND_ALL,
+        GOING_BACK,
+        FORTH_AND_BACK,
+        REBUILD,
+        PARTS_TWICE,
+        REBUILD_TWICE,
+        REPLAY,
+        DROP,
+        DROP_AND_SWITCH,
+        DROP_AND_REBUILD,
+        TWO_AGENTS.with_faults(kill=1, cut=1),
+        TWO_AGENTS.with_faults(crash=1, timeout=1),
+        SWITCH_AND_ALL.with_faults(**FAULTS),
+        SWITCH_AND_ALL.with_faults(restore=1),
+        FORTH_AND_BACK.with_faults(restore=2, cut=1),
+        REBUILD.with_faults(**FAULTS),
+        REBUILD.with_faults(restore=1),
+        DROP_AND_REBUILD.with_faults(**FAULTS),
+    )
+}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -16,12 +16,12 @@ import psycopg
 from infra.log import clients, partitioner, source, topics
 from infra.log.topics import Topic
 from infra.settings import Settings
-from projections.engine import builds, commit, people, rebuild, replaying, switch, tail
+from projections.engine import builds, commit, local, people, rebuild, replaying, switch, tail, workers
 from projections.engine.view import View
 from tests.model_read.client import Connection
 from tests.model_read.log import TOPIC, Log
 from tests.model_read.oracle import READER, Oracle, Violation, Watch
-from tests.model_read.play import Play
+from tests.model_read.play import LOST, Actor, First, Play
 from tests.model_read.postgres import Database, Key, Row, Tables
 from tests.model_read.views import code
 
@@ -52,8 +52,14 @@ class World:
         self.database.now = self.noon
         self.play = Play(self.database, self.faults)
         self.seen: dict[str, int] = {}
-        self.saved: Tables | None = None
+        self.retries_parts = False
+        """Each part of a load is given to two workers, as where one was thought to be lost."""
+        self.play.may_restore = lambda: [back for back in (1, 2, 4) if back < len(self.database.history)]
+        self.play.restore = self._restore
         self.number = 1
+        self.loaders = 0
+        self.pings = False
+        """Agents notice that their connection is gone, and make another, before they use it."""
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -76,6 +82,7 @@ class World:
             (topics, "describe", self._describe),
             *((module, "time", clock) for module in (builds, commit, people, rebuild, replaying, source, switch, tail)),
             *((logging.getLogger(f"projections.engine.{name}"), "disabled", True) for name in ("work", "commit")),
+            (workers, "run", self.work),
             *((module, "uuid4", self.uuid) for module in (builds, replaying, switch)),
         ]
 
@@ -85,6 +92,47 @@ class World:
         session = self.database.connect(application_name, options)
         session.owner = play.current.name if play.current else ""
         return Connection(play, session)
+
+    def _restore(self, back: int) -> None:
+        """The database goes back by so many commits. Who looks at it now sees older states, of which nothing is promised."""
+        tables = self.database.history[-1 - back]
+        self.database.restore(tables)
+        self.watch.restored(tables)
+        self.seen.clear()
+
+    def work(self, task: Any, arguments: Iterable[Any], _processes: int, advance: Any = lambda _count: None) -> list[Any]:
+        """`workers.run`: each part of a load is an actor of its own, who goes on when whoever started it is gone."""
+        if task is not local.load:
+            return [task(argument, advance) for argument in arguments]
+        started: list[list[tuple[Actor, list[Any]]]] = []
+        for part in arguments:
+            copies = []
+            for copy in range(2 if self.retries_parts else 1):
+                self.loaders += 1
+                done: list[Any] = []
+                actor = self.play.add(f"load{self.loaders}", partial(_load, task, part, done))
+                actor.helps = True
+                copies.append((actor, done))
+            started.append(copies)
+        while not all(any(actor.done for actor, _ in copies) for copies in started):
+            self.play.sleep(0.1)
+        ended = [next(one for one in copies if one[0].done) for copies in started]
+        for actor, _ in ended:
+            if actor.error is not None:
+                raise actor.error
+        return [done[0] for _, done in ended]
+
+    def solo(self, name: str, run: Callable[[], Any]) -> None:
+        """Somebody acts alone, before the play."""
+        before, self.play = self.play, Play(self.database)
+        self.play.add(name, run)
+        self.play.run(First())
+        for actor in self.play.actors.values():
+            if actor.error is not None:
+                raise actor.error
+        for session in list(self.database.sessions):
+            session.end(psycopg.OperationalError(LOST))
+        self.play = before
 
     def saw(self, known: Mapping[str, int], seen: Mapping[str, int]) -> None:
         """A reader's answer, by account; `known` is what had been seen when it was asked. Raises Violation."""
@@ -105,6 +153,10 @@ class World:
     def _describe(self, _settings: Settings, name: str) -> Topic:
         ends = self.oracle.ends
         return Topic(name, TOPIC_ID, len(ends), dict.fromkeys(ends, 0), ends)
+
+
+def _load(task: Any, part: Any, done: list[Any]) -> None:
+    done.append(task(part))
 
 
 class _Clock:
