@@ -40,7 +40,9 @@ def evolve(
         raise ValueError(f"{at.stream}: {type(event).__name__} on an account that was never opened.")
     match event:
         case MoneyDeposited(on=on) | MoneyWithdrawn(on=on) | InterestCredited(on=on) | FeeCharged(on=on):
-            return replace(row, cents=row.cents + change(event), last_on=on, transactions=row.transactions + 1)
+            # not `replace`, which takes twice as long: most events come this way
+            cents, count = row.cents + change(event), row.transactions + 1
+            return Balance(row.account, cents, row.overdraft_limit, row.opened_on, on, count, row.closed_on)
         case AccountClosed(on=on):
             return replace(row, last_on=on, closed_on=on)
         case _:

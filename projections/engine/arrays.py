@@ -1,6 +1,7 @@
 """PostgreSQL's binary arrays, a column of a batch at a time: `insert … select from unnest(…)` takes one per column.
 
-psycopg dumps lists element by element in Python; packing a whole column at once costs a fifth of that.
+psycopg dumps lists element by element in Python; packing a whole column at once costs a tenth of that. Texts, of which most rows
+consist, are looked up where few are different, and are one join where all are equally long.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from projections.engine.columns import Column, Scalar
 _HEADER = struct.Struct(">iiIii")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
+_SHORT = [_LENGTH.pack(size) for size in range(1_024)]
+"""The length of each value up to that size."""
+_FEW = 4
+"""Texts are looked up when each occurs so many times on average."""
 _EPOCH_DAY = date(2000, 1, 1).toordinal()
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 EPOCH_MS = 946_684_800_000
@@ -84,7 +89,18 @@ def pack(column: Column, values: Sequence[Any]) -> BinaryArray:
 
 
 def texts(values: Sequence[str | None]) -> BinaryArray:
-    return _variable(_TEXT, [None if value is None else value.encode() for value in values])
+    different = set(values)
+    if _FEW * len(different) <= len(values):
+        cells = {value: _NULL if value is None else _cell(value.encode()) for value in different}
+        return BinaryArray(_TEXT, len(values), b"".join(map(cells.__getitem__, values)))
+    if None in different:
+        return _variable(_TEXT, [None if value is None else value.encode() for value in values])
+    present = cast(Sequence[str], values)
+    if len(set(map(len, present))) == 1 and "".join(present).isascii():
+        # the length that stands before each value, as four characters that latin-1 turns into just these bytes
+        length = _LENGTH.pack(len(present[0])).decode("latin-1")
+        return BinaryArray(_TEXT, len(present), (length + length.join(present)).encode("latin-1"))
+    return _variable(_TEXT, list(map(str.encode, present)))
 
 
 def bigints(values: Sequence[int | None]) -> BinaryArray:
@@ -117,10 +133,14 @@ def _fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) 
 
 
 def _variable(types: tuple[int, int], values: Sequence[bytes | None]) -> BinaryArray:
-    length = _LENGTH.pack
     if None in values:
-        return BinaryArray(types, len(values), b"".join(_NULL if v is None else length(len(v)) + v for v in values))
+        return BinaryArray(types, len(values), b"".join(_NULL if v is None else _cell(v) for v in values))
+    sizes = list(map(len, cast(Sequence[bytes], values)))
     flat: list[Any] = [b""] * (2 * len(values))
-    flat[0::2] = map(length, map(len, cast(Sequence[bytes], values)))
+    flat[0::2] = map(_SHORT.__getitem__ if max(sizes, default=0) < len(_SHORT) else _LENGTH.pack, sizes)
     flat[1::2] = values
     return BinaryArray(types, len(values), b"".join(flat))
+
+
+def _cell(value: bytes) -> bytes:
+    return _LENGTH.pack(len(value)) + value

@@ -154,25 +154,25 @@ def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[St
 
 
 def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    answered = [(c.commit, c.time_ms, b.partition) for b in batches for c in b.counted]
+    answered = [(commit.stream, commit, time_ms, b.partition) for b in batches for _, time_ms, commit in b.counted]
     if not answered:
         return []
-    answered.sort(key=lambda one: (one[0].stream, one[0].command_id))
-    commits = [commit for commit, _, _ in answered]
+    answered.sort(key=itemgetter(0))
+    streams, commits, times_ms, partitions = zip(*answered, strict=True)
     reasons = [commit.reason for commit in commits]
     return [
         Statement(
             _plain_insert(view, table),
             [
-                arrays.texts([commit.stream for commit in commits]),
+                arrays.texts(streams),
                 arrays.texts([commit.command_id for commit in commits]),
                 arrays.texts([commit.outcome for commit in commits]),
                 arrays.texts([reason.code if reason else None for reason in reasons]),
                 arrays.texts([reason.message if reason else None for reason in reasons]),
                 arrays.bigints([commit.version for commit in commits]),
                 arrays.texts([commit.fingerprint for commit in commits]),
-                arrays.times([time_ms for _, time_ms, _ in answered]),
-                arrays.smallints([partition for _, _, partition in answered]),
+                arrays.times(times_ms),
+                arrays.smallints(partitions),
             ],
         )
     ]
