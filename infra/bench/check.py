@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, Message, TopicPartition
+from psycopg.abc import Query
 
 from infra.bench.workload import Expected
 from infra.database.connect import connect
@@ -67,10 +68,10 @@ def check_decisions(
     return Decided(len(times), min(times), max(times))
 
 
-def check_rows(settings: Settings, query: str, expected: Mapping[str, Any], what: str) -> None:
+def check_rows(settings: Settings, query: Query, expected: Mapping[str, Any], what: str) -> None:
     """The rows of a query, each a name and its values, are exactly the expected ones. Raises RunVoid."""
     with connect(settings, "samefold bench check", statement_timeout_ms=0) as connection:
-        found = {name: tuple(values) for name, *values in connection.execute(query.encode())}
+        found = {name: tuple(values) for name, *values in connection.execute(query)}
     if found == expected:
         return
     wrong = next(name for name in {**found, **expected} if found.get(name) != expected.get(name))
@@ -79,10 +80,10 @@ def check_rows(settings: Settings, query: str, expected: Mapping[str, Any], what
     )
 
 
-def check_count(settings: Settings, query: str, expected: int, what: str) -> None:
+def check_count(settings: Settings, query: Query, expected: int, what: str) -> None:
     """Raises RunVoid."""
     with connect(settings, "samefold bench check", statement_timeout_ms=0) as connection:
-        row = connection.execute(query.encode()).fetchone()
+        row = connection.execute(query).fetchone()
     if row is None or row[0] != expected:
         raise _void(f"{what}: {row and row[0]}, not {expected}")
 

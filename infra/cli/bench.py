@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle", "project")
+NAMES = ("handle", "project", "rebuild")
 
 
 def register(app: typer.Typer) -> None:
