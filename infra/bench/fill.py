@@ -18,6 +18,7 @@ from infra.log.records import Command, Commit, EventRecord, Opening, encode
 from infra.settings import Settings
 
 DAY = date(2026, 1, 2)
+DAY_TEXT = DAY.isoformat().encode()
 FLUSH_S = 120.0
 STEP = 5_000
 

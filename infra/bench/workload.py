@@ -68,7 +68,7 @@ def opening_orders(accounts: int, chance: random.Random) -> list[Order]:
     """Each account opened once, in random order."""
     numbers = list(range(accounts))
     chance.shuffle(numbers)
-    return [Order(number, OPEN, _id(chance)) for number in numbers]
+    return [Order(number, OPEN, order_id(chance)) for number in numbers]
 
 
 def movements(accounts: int, count: int, chance: random.Random) -> Iterator[Order]:
@@ -76,7 +76,7 @@ def movements(accounts: int, count: int, chance: random.Random) -> Iterator[Orde
     for _ in range(count):
         cents = int(chance.random() * LARGEST_AMOUNT) + 1
         sign = 1 if chance.random() < 0.5 else -1
-        yield Order(int(chance.random() * accounts), sign * cents, _id(chance))
+        yield Order(int(chance.random() * accounts), sign * cents, order_id(chance))
 
 
 def history(accounts: int, count: int, chance: random.Random) -> Iterator[Order]:
@@ -89,5 +89,6 @@ def history(accounts: int, count: int, chance: random.Random) -> Iterator[Order]
         yield Order(account, amount, order_id)
 
 
-def _id(chance: random.Random) -> str:
+def order_id(chance: random.Random) -> str:
+    """As long as a uuid."""
     return f"{chance.getrandbits(128):032x}"

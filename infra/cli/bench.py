@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle", "project", "rebuild")
+NAMES = ("handle", "project", "rebuild", "latency")
 
 
 def register(app: typer.Typer) -> None:
