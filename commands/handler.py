@@ -172,7 +172,8 @@ class Handler:
         return lots
 
     def _on_consumer_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError.FENCED_INSTANCE_ID or error.fatal():
+        # what ends the consumer comes as _FATAL, which does not say of itself that it is fatal
+        if error.code() in (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL) or error.fatal():
             raise HandlerFenced(
                 f"Handler '{self.name}' was fenced out of its group: {error.str()}.",
                 "Give each handler a name of its own (`samefold run handler --name`), and start it again.",

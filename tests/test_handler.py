@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
-from commands.handler import WorldChanged
+from commands.handler import Handler, HandlerFenced, WorldChanged
 from commands.intake import reserved_stream
 from infra.log import clients
 from infra.log.partitioner import partition_of
@@ -443,3 +443,20 @@ def test_topics_are_shown_made_and_checked(world: Settings, samefold: Samefold) 
     assert "--add-config retention.ms=-1" in unfit.stderr
     with handler(world) as running:
         ended_with(running, TopicUnfit)
+
+
+def test_a_handler_whose_name_another_process_takes_ends_and_does_not_linger_without_partitions(
+    world: Settings,
+) -> None:
+    """Kafka tells it by an error of its own or as a fatal one; either is the end."""
+    set_up(world)
+    with handler(world, "h1") as first:
+        until(lambda: len(openings(world)) == world.partitions, "the first one has all partitions")
+        with handler(world, "h1"):
+            ended_with(first, HandlerFenced)
+
+
+def test_a_fatal_error_of_the_consumer_ends_the_handler(world: Settings) -> None:
+    """A member that the broker, restarted after a crash, knows no more is told `_FATAL`, which does not call itself fatal."""
+    with pytest.raises(HandlerFenced):
+        Handler(world, "h1")._on_consumer_error(KafkaError(KafkaError._FATAL))
