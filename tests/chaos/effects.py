@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-Role = Literal["handler", "agent", "builder", "broker", "database"]
-"""Whose work stops; how its going on is seen is told in `field.py`."""
+Role = Literal[
+    "handler", "agent", "builder", "broker", "database", "broker, once it answers", "database, once it answers"
+]
+"""Whose work stops; how its going on is seen is told in `field.py`. A builder's is that of the agents beside it."""
 
 
 @dataclass(slots=True)

@@ -128,7 +128,7 @@ class Field:
                     self.until_decided(mark, deposed)
                 case "agent" | "builder":
                     self.until_agents_pass(mark)
-                case "broker" | "database":
+                case _:
                     self.until_visible()
 
     def until_decided(self, mark: Mark, deposed: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import Literal
+from typing import Literal, get_args
 
 import psutil
 
@@ -13,6 +13,7 @@ from tests.chaos.field import Field
 GONE_S = 15
 
 Death = Literal["kill -9", "immediate shutdown"]
+DEATHS: tuple[Death, ...] = get_args(Death)
 
 
 def kill_broker(field: Field) -> bool:
@@ -25,7 +26,8 @@ def kill_broker(field: Field) -> bool:
         _gone(broker)
         field.effects.took_effect("killed: broker")
         kafka.start()
-        field.until_visible()
+        with field.effects.recovery("broker, once it answers"):
+            field.until_visible()
     return True
 
 
@@ -39,7 +41,8 @@ def kill_database(field: Field, how: Death) -> bool:
         _gone(server)
         field.effects.took_effect(f"database: {how}")
         postgres.start()
-        field.until_visible()
+        with field.effects.recovery("database, once it answers"):
+            field.until_visible()
     return True
 
 

@@ -107,8 +107,7 @@ def test_agents_that_come_and_go(field: Field) -> None:
 
 
 def test_the_database_killed_and_its_sessions_ended(field: Field) -> None:
-    how: tuple[service_faults.Death, ...] = ("kill -9", "immediate shutdown")
-    kill = partial(service_faults.kill_database, field, random.choice(how))
+    kill = partial(service_faults.kill_database, field, random.choice(service_faults.DEATHS))
     take_effect(field, [partial(service_faults.terminate_sessions, field), kill])
 
 

@@ -1,0 +1,82 @@
+"""All faults by the lane in which they follow one another; lanes run side by side, services alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from infra.faultpoints import AGENT, BUILDER, HANDLER, AgentPoint, BuilderPoint, HandlerPoint
+from infra.supervisor import Child
+from tests.chaos import point_faults, process_faults, service_faults, wire_faults
+from tests.chaos.field import Field
+from tests.chaos.service_faults import DEATHS, Death
+
+
+class Fault(NamedTuple):
+    """`act` returns whether it took effect; then `kind` is one of those that were counted."""
+
+    kind: str
+    act: Callable[[Field], bool]
+
+
+Act = Callable[[Field], bool]
+
+
+def _handler(field: Field) -> Child:
+    return field.random.choice(field.crew.handlers)
+
+
+def _agent(field: Field) -> Child:
+    return field.random.choice(field.crew.agents)
+
+
+def _at_handler_point(act: Callable[[Field, Child, HandlerPoint], bool], point: HandlerPoint) -> Act:
+    return lambda field: act(field, _handler(field), point)
+
+
+def _at_agent_point(act: Callable[[Field, Child, AgentPoint], bool], point: AgentPoint) -> Act:
+    return lambda field: act(field, _agent(field), point)
+
+
+def _at_builder_point(act: Callable[[Field, BuilderPoint], bool], point: BuilderPoint) -> Act:
+    return lambda field: act(field, point)
+
+
+def _of_database(how: Death) -> Act:
+    return lambda field: service_faults.kill_database(field, how)
+
+
+HANDLERS = [
+    *(Fault(f"killed: {point}", _at_handler_point(point_faults.kill_at, point)) for point in HANDLER),
+    *(Fault(f"frozen: {point}", _at_handler_point(point_faults.freeze_at, point)) for point in HANDLER),
+    Fault("killed: handler", lambda field: process_faults.kill(field, _handler(field))),
+    Fault("frozen: handler", lambda field: process_faults.freeze(field, _handler(field))),
+    Fault("produce: answer held past the time-out", wire_faults.produce_answer_held),
+    Fault("produce: request held over a takeover, then appended", wire_faults.produce_request_held),
+    Fault("produce: request cut off", lambda field: wire_faults.produce_cut(field, "produce")),
+    Fault("produce: answer cut off", lambda field: wire_faults.produce_cut(field, "produce answer")),
+]
+AGENTS = [
+    *(Fault(f"killed: {point}", _at_agent_point(point_faults.kill_at, point)) for point in AGENT),
+    *(Fault(f"frozen: {point}", _at_agent_point(point_faults.freeze_at, point)) for point in AGENT),
+    Fault("killed: agent", lambda field: process_faults.kill(field, _agent(field))),
+    Fault("frozen: agent", lambda field: process_faults.freeze(field, _agent(field))),
+    Fault("rebalance: an agent joined", process_faults.rebalance),
+    Fault("rebalance: an agent left", process_faults.rebalance),
+    Fault("COMMIT: request held past the time-outs", wire_faults.commit_held),
+    Fault("COMMIT: request cut off", lambda field: wire_faults.commit_cut(field, "COMMIT")),
+    Fault("COMMIT: answer cut off", lambda field: wire_faults.commit_cut(field, "COMMIT answer")),
+]
+BUILDERS = [
+    *(Fault(f"killed: {point}", _at_builder_point(point_faults.kill_builder_at, point)) for point in BUILDER),
+    *(Fault(f"frozen: {point}", _at_builder_point(point_faults.freeze_builder_at, point)) for point in BUILDER),
+    Fault("switch COMMIT: request cut off", lambda field: wire_faults.switch_cut(field, "COMMIT")),
+    Fault("switch COMMIT: answer cut off", lambda field: wire_faults.switch_cut(field, "COMMIT answer")),
+]
+SERVICES = [
+    Fault("killed: broker", service_faults.kill_broker),
+    *(Fault(f"database: {how}", _of_database(how)) for how in DEATHS),
+    Fault("session terminated", service_faults.terminate_sessions),
+]
+LANES = {"handlers": HANDLERS, "agents": AGENTS, "builders": BUILDERS}
+KINDS = [fault.kind for lane in (*LANES.values(), SERVICES) for fault in lane]
