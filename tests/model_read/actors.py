@@ -73,6 +73,7 @@ def agent(
                 case Stop(error):
                     raise error
         if world.pings:
+            world.play.pause()
             with suppress(DatabaseAway):
                 work.ping()
         fetched = False
@@ -85,6 +86,7 @@ def agent(
         if not fetched and not todo:
             todo += reader.tick(world.play.now + 1)
             if not todo:
+                world.at_end.add(name)
                 return
 
 

@@ -30,19 +30,26 @@ class Replay:
 
 
 class Walk:
-    """Chooses at random; `calm` is how likely the same actor goes on."""
+    """Chooses at random: either at every step anew, or (`priorities`) whoever comes first in an order made by chance goes on
+    until something makes it the last one, so that some stand still for long (Burckhardt's PCT)."""
 
-    def __init__(self, random: Random, calm: float) -> None:
+    def __init__(self, random: Random) -> None:
         self.random = random
-        self.calm = calm
+        self.priorities: dict[str, float] | None = {} if random.random() < 0.6 else None
+        self.calm = random.choice((0.0, 0.5, 0.8, 0.95))
+        self.unrest = random.choice((0.01, 0.03, 0.1))
 
     def choose(self, choices: Sequence[str], last: str) -> str:
         actors = [choice for choice in choices if not choice.startswith("!")]
-        if len(actors) < len(choices) and (not actors or self.random.random() < 0.05):
+        if len(actors) < len(choices) and (not actors or self.random.random() < 0.04):
             return self.random.choice([choice for choice in choices if choice.startswith("!")])
-        if last == actors[0] and self.random.random() < self.calm:
-            return last
-        return self.random.choice(actors)
+        if self.priorities is None:
+            return last if last == actors[0] and self.random.random() < self.calm else self.random.choice(actors)
+        for actor in actors:
+            self.priorities.setdefault(actor, self.random.random())
+        if self.random.random() < self.unrest:
+            self.priorities[last] = min(self.priorities.values()) - 1
+        return max(actors, key=self.priorities.__getitem__)
 
     def touched(self, footprint: Footprint) -> None:
         """Chance does not look."""
@@ -160,7 +167,7 @@ def wander(
     began = time.monotonic()
     for number in range(walks):
         random = Random(f"{seed} {scenario.name} {number}")
-        done = run(scenario, Walk(random, random.choice((0.0, 0.5, 0.8, 0.95))), switch_off)
+        done = run(scenario, Walk(random), switch_off)
         _count(found, done, began)
         if done.violation is not None or found.seconds > seconds:
             return found

@@ -114,6 +114,13 @@ class Play:
         self._hand_over(actor)
         actor.asleep = None
 
+    def pause(self) -> None:
+        """The actor may be frozen here, with nothing under way."""
+        actor = self._mine()
+        actor.asleep = -1
+        self._hand_over(actor)
+        actor.asleep = None
+
     def check_alive(self) -> None:
         """Raises Crashed in the thread of one that is not."""
         if self.over or (self.current is not None and self.current.crashed):

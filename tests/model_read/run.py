@@ -59,15 +59,21 @@ def _check_end(world: World, scenario: Scenario) -> None:
     views = next((some for some in _codes() if {n: v.version for n, v in some.items()} == live), None)
     if views is None:
         raise Violation(LOST, f"no code has the set that is live: {live}")
+    if not world.restored and any(world.sets[name] == live for name in world.at_end & world.sets.keys()):
+        _require_ends(world)
     world.sets["settler"] = live
     try:
         world.solo("settler", partial(agent, world, "settler", views, sorted(world.log.records), 100))
     except SamefoldError as error:
         raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
+    _require_ends(world)
+    world.oracle.check(world.database.committed)
+
+
+def _require_ends(world: World) -> None:
     at = {partition: reading[0] for partition, reading in positions_of(world.database.committed).items()}
     if at != world.oracle.ends:
         raise Violation(LOST, f"folded up to {at}, but the log ends at {world.oracle.ends}")
-    world.oracle.check(world.database.committed)
 
 
 @cache

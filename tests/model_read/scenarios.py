@@ -51,12 +51,22 @@ def fold(world: World, views: Mapping[str, View], batches: int) -> None:
     world.solo("first", run)
 
 
+def add_command(world: World, name: str, command: Callable[[], None]) -> None:
+    """Somebody gives it, sooner or later."""
+
+    def run() -> None:
+        world.play.pause()
+        command()
+
+    world.play.add(name, run)
+
+
 def add_rebuild(world: World, name: str, version: int, *, make_live: bool = True) -> None:
-    world.play.add(name, partial(rebuilder, code(version), ["balances"], make_live=make_live))
+    add_command(world, name, partial(rebuilder, code(version), ["balances"], make_live=make_live))
 
 
 def add_switch(world: World, name: str, version: int) -> None:
-    world.play.add(name, partial(switcher, code(version), ["balances"]))
+    add_command(world, name, partial(switcher, code(version), ["balances"]))
 
 
 def add_readers(world: World, times: int) -> None:
@@ -87,8 +97,8 @@ def two_partitions() -> Log:
 
 def poisoned() -> Log:
     one = Story().open().deposit("accounts/a", 1).deposit("accounts/a", 2, note="poison").deposit("accounts/a", 3)
-    other = Story().open().deposit("accounts/b", 5).deposit("accounts/b", 6)
-    return Log([one.deposit("accounts/a", 4), other])
+    other = Story().open().deposit("accounts/b", 5).deposit("accounts/b", 6).deposit("accounts/b", 7)
+    return Log([one.deposit("accounts/a", 4).deposit("accounts/a", 5), other])
 
 
 # ── two agents of the same code ──
@@ -99,14 +109,24 @@ def _two_agents(world: World) -> None:
     add_agent(world, "b", code(1), [0], 3)
 
 
+def _one_agent(world: World) -> None:
+    add_agent(world, "a", code(1), [0], 3)
+
+
 def _back_and_forth(world: World) -> None:
-    """The group takes a's partition away after each batch, and gives it back."""
-    add_agent(world, "a", code(1), [0], 3, gives_up=True)
-    add_agent(world, "b", code(1), [0], 3)
+    """The group takes a's partition away after each batch, and gives it back.
+
+    Without snapshots, whose versions would tell a row that is too old.
+    """
+    add_agent(world, "a", code(1, system=False), [0], 3, gives_up=True)
+    add_agent(world, "b", code(1, system=False), [0], 3)
 
 
+ONE_AGENT = Scenario("one agent", one_partition, _one_agent)
 TWO_AGENTS = Scenario("two agents", one_partition, _two_agents)
-BACK_AND_FORTH = Scenario("a partition goes back and forth", one_partition, _back_and_forth)
+BACK_AND_FORTH = Scenario(
+    "a partition goes back and forth", one_partition, _back_and_forth, views=partial(code, 1, system=False)
+)
 
 
 # ── a switch under them ──
@@ -161,6 +181,40 @@ GOING_BACK = Scenario("going back", two_partitions, _back, _switched, may_end=CO
 FORTH_AND_BACK = Scenario("forth and back", two_partitions, _forth_and_back, _one_ready, may_end=COMMANDS)
 
 
+def _switched_once(world: World) -> None:
+    fold(world, code(1), 1)
+    make_ready(world, 2)
+    world.solo("switch", partial(switcher, code(2), ["balances"]))
+
+
+def _restored_between(world: World) -> None:
+    """An agent that knows the generation of the first switch, which a restore takes back; then there is another one."""
+    world.pings = True
+    add_agent(world, "new", code(2), [0, 1], 1)
+    add_rebuild(world, "again", 2)
+
+
+RESTORED = Scenario(
+    "restored between two switches",
+    two_partitions,
+    _restored_between,
+    _switched_once,
+    faults={"restore": 1},
+    may_end=COMMANDS,
+)
+
+
+def _blind_view(world: World) -> None:
+    """The build is ready, but people's SQL view does not read its table yet: whoever made it died right then."""
+    _one_ready(world)
+    people = world.database.committed["people"]["balances",]
+    old = {("balances",): {**people, "tables": people["tables"][1:]}}
+    world.database.committed = {**world.database.committed, "people": {**world.database.committed["people"], **old}}
+
+
+BLIND_VIEW = Scenario("switch with readers, blind view", two_partitions, _switch_and_all, _blind_view, may_end=COMMANDS)
+
+
 # ── builds ──
 
 
@@ -210,12 +264,12 @@ def _parked_and_ready(world: World) -> None:
 
 def _replay(world: World) -> None:
     add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
-    world.play.add("replay", partial(parker, code(1), "accounts/a", drop_it=False))
+    add_command(world, "replay", partial(parker, code(1), "accounts/a", drop_it=False))
 
 
 def _drop(world: World) -> None:
     add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
-    world.play.add("drop", partial(parker, code(1), "accounts/a", drop_it=True))
+    add_command(world, "drop", partial(parker, code(1), "accounts/a", drop_it=True))
 
 
 def _drop_and_switch(world: World) -> None:
@@ -244,6 +298,8 @@ SCENARIOS = {
         SWITCH_AND_ALL,
         GOING_BACK,
         FORTH_AND_BACK,
+        RESTORED,
+        BLIND_VIEW,
         REBUILD,
         PARTS_TWICE,
         REBUILD_TWICE,
@@ -251,6 +307,7 @@ SCENARIOS = {
         DROP,
         DROP_AND_SWITCH,
         DROP_AND_REBUILD,
+        ONE_AGENT.with_faults(kill=2, cut=2),
         TWO_AGENTS.with_faults(kill=1, cut=1),
         TWO_AGENTS.with_faults(crash=1, timeout=1),
         SWITCH_AND_ALL.with_faults(**FAULTS),

@@ -112,6 +112,13 @@ def write_positions(statement: Statement, parameters: Any) -> Steps:
     return Result()
 
 
+@writes("update builds set table_name = %s where id = %s")
+def rename(statement: Statement, parameters: Any) -> Steps:
+    """Only a mutant does that."""
+    count = yield from statement.update("builds", lambda row: row["id"] == parameters[1], {"table_name": parameters[0]})
+    return Result(count=count)
+
+
 # ── parts ──
 
 
@@ -222,9 +229,7 @@ def unpark_all(statement: Statement, parameters: Any) -> Steps:
     return Result(count=count)
 
 
-@writes(
-    "update parked set since_offset = %s, since_version = %s, error = %s where table_name = %s and stream = %s"
-)
+@writes("update parked set since_offset = %s, since_version = %s, error = %s where table_name = %s and stream = %s")
 def park_later(statement: Statement, parameters: Any) -> Steps:
     offset, version, error, *key = parameters
     count = yield from statement.update(
@@ -292,7 +297,9 @@ def keys_and_indexes(_statement: Statement, _parameters: Any) -> Result:
     return Result()
 
 
-@shape(r"alter table (\w+) add constraint .*primary key .*|ALTER TABLE (\w+) ADD (?:CONSTRAINT \w+ )?PRIMARY KEY \(.+\)")
+@shape(
+    r"alter table (\w+) add constraint .*primary key .*|ALTER TABLE (\w+) ADD (?:CONSTRAINT \w+ )?PRIMARY KEY \(.+\)"
+)
 def add_key(statement: Statement, _parameters: Any, lower: str | None, upper: str | None) -> Steps:
     """Raises UniqueViolation."""
     table = lower or upper

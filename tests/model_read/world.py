@@ -58,6 +58,9 @@ class World:
         self.play.restore = self._restore
         self.number = 1
         self.loaders = 0
+        self.restored = False
+        self.at_end: set[str] = set()
+        """Agents that had folded all there is, as they believed."""
         self.pings = False
         """Agents notice that their connection is gone, and make another, before they use it."""
 
@@ -99,8 +102,11 @@ class World:
         self.database.restore(tables)
         self.watch.restored(tables)
         self.seen.clear()
+        self.restored = True
 
-    def work(self, task: Any, arguments: Iterable[Any], _processes: int, advance: Any = lambda _count: None) -> list[Any]:
+    def work(
+        self, task: Any, arguments: Iterable[Any], _processes: int, advance: Any = lambda _count: None
+    ) -> list[Any]:
         """`workers.run`: each part of a load is an actor of its own, who goes on when whoever started it is gone."""
         if task is not local.load:
             return [task(argument, advance) for argument in arguments]
