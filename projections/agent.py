@@ -27,6 +27,7 @@ from aiokafka.helpers import create_ssl_context
 from faust.app import BootStrategy
 
 from infra import logs
+from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
@@ -47,6 +48,8 @@ CHECK_S = 5.0
 """How often the topic is compared with the contract."""
 LEAVE_S = 4.0
 """At the end, how long to wait for a broker that does not answer any more."""
+LANES = 2
+"""Batches of different partitions under way at once: while PostgreSQL writes one, the other is folded."""
 SWITCH_INTERVAL_S = 0.0002
 """Each answer of the database otherwise waits up to 5 ms for the interpreter's lock."""
 
@@ -73,16 +76,17 @@ class Agent:
         views = agent_views(agent)
         self.code = code_set(views)
         self.group = f"{settings.group_prefix}-{agent}-{set_hash(self.code)}"
-        self.work = Work(settings, agent, views, name)
-        self.reader = Reader(self.code, batch=settings.agent_batch, max_age=settings.agent_max_age_ms / 1000)
+        self.lanes = [_Lane(Work(settings, agent, views, name)) for _ in range(LANES)]
+        self.work = self.lanes[0].work
+        max_age = settings.agent_max_age_ms / 1000
+        self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
         self.error: BaseException | None = None
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._tasks: set[asyncio.Task[None]] = set()
         self._said: dict[str, str] = {}
         self._app: Any = None
-        self._channel: Any = None
+        self._channels: list[Any] = []
         self.consumer: Any = None
 
     async def run(self) -> None:
@@ -95,8 +99,8 @@ class Agent:
         if self._app is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
-        self._thread.submit(self.work.close)
-        self._thread.shutdown(wait=False)
+        for lane in self.lanes:
+            lane.close()
         if self.error is not None:
             raise self.error
 
@@ -116,24 +120,26 @@ class Agent:
     # ── Faust ──
 
     def _make_app(self) -> Any:
-        """The Faust app: a service that fetches and an agent that applies what it is sent."""
+        """The Faust app: a service that fetches and, for each lane, an agent that applies what it is sent."""
         # the broker's address is demanded, but nothing here connects to it
         app = _App(self.group, broker="kafka://", web_enabled=False, topic_disable_leader=True)
         app.producer_only = True
-        self._channel = app.channel(maxsize=1)
+        self._channels = [app.channel(maxsize=1) for _ in self.lanes]
         outer = self
 
-        @app.agent(self._channel, name="fold")  # type: ignore[untyped-decorator]
         async def fold(batches: Any) -> None:
             async for apply in batches:
                 await outer._applied(apply)
+
+        folding = [app.agent(channel, name=f"fold-{n}")(fold) for n, channel in enumerate(self._channels)]
 
         @app.service
         class Fetch(faust.Service):  # type: ignore[misc]
             logger = logging.getLogger("faust.samefold")
 
             async def on_start(self) -> None:
-                await self.add_runtime_dependency(fold)
+                for agent in folding:
+                    await self.add_runtime_dependency(agent)
                 app.flow_control.resume()  # or sends to the channel would wait for ever
 
             @faust.Service.task  # type: ignore[untyped-decorator]
@@ -230,8 +236,8 @@ class Agent:
                     self._spawn(self._read_positions(action))
                 case Seek(partition=partition, offset=offset):
                     self._seek(partition, offset)
-                case Apply():
-                    self._spawn(self._channel.send(value=action))
+                case Apply(lane=lane):
+                    self._spawn(self._channels[lane].send(value=action))
                 case Hold(why=why):
                     self._say("set", f"holding: {why}")
                 case Stop(error=error):
@@ -250,14 +256,19 @@ class Agent:
     async def _read_positions(self, action: ReadPositions) -> None:
         if action.after:
             await asyncio.sleep(action.after)
+            if action.turn != self.reader.turn:
+                return
+        first, *others = self.lanes
         try:
-            positions = await self._in_thread(self.work.positions)
+            positions = await first.run(partial(self.work.positions, action.turn))
             reach("positions read")
         except DatabaseAway as error:
             self._say("database", error.message)
             self._do(self.reader.away(action.turn))
             return
         self._said_well("database", "the database answers again")
+        for other in others:
+            other.work.hold(action.turn, positions)
         actions = self.reader.positions(action.turn, positions)
         if not any(isinstance(one, Hold) for one in actions):
             self._said_well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
@@ -266,7 +277,8 @@ class Agent:
     async def _applied(self, action: Apply) -> None:
         reach("batch read")
         try:
-            done = await self._in_thread(partial(self.work.apply, action.takes))
+            lane = self.lanes[action.lane]
+            done = await lane.run(partial(lane.work.apply, action.takes, action.turn))
         except DatabaseAway as error:
             self._say("database", error.message)
             done = Done(Fate.AWAY)
@@ -277,7 +289,7 @@ class Agent:
             return
         if done.fate is Fate.FENCED:
             log.info("agent %s: another one has been here; reading the positions", self.name)
-        self._do(self.reader.done(action.turn, done, self._now()))
+        self._do(self.reader.done(action.turn, done, self._now(), action.lane))
 
     # ── start and watch ──
 
@@ -285,8 +297,8 @@ class Agent:
         """Wait for Kafka and PostgreSQL, then make or check the agent's start; the log's topic."""
         while True:
             try:
-                _, events = await self._in_thread(partial(topics.ensure, self.settings))
-                await self._in_thread(partial(self.work.start, events))
+                _, events = await asyncio.to_thread(topics.ensure, self.settings)
+                await self.lanes[0].run(partial(self.work.start, events))
             except (KafkaAway, DatabaseAway) as error:
                 self._say("start", error.message)
                 await self._pause(1)
@@ -299,7 +311,8 @@ class Agent:
         while True:
             await asyncio.sleep(CHECK_S)
             try:
-                await self._in_thread(self.work.ping)
+                for lane in self.lanes:
+                    await lane.run(lane.work.ping)
             except DatabaseAway as error:
                 self._say("database", error.message)
             else:
@@ -314,10 +327,6 @@ class Agent:
                 raise topics.changed(events, now)
 
     # ── little helpers ──
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """In the one thread that uses the database, in the order of the calls."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until something changes."""
@@ -342,6 +351,22 @@ class Agent:
         """What was complained of is over."""
         if self._said.pop(subject, None) is not None:
             log.info("agent %s: %s", self.name, what)
+
+
+class _Lane:
+    """A connection to the database, and the one thread that uses it."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """In the order of the calls."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        self._thread.submit(self.work.close)
+        self._thread.shutdown(wait=False)
 
 
 class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -416,6 +441,7 @@ def main() -> NoReturn:
         for library in ("aiokafka", "faust", "mode", "psycopg"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    collect_seldom()
     code = 0
     try:
         asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.agent, arguments.name))

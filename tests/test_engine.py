@@ -521,6 +521,15 @@ def test_work_that_was_fenced_says_so(bench: Bench, work: Work) -> None:
     assert work.apply({0: (START, log_of(batch))}).fate is Fate.FENCED
 
 
+def test_a_batch_that_waited_while_the_positions_were_read_anew_is_fenced(bench: Bench, work: Work) -> None:
+    """It was taken from the log for the positions of then; those of now may be of other views, with tables of other shapes."""
+    batch = bench.batch(0, ("a", [filled(1)]))
+    assert work.positions(turn=2) is not None
+    assert work.apply({0: (START, log_of(batch))}, turn=1).fate is Fate.FENCED
+    assert bench.rows("purses", "purse") == []
+    assert work.apply({0: (START, log_of(batch))}, turn=2).fate is Fate.APPLIED
+
+
 def test_a_batch_notifies_of_the_positions_it_moved(bench: Bench) -> None:
     with open_connection(bench.settings) as listener:
         listener.execute("listen samefold_core")

@@ -36,9 +36,9 @@ def some(partition: int, offsets: Iterable[int], size: int = 1) -> list[Record]:
     return [Record(partition, offset, 0, None, b"x" * size) for offset in offsets]
 
 
-def reading(offsets: Mapping[int, int], *, batch: int = 10, max_age: float = 0.0) -> Reader:
+def reading(offsets: Mapping[int, int], *, batch: int = 10, max_age: float = 0.0, lanes: int = 1) -> Reader:
     """A reader that has its partitions and positions."""
-    machine = Reader(CODE, batch=batch, max_age=max_age)
+    machine = Reader(CODE, batch=batch, max_age=max_age, lanes=lanes)
     (ask,) = machine.assigned(list(offsets))
     assert isinstance(ask, ReadPositions)
     seeks = machine.positions(ask.turn, positions_at(offsets))
@@ -214,6 +214,31 @@ def test_an_error_stops_after_what_could_be_applied() -> None:
     machine.records(0, some(0, [0, 1]), 2, 0)
     error = SamefoldError("poison")
     assert machine.done(machine.turn, Done(Fate.APPLIED, {0: START._replace(next_offset=1)}, error), 0) == [Stop(error)]
+
+
+def test_lanes_have_one_batch_each_under_way_and_share_no_partition() -> None:
+    machine = reading({2: 0, 4: 0, 6: 0}, lanes=2)
+    (first,) = machine.records(2, some(2, [0]), 1, 0)
+    (second,) = machine.records(4, some(4, [0, 1]), 2, 0)
+    assert isinstance(first, Apply)
+    assert isinstance(second, Apply)
+    assert [(one.lane, set(one.takes)) for one in (first, second)] == [(0, {2}), (1, {4})]
+    assert machine.records(6, some(6, [0]), 1, 0) == []  # the first lane's too: it is busy
+    assert machine.records(4, some(4, [2]), 3, 0) == []
+    assert taken(machine.done(machine.turn, applied({2: 1}), 0, 0)) == {6: [0]}
+    assert taken(machine.done(machine.turn, applied({4: 2}), 0, 1)) == {4: [2]}
+
+
+def test_a_fence_in_one_lane_drops_what_the_others_have() -> None:
+    machine = reading({0: 0, 1: 0}, lanes=2)
+    machine.records(0, some(0, [0]), 1, 0)
+    machine.records(1, some(1, [0]), 1, 0)
+    before = machine.turn
+    assert machine.done(before, Done(Fate.FENCED), 0, 0) == [ReadPositions(before + 1)]
+    assert machine.done(before, applied({1: 1}), 0, 1) == []  # it was applied; the positions will tell
+    assert machine.fetching == []
+    assert machine.positions(before + 1, positions_at({0: 0, 1: 1})) == [Seek(0, 0), Seek(1, 1)]
+    assert taken(machine.records(1, some(1, [1]), 2, 0)) == {1: [1]}
 
 
 class Hostile:

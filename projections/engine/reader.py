@@ -43,10 +43,11 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply these records, each partition's from its position on, in one transaction; answer with `done` of that turn."""
+    """Apply these records, each partition's from its position on, in one transaction; answer with `done` of that turn and lane."""
 
     turn: int
     takes: Mapping[int, tuple[Reading, Sequence[Record]]]
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class _Part:
     reading: Reading
     wanted: int
     """Offset that the next record should have."""
+    lane: int
     fresh: bool = True
     """Nothing has come since the last seek: a hole before the first record is then the log's own."""
     buffer: list[Record] = field(default_factory=list)
@@ -102,24 +104,30 @@ class _Part:
 
 
 class Reader:
-    """One agent's reading of its assigned partitions. `code` is {view: version} of this code; times are in seconds."""
+    """One agent's reading of its assigned partitions. `code` is {view: version} of this code; times are in seconds.
 
-    def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float) -> None:
+    The partitions are shared out over `lanes`, each of which has at most one batch under way: while the database writes one
+    lane's, another's is folded. They meet nowhere, since a batch is fenced by the positions of its own partitions.
+    """
+
+    def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float, lanes: int = 1) -> None:
         self.code = code
         self.batch = batch
         self.max_age = max_age
+        self.lanes = lanes
         self.turn = 0
         self.due: float | None = None
         """When `tick` is to be called, unless something else happens before."""
         self._assigned: frozenset[int] = frozenset()
         self._parts: dict[int, _Part] = {}
-        self._under_way = False
+        self._under_way: set[int] = set()
+        """Lanes."""
         self._failures = 0
 
     @property
     def fetching(self) -> list[int]:
         """The partitions of which more records are wanted now."""
-        room = 4 * self.batch - sum(len(part.buffer) for part in self._parts.values())
+        room = 4 * self.batch * self.lanes - sum(len(part.buffer) for part in self._parts.values())
         if room <= 0:
             return []
         return [p for p, part in self._parts.items() if len(part.buffer) < self.batch and part.size < BATCH_BYTES]
@@ -137,9 +145,9 @@ class Reader:
         if positions is None or difference is not None:
             self._failures = 0
             return [Hold(difference or "the agent has no positions yet"), ReadPositions(turn, LOOK_AGAIN_S)]
-        for partition in sorted(self._assigned & positions.readings.keys()):
+        for number, partition in enumerate(sorted(self._assigned & positions.readings.keys())):
             reading = positions.readings[partition]
-            self._parts[partition] = _Part(reading, reading.next_offset)
+            self._parts[partition] = _Part(reading, reading.next_offset, number % self.lanes)
         return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
 
     def away(self, turn: int) -> list[Action]:
@@ -169,11 +177,11 @@ class Reader:
             actions.append(Seek(partition, part.wanted))
         return actions + self.tick(now)
 
-    def done(self, turn: int, done: Done, now: float) -> list[Action]:
-        """A batch's fate."""
+    def done(self, turn: int, done: Done, now: float, lane: int = 0) -> list[Action]:
+        """The fate of a lane's batch."""
         if turn != self.turn:
             return []
-        self._under_way = False
+        self._under_way.discard(lane)
         if done.fate is not Fate.APPLIED:
             return self._ask(self._backoff())
         self._failures = 0
@@ -182,30 +190,35 @@ class Reader:
         return [Stop(done.stop)] if done.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Apply what is there, unless a batch is under way, or more of it is known to be coming and may soon be here."""
+        """In each lane apply what is there, unless a batch is under way, or more is known to be coming and may soon be here."""
         self.due = None
-        waiting = [part for part in self._parts.values() if part.buffer]
-        if self._under_way or not waiting:
-            return []
-        oldest = min(part.since for part in waiting)
-        there = sum(len(part.buffer) for part in waiting)
-        behind = any(part.wanted < part.end for part in self._parts.values())
-        if behind and there < self.batch and now < oldest + self.max_age:
-            self.due = oldest + self.max_age
-            return []
-        self._under_way = True
-        return [Apply(self.turn, self._take(now))]
+        actions: list[Action] = []
+        for lane in range(self.lanes):
+            parts = {partition: part for partition, part in sorted(self._parts.items()) if part.lane == lane}
+            waiting = {partition: part for partition, part in parts.items() if part.buffer}
+            if lane in self._under_way or not waiting:
+                continue
+            there = sum(len(part.buffer) for part in waiting.values())
+            behind = any(part.wanted < part.end for part in parts.values())
+            due = min(part.since for part in waiting.values()) + self.max_age
+            if behind and there < self.batch and now < due:
+                self.due = min(due, self.due or due)
+                continue
+            self._under_way.add(lane)
+            actions.append(Apply(self.turn, self._take(waiting, now), lane))
+        return actions
 
-    def _take(self, now: float) -> dict[int, tuple[Reading, list[Record]]]:
+    def _take(self, waiting: Mapping[int, _Part], now: float) -> dict[int, tuple[Reading, list[Record]]]:
         """Up to a batch of records, the same share of each partition that has some."""
         takes = {}
-        waiting = {partition: part for partition, part in sorted(self._parts.items()) if part.buffer}
         share = max(self.batch // len(waiting), 1)
         for partition, part in waiting.items():
-            count, size = 0, 0
-            while count < min(share, len(part.buffer)) and size < BATCH_BYTES // len(waiting):
-                size += len(part.buffer[count].value or b"")
-                count += 1
+            count, size = len(part.buffer), part.size
+            if count > share or size > BATCH_BYTES // len(waiting):
+                count, size = 0, 0
+                while count < min(share, len(part.buffer)) and size < BATCH_BYTES // len(waiting):
+                    size += len(part.buffer[count].value or b"")
+                    count += 1
             takes[partition] = (part.reading, part.buffer[:count])
             part.buffer = part.buffer[count:]
             part.size -= size
@@ -216,7 +229,7 @@ class Reader:
         """Drop everything and read the positions, of all partitions: what was under way belongs to the turn before."""
         self.turn += 1
         self._parts.clear()
-        self._under_way = False
+        self._under_way.clear()
         self.due = None
         return [ReadPositions(self.turn, after)] if self._assigned else []
 

@@ -39,6 +39,7 @@ class Work:
         self.plan = plan or Plan(views)
         self.name = name
         self._connection: Connection | None = None
+        self._turn = 0
         self._committer: Committer | None = None
 
     def start(self, events: Topic) -> None:
@@ -66,20 +67,27 @@ class Work:
         with self._naming():
             self._connected().execute("select")
 
-    def positions(self) -> Positions | None:
-        """Where the agent stands; batches from now on are folded from there. Raises DatabaseAway."""
+    def positions(self, turn: int = 0) -> Positions | None:
+        """Where the agent stands; batches of this turn are folded from there. Raises DatabaseAway."""
         with self._naming():
             positions = read_positions(self._connected(), self.agent, self.settings.events_topic)
-        self._committer = Committer(self.plan, positions) if positions else None
+        self.hold(turn, positions)
         return positions
 
-    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]]) -> Done:
+    def hold(self, turn: int, positions: Positions | None) -> None:
+        """Fold the batches of this turn from these positions."""
+        self._turn = turn
+        self._committer = Committer(self.plan, positions) if positions else None
+
+    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0) -> Done:
         """Apply records of several partitions in one transaction.
 
-        Where the log can't be folded beyond a place, everything before it is applied, and `stop` says why. Raises
-        DatabaseAway, and whatever named error the database's answer is.
+        A batch of an earlier turn is fenced: the positions read since may be those of another set of views, whose tables these
+        views must not write. Where the log can't be folded beyond a place, everything before it is applied, and `stop` says why.
+        Raises DatabaseAway, and whatever named error the database's answer is.
         """
-        if self._committer is None:
+        committer = self._committer
+        if committer is None or turn != self._turn:
             return Done(Fate.FENCED)
         stop: SamefoldError | None = None
         batches = []
@@ -91,7 +99,7 @@ class Work:
         with self._naming():
             while batches := [batch for batch in batches if batch.next != batch.was]:
                 try:
-                    outcome = self._committer.apply(self._connected(), batches)
+                    outcome = committer.apply(self._connected(), batches)
                 except EngineStop as error:
                     stop = error
                     batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
