@@ -8,19 +8,25 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from infra.bench.check import check_count, check_decisions, check_rows
+from infra.bench.check import check_count, check_decisions, check_rows, require
 from infra.bench.fill import fill_commands
+from infra.bench.peers.job import Job
+from infra.bench.peers.turn import turn
 from infra.bench.processes import Process, wait_until
 from infra.bench.reading import Progressed, progress_of
 from infra.bench.results import Aim, Result, Sample, middle
 from infra.bench.run import Bench, World
-from infra.bench.workload import Expected, Ledger, movements, opening_orders
+from infra.bench.workload import OPEN, Expected, Ledger, Order, movements, opening_orders
 
 CASES = {"wide": 200_000, "hot": 1_000}
 """Streams."""
 COMMANDS = 300_000
 HANDLER = "samefold handler"
 COMBINED = "samefold handler and agent"
+PEER = "pyeventsourcing, get + save, database functions"
+PEERS = {"pyeventsourcing, get + save": {}, PEER: {"POSTGRES_ENABLE_DB_FUNCTIONS": "y"}}
+"""As it comes, and its fastest setting in which states are read from PostgreSQL, which counts."""
+PEER_COMMANDS = 5_000
 VIEWS = ["balances"]
 LOOK_S = 0.05
 
@@ -35,9 +41,15 @@ def run(bench: Bench) -> Result:
     for number in range(1, bench.options.rounds + 1):
         for case in CASES:
             samples += _ours(bench, case, streams[case], count, number)
-    aims = [Aim("one handler, wide", 50_000, middle(samples, HANDLER, "wide"), unit="commands/s")]
+            samples += [_peer(bench, peer, case, streams[case], number) for peer in PEERS]
+    ours = {case: middle(samples, HANDLER, case) for case in CASES}
+    aims = [
+        Aim("one handler, wide", 50_000, ours["wide"], unit="commands/s"),
+        *(Aim(f"beside {PEER}, {case}", 60, ours[case] / middle(samples, PEER, case), unit="x") for case in CASES),
+    ]
     title = "Commands decided and appended per second"
-    return Result("handle", title, "commands/s", samples, aims, {"commands": count, "streams": streams})
+    size = {"commands": count, "streams": streams, "commands_of_peers": bench.options.scaled(PEER_COMMANDS)}
+    return Result("handle", title, "commands/s", samples, aims, size)
 
 
 def _ours(bench: Bench, case: str, streams: int, count: int, number: int) -> list[Sample]:
@@ -52,6 +64,18 @@ def _ours(bench: Bench, case: str, streams: int, count: int, number: int) -> lis
         check_rows(world.settings, STATES, turn.ledger.rows(), "states of streams")
         check_count(world.settings, OUTCOMES, streams + 2 * count, "outcomes")
     return [handled, combined]
+
+
+def _peer(bench: Bench, peer: str, case: str, streams: int, number: int) -> Sample:
+    """The peer has in its tables only the streams that it will meet, which is in its favour."""
+    orders = list(movements(streams, bench.options.scaled(PEER_COMMANDS), bench.chance("handle peer", case, number)))
+    ledger = Ledger(streams)
+    ledger.enter_all(Order(number, OPEN, "") for number in {order.account for order in orders})
+    ledger.enter_all(orders)
+    job = Job(orders=orders, options=PEERS[peer])
+    with turn(bench, bench.stack.settings(), "pyeventsourcing_commands", job, peer, case, number) as (done, sample, _):
+        require(done.rows == ledger.rows(), f"{peer}: its aggregates are not those of the ledger")
+    return sample
 
 
 @dataclass(slots=True)

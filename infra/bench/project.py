@@ -7,14 +7,19 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from infra.bench.check import check_count, check_rows
+import psycopg
+
+from infra.bench.check import check_count, check_rows, require
 from infra.bench.fill import fill_log
+from infra.bench.peers.job import Job
+from infra.bench.peers.turn import turn
 from infra.bench.processes import Process, wait_until
 from infra.bench.reading import progress_of
 from infra.bench.results import Aim, Result, Sample, middle
 from infra.bench.run import Bench, World
-from infra.bench.workload import Ledger, Order, history
+from infra.bench.workload import Ledger, Order, history, stream_of
 from infra.database.connect import connect
+from infra.log.partitioner import partition_of
 from projections.engine.start import Contract, ensure_started
 from projections.engine.system import all_views
 
@@ -23,6 +28,14 @@ CASES = {"wide": 200_000, "hot": 1_000}
 EVENTS = 600_000
 ONE = "samefold, 1 process"
 TWO = "samefold, 2 processes"
+PLAIN = "one event, one transaction"
+PIPELINED = "one event, one transaction, pipelined"
+FAUST = "stock Faust agent"
+RUNNER = "pyeventsourcing ProjectionRunner"
+PEERS = {PLAIN: "one_by_one", PIPELINED: "one_by_one", FAUST: "stock_faust", RUNNER: "pyeventsourcing_runner"}
+WANTED = {PLAIN: 25, FAUST: 40, RUNNER: 25}
+"""Times as fast as the peer, one process, wide."""
+PEER_EVENTS = 10_000
 VIEW = "balances"
 LOOK_S = 0.02
 READY_S = 60.0
@@ -48,9 +61,18 @@ def run(bench: Bench) -> Result:
             for case, (world, orders) in logs.items():
                 for contender, processes in ((ONE, 1), (TWO, 2)):
                     samples.append(_ours(bench, world, orders, contender, case, number, processes))
-    aims = [Aim("one process, wide", 60_000, middle(samples, ONE, "wide"), unit="events/s")]
+                samples += [_peer(bench, world, orders, contender, case, number) for contender in PEERS]
+    ours = middle(samples, ONE, "wide")
+    aims = [
+        Aim("one process, wide", 60_000, ours, unit="events/s"),
+        *(
+            Aim(f"beside {peer}, wide", wanted, ours / middle(samples, peer, "wide"), unit="x")
+            for peer, wanted in WANTED.items()
+        ),
+    ]
     title = "Events folded live, per second"
-    return Result("project", title, "events/s", samples, aims, {"events": count, "streams": streams})
+    sizes = {"events": count, "streams": streams, "events_of_peers": bench.options.scaled(PEER_EVENTS)}
+    return Result("project", title, "events/s", samples, aims, sizes)
 
 
 def _ours(
@@ -75,6 +97,44 @@ def _ours(
         check_rows(world.settings, BALANCES, ledger.rows(), "balances")
         check_count(world.settings, OUTCOMES, len(orders), "outcomes")
     return Sample(contender, case, number, len(orders) / seconds, len(orders), seconds, cpu)
+
+
+def _peer(bench: Bench, log: World, orders: Sequence[Order], contender: str, case: str, number: int) -> Sample:
+    """The same log, for as many events as a peer gets done in some seconds; pyeventsourcing has them in its own."""
+    partitions = log.settings.partitions
+    count = min(bench.options.scaled(PEER_EVENTS), len(orders))
+    options = {"pipeline": "yes"} if contender == PIPELINED else {}
+    own = contender == RUNNER
+    job = Job(topic=log.events.name, partitions=partitions, count=count, options=options)
+    if own:
+        job = Job(orders=list(orders[:count]))
+    with turn(bench, log.settings, PEERS[contender], job, contender, case, number) as (done, sample, url):
+        require(done.count == count, f"{contender} did {done.count} events, not {count}")
+        applied = orders[:count] if own else _applied(orders, partitions, url)
+        require(len(applied) == count, f"{contender}: its offsets stand for {len(applied)} events, not {count}")
+        ledger = Ledger(1 + max(order.account for order in applied))
+        ledger.enter_all(applied)
+        require((done.rows if own else _balances(url)) == ledger.rows(), f"{contender}: its rows are not the ledger's")
+    return sample
+
+
+def _applied(orders: Sequence[Order], partitions: int, url: str) -> list[Order]:
+    """The orders before the offsets where a peer stands: the opening has the first."""
+    with psycopg.connect(url) as connection:
+        left = {partition: offset - 1 for partition, offset in connection.execute("table offsets") if offset}
+    applied = []
+    for order in orders:
+        partition = partition_of(stream_of(order.account), partitions)
+        if left.get(partition, 0) > 0:
+            left[partition] -= 1
+            applied.append(order)
+    return applied
+
+
+def _balances(url: str) -> dict[str, tuple[int, int]]:
+    with psycopg.connect(url) as connection:
+        found = connection.execute("select account, version, cents from balances")
+        return {account: (version, cents) for account, version, cents in found}
 
 
 def _start_held(world: World) -> None:
