@@ -217,10 +217,11 @@ class Agent:
             # the group divided the partitions anew while this waited, and the new ones are not sought yet
             await self._pause(0.02)
             return
+        new = tuple.__new__  # what Record() comes to, in half the time
         # no await between the fetch and the reader: a seek in between would make these records stale
         for where, records in fetched.items():
             number = where.partition
-            mine = [Record(number, r.offset, r.timestamp, r.key, r.value) for r in records]
+            mine = [new(Record, (number, r.offset, r.timestamp, r.key, r.value)) for r in records]
             self._do(self.reader.records(number, mine, self.consumer.highwater(where) or 0, self._now()))
         if fetched:
             self._said_well("kafka", "Kafka answers again")

@@ -7,6 +7,7 @@ it cannot decode would disagree for ever with one that can.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
@@ -92,14 +93,17 @@ def decode_event(record: Record) -> Commit | Opening | None:
     if value is None or not value.startswith(ENVELOPE):
         return None
     try:
-        entry: Commit | Opening = _events_decoder.decode(value)
-        return entry
+        return decode_value(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableRecord(
             f"events[{record.partition}] offset {record.offset} has our envelope but can't be read: {error}",
             "Nothing was skipped. Run the version of this code that wrote it; "
             "if nobody's code did, ask who else may write to the topic.",
         ) from error
+
+
+decode_value: Callable[[bytes], Commit | Opening] = _events_decoder.decode
+"""The commit or opening in a value that has our envelope. Raises msgspec.DecodeError, UnicodeDecodeError."""
 
 
 def decode_command(value: bytes) -> Command:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from infra.log.records import Commit, Opening, Record, decode_event
+import msgspec
+
+from infra.log.records import ENVELOPE, Commit, Opening, Record, decode_event, decode_value
 
 
 class Reading(NamedTuple):
@@ -50,14 +52,21 @@ def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Cou
     next_offset, epoch, seq, command_offset = reading
     counted: list[Counted] = []
     void: list[Void] = []
+    new = tuple.__new__
     for record in records:
-        offset = record.offset
+        _, offset, time_ms, _, value = record
         if offset < next_offset:
             continue
-        entry = decode_event(record)
-        if entry is None:
+        if value is None or not value.startswith(ENVELOPE):
             void.append(Void(offset, "garbage"))
-        elif isinstance(entry, Opening):
+            next_offset = offset + 1
+            continue
+        try:
+            entry = decode_value(value)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            decode_event(record)  # says it with a name and the place
+            raise
+        if isinstance(entry, Opening):
             epoch, seq = offset, 0
         elif entry.epoch != epoch or epoch < 0:  # -1 is not an epoch: nothing counts before the first opening
             void.append(Void(offset, "epoch"))
@@ -65,6 +74,6 @@ def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Cou
             void.append(Void(offset, "seq"))
         else:
             seq, command_offset = entry.seq, entry.command_offset
-            counted.append(Counted(offset, record.time_ms, entry))
+            counted.append(new(Counted, (offset, time_ms, entry)))
         next_offset = offset + 1
     return Reading(next_offset, epoch, seq, command_offset), counted, void

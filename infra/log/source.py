@@ -30,6 +30,7 @@ def read_range(
     """
     if start >= stop:
         return
+    new = tuple.__new__  # what Record() comes to, in half the time
     own = consumer is None
     reader = consumer or clients.range_consumer(settings)
     try:
@@ -58,7 +59,7 @@ def read_range(
                 if offset >= stop:
                     position = stop
                     break
-                batch.append(Record(partition, offset, message.timestamp()[1], message.key(), message.value()))
+                batch.append(new(Record, (partition, offset, message.timestamp()[1], message.key(), message.value())))
                 position = offset + 1
             if batch:
                 deadline = time.monotonic() + NO_PROGRESS_S

@@ -202,26 +202,26 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
     after: Any = None
     for step, ident, at, event in batch.items:
         stream = at.stream
-        name = step.states
-        if name is not None:
-            moved = states[name]
-            version, before = moved.get(stream) or known[name].get(stream) or (0, step.initial)
+        context = step.states
+        if context is not None:
+            moved = states[context]
+            version, before = moved.get(stream) or known[context].get(stream) or (0, step.initial)
             if at.version != version + 1:
                 raise OutOfStep(stream, version, at.version - 1, partition=partition, offset=at.offset)
             try:
                 after = step.evolve(before, event)
             except Exception as error:
-                raise _poison(name, at, error) from error
+                raise _poison(context, at, error) from error
             moved[stream] = (version + 1, after)
-        for view, evolve, key_of in step.entities:
-            if parks and blocked.blocks(view.name, at):
+        for name, view, evolve, key_of in step.entities:
+            if parks and blocked.blocks(name, at):
                 continue
             try:
                 key = ident if key_of is None else key_of(event, at)
-                changed = rows[view.name]
+                changed = rows[name]
                 row = changed.get(key, _ABSENT)
                 if row is _ABSENT:
-                    row = known[view.name].get(key)
+                    row = known[name].get(key)
                 changed[key] = evolve(row, event, at)
             except Exception as error:
                 blocked = _park(view, at, error, changes, blocked)

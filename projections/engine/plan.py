@@ -21,6 +21,7 @@ KeyOf = Callable[[Any, At], tuple[Any, ...]]
 
 
 class Entity(NamedTuple):
+    name: str
     view: View
     evolve: Evolve
     key: KeyOf | None
@@ -77,7 +78,7 @@ class Plan:
             states=states if states in self.states else None,
             evolve=context.evolve,
             initial=context.state(),
-            entities=tuple(Entity(v, v.function, v.key_function) for v in wanted if v.kind is Kind.ENTITY),
+            entities=tuple(Entity(v.name, v, v.function, v.key_function) for v in wanted if v.kind is Kind.ENTITY),
             journals=tuple((view, view.function) for view in wanted if view.kind is Kind.JOURNAL),
             summaries=tuple(_summary(view) for view in wanted if view.kind is Kind.SUMMARY),
         )
