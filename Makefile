@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check mutants clean
+.PHONY: help setup demo test check mutants chaos clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,6 +28,9 @@ check: setup ## lint, format, types and the tests that need no Kafka or PostgreS
 
 mutants: setup ## switch guarantees off one at a time, and see a test catch each (minutes)
 	@$(BIN)/python -m tests.mutations $(ARGS)
+
+chaos: setup ## real processes killed, frozen and cut off at random, judged all the while (MINUTES=10 SEED=...)
+	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from infra.faultpoints import AGENT, BUILDER, HANDLER, AgentPoint, BuilderPoint, HandlerPoint
@@ -17,6 +17,14 @@ class Fault(NamedTuple):
 
     kind: str
     act: Callable[[Field], bool]
+
+
+class Lane(NamedTuple):
+    """`quiet_s` is the shortest and the longest pause between two of its faults, in seconds."""
+
+    name: str
+    faults: Sequence[Fault]
+    quiet_s: tuple[float, float]
 
 
 Act = Callable[[Field], bool]
@@ -53,8 +61,6 @@ HANDLERS = [
     Fault("frozen: handler", lambda field: process_faults.freeze(field, _handler(field))),
     Fault("produce: answer held past the time-out", wire_faults.produce_answer_held),
     Fault("produce: request held over a takeover, then appended", wire_faults.produce_request_held),
-    Fault("produce: request cut off", lambda field: wire_faults.produce_cut(field, "produce")),
-    Fault("produce: answer cut off", lambda field: wire_faults.produce_cut(field, "produce answer")),
 ]
 AGENTS = [
     *(Fault(f"killed: {point}", _at_agent_point(point_faults.kill_at, point)) for point in AGENT),
@@ -64,8 +70,6 @@ AGENTS = [
     Fault("rebalance: an agent joined", process_faults.rebalance),
     Fault("rebalance: an agent left", process_faults.rebalance),
     Fault("COMMIT: request held past the time-outs", wire_faults.commit_held),
-    Fault("COMMIT: request cut off", lambda field: wire_faults.commit_cut(field, "COMMIT")),
-    Fault("COMMIT: answer cut off", lambda field: wire_faults.commit_cut(field, "COMMIT answer")),
 ]
 BUILDERS = [
     *(Fault(f"killed: {point}", _at_builder_point(point_faults.kill_builder_at, point)) for point in BUILDER),
@@ -73,10 +77,22 @@ BUILDERS = [
     Fault("switch COMMIT: request cut off", lambda field: wire_faults.switch_cut(field, "COMMIT")),
     Fault("switch COMMIT: answer cut off", lambda field: wire_faults.switch_cut(field, "COMMIT answer")),
 ]
+WIRE = [
+    Fault("produce: request cut off", lambda field: wire_faults.produce_cut(field, "produce")),
+    Fault("produce: answer cut off", lambda field: wire_faults.produce_cut(field, "produce answer")),
+    Fault("COMMIT: request cut off", lambda field: wire_faults.commit_cut(field, "COMMIT")),
+    Fault("COMMIT: answer cut off", lambda field: wire_faults.commit_cut(field, "COMMIT answer")),
+]
 SERVICES = [
     Fault("killed: broker", service_faults.kill_broker),
     *(Fault(f"database: {how}", _of_database(how)) for how in DEATHS),
     Fault("session terminated", service_faults.terminate_sessions),
 ]
-LANES = {"handlers": HANDLERS, "agents": AGENTS, "builders": BUILDERS}
-KINDS = [fault.kind for lane in (*LANES.values(), SERVICES) for fault in lane]
+LANES = (
+    Lane("handlers", HANDLERS, (0.0, 0.5)),
+    Lane("agents", AGENTS, (0.0, 0.5)),
+    Lane("builders", BUILDERS, (0.0, 0.5)),
+    Lane("wire", WIRE, (2.0, 6.0)),
+)
+ALONE = Lane("services", SERVICES, (8.0, 24.0))
+KINDS = [fault.kind for lane in (*LANES, ALONE) for fault in lane.faults]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,17 +24,22 @@ from tests.chaos.control import Control
 
 ROOT = Path(__file__).parent.parent.parent
 STOPPED = psutil.STATUS_STOPPED
+FENCED = ("was fenced out of its group", "The producer can't go on")
 
 
 class Crew:
     """Processes run while the `with` lasts; `folder` gets their logs. Children are named as they are to Kafka and PostgreSQL."""
 
-    def __init__(self, settings: Settings, control: Control, folder: Path, handlers: int = 2, agents: int = 2) -> None:
+    def __init__(
+        self, settings: Settings, control: Control, folder: Path, lacking: Mapping[str, str] | None = None
+    ) -> None:
+        """`lacking` names a rule that a module's processes are to lack."""
         self.folder = folder
+        self._lacking = lacking or {}
         self._environment = settings.environment() | {SOCKET: str(control.path), "PYTHONPATH": str(ROOT)}
         self._prefix = settings.group_prefix
-        self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in range(1, handlers + 1)]
-        self.agents = [self._child(f"agent-{n}", "projections.agent") for n in range(1, agents + 1)]
+        self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in (1, 2)]
+        self.agents = [self._child(f"agent-{n}", "projections.agent") for n in (1, 2)]
         self._supervisor = Supervisor([*self.handlers, *self.agents], self._environment, folder)
         self._thread = threading.Thread(target=self._supervisor.run, daemon=True, name="supervisor")
         self._beside: list[subprocess.Popen[bytes]] = []
@@ -90,11 +96,23 @@ class Crew:
         self._beside.append(process)
         return process
 
+    def ends(self) -> list[str]:
+        """What processes said that ended because they must not go on, or by a defect; being fenced out is neither."""
+        return [
+            f"{file.stem}: {line.strip()}"
+            for file in sorted(self.folder.glob("*.log"))
+            for line in file.read_text(errors="replace").splitlines()
+            if (" stops: " in line or line.startswith("Traceback")) and not any(text in line for text in FENCED)
+        ]
+
     def named(self, name: str) -> str:
         return f"{self._prefix}-{name}"
 
     def _child(self, name: str, module: str) -> Child:
-        return Child(name, "tests.chaos.armed", (module, "--name", self.named(name)))
+        rule = self._lacking.get(module)
+        if rule is None:
+            return Child(name, "tests.chaos.armed", (module, "--name", self.named(name)))
+        return Child(name, "tests.chaos.armed", ("tests.chaos.lacking", "--name", self.named(name), rule, module))
 
 
 def name_of(child: Child) -> str:

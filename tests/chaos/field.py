@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -37,14 +37,16 @@ class NotReached(Exception):
 class Field:
     """`with Field(ground, folder, seed) as field:` runs the load; `finish` ends it and judges the whole."""
 
-    def __init__(self, ground: Ground, folder: Path, seed: int, *, rate: int = 300) -> None:
+    def __init__(
+        self, ground: Ground, folder: Path, seed: int, *, rate: int = 300, lacking: Mapping[str, str] | None = None
+    ) -> None:
         self.ground = ground
         self.folder = folder
         self.world = ground.world()
         self.fronted = ground.fronted(self.world)
         self.effects = Effects()
         self.random = random.Random(seed)
-        self.crew = Crew(self.fronted, ground.control, folder)
+        self.crew = Crew(self.fronted, ground.control, folder, lacking)
         self.violations: list[str] = []
         self._seed, self._rate = seed, rate
         self._open = ExitStack()
@@ -78,7 +80,8 @@ class Field:
         return self.ground.control
 
     def all_violations(self) -> list[str]:
-        return [*self.violations, *self.judge.violations, *self.progress.violations]
+        ends = [f"a process ended: {end}" for end in self.crew.ends()]
+        return [*self.violations, *self.judge.violations, *self.progress.violations, *ends]
 
     def number(self) -> int:
         """One that nobody has had, for names."""

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from tests.chaos.catalogue import LANES, SERVICES, Fault
+from tests.chaos.catalogue import ALONE, LANES, Fault, Lane
 from tests.chaos.field import Field, NotReached
-
-QUIET_S = (0.0, 1.0)
-"""Between two faults of a lane."""
-SERVICES_S = (8.0, 20.0)
-"""Between two of Kafka or PostgreSQL, which come alone."""
 
 
 class Deck:
     """Deals all, shuffled, and then all again."""
 
-    def __init__(self, faults: Sequence[Fault], seed: int) -> None:
-        self._faults = faults
+    def __init__(self, lane: Lane, seed: int) -> None:
+        self.lane = lane
         self._random = random.Random(seed)
         self._left: list[Fault] = []
 
     def deal(self) -> Fault:
         if not self._left:
-            self._left = self._random.sample(self._faults, len(self._faults))
+            self._left = self._random.sample(self.lane.faults, len(self.lane.faults))
         return self._left.pop()
 
     def put_back(self, fault: Fault) -> None:
@@ -73,9 +68,13 @@ class Mix:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._decks = {name: Deck(lane, self._random.getrandbits(32)) for name, lane in LANES.items()}
-        self._services = Deck(SERVICES, seed)
+        self.decks = [Deck(lane, self._random.getrandbits(32)) for lane in LANES]
+        self.alone = Deck(ALONE, self._random.getrandbits(32))
         self.without_effect = 0
+
+    def pause(self, lane: Lane) -> float:
+        """Until the lane's next fault, in seconds."""
+        return self._random.uniform(*lane.quiet_s)
 
     def on(self, field: Field) -> Fire:
         """Start the fire; `put_out` ends it."""
@@ -89,10 +88,11 @@ class Fire:
         self.mix, self.field = mix, field
         self._gate = Gate()
         self._out = threading.Event()
-        lanes = [threading.Thread(target=self._lane, args=[deck], name=name) for name, deck in mix._decks.items()]
-        self._threads = [*lanes, threading.Thread(target=self._alone, name="services")]
+        passes = [(deck, self._gate.together) for deck in mix.decks] + [(mix.alone, self._gate.alone)]
+        self._threads = [
+            threading.Thread(target=self._burn, args=one, daemon=True, name=one[0].lane.name) for one in passes
+        ]
         for thread in self._threads:
-            thread.daemon = True
             thread.start()
 
     def put_out(self, seconds: float = 120) -> None:
@@ -101,15 +101,10 @@ class Fire:
         for thread in self._threads:
             thread.join(seconds)
 
-    def _lane(self, deck: Deck) -> None:
-        while not self._out.wait(self.mix._random.uniform(*QUIET_S)):
-            with self._gate.together():
+    def _burn(self, deck: Deck, passing: Callable[[], AbstractContextManager[None]]) -> None:
+        while not self._out.wait(self.mix.pause(deck.lane)):
+            with passing():
                 self._act(deck)
-
-    def _alone(self) -> None:
-        while not self._out.wait(self.mix._random.uniform(*SERVICES_S)):
-            with self._gate.alone():
-                self._act(self.mix._services)
 
     def _act(self, deck: Deck) -> None:
         if self._out.is_set():
