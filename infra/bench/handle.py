@@ -44,7 +44,7 @@ def run(bench: Bench) -> Result:
             samples += [_peer(bench, peer, case, streams[case], number) for peer in PEERS]
     ours = {case: middle(samples, HANDLER, case) for case in CASES}
     aims = [
-        Aim("one handler, wide", 50_000, ours["wide"], unit="commands/s"),
+        Aim("one handler, wide", 50_000, ours["wide"], unit="commands/s", case="wide"),
         *(Aim(f"beside {PEER}, {case}", 60, ours[case] / middle(samples, PEER, case), unit="x") for case in CASES),
     ]
     title = "Commands decided and appended per second"

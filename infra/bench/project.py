@@ -64,7 +64,7 @@ def run(bench: Bench) -> Result:
                 samples += [_peer(bench, world, orders, contender, case, number) for contender in PEERS]
     ours = middle(samples, ONE, "wide")
     aims = [
-        Aim("one process, wide", 60_000, ours, unit="events/s"),
+        Aim("one process, wide", 60_000, ours, unit="events/s", case="wide"),
         *(
             Aim(f"beside {peer}, wide", wanted, ours / middle(samples, peer, "wide"), unit="x")
             for peer, wanted in WANTED.items()

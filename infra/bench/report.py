@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
 
 from infra.bench import machine
-from infra.bench.results import Result, middle, rounded
+from infra.bench.plot import draw
+from infra.bench.results import Result, rounded
 from infra.bench.run import Options
 from infra.terminal import print_json, stderr, stdout
 
@@ -33,26 +35,30 @@ class Report:
         """Write the files and print the table, or the JSON."""
         told = {"machine": self._machine, "options": asdict(options)} | result.as_dict()
         (self.folder / f"{result.name}.json").write_text(json.dumps(told, indent=1) + "\n")
+        draw(result, self.folder / f"{result.name}.svg", machine.line(self._machine, options))
         if self._quiet:
             print_json(told)
         else:
             _show(result)
-            stdout.print(f"{self.folder / result.name}.json", soft_wrap=True)
+            stdout.print(f"{self.folder / result.name}.json and .svg", soft_wrap=True)
 
 
 def _show(result: Result) -> None:
     table = Table(title=result.title, title_justify="left", box=None, pad_edge=False)
     for column in ("contender", "case"):
         table.add_column(column)
-    for column in (result.unit, "rounds", "CPU us each"):
-        table.add_column(column, justify="right")
-    told = result.as_dict()["medians"]
-    for (contender, case), one in zip(result.contenders, told, strict=True):
-        value = f"{rounded(middle(result.samples, contender, case)):,}"
-        rounds = ", ".join(f"{each:,}" for each in one["rounds"])
-        cpu = ", ".join(f"{group} {each:,}" for group, each in one["cpu_us_each"].items())
-        table.add_row(contender, case, value, rounds, cpu)
+    for column in (result.unit, "rounds", "CPU us each", "also"):
+        table.add_column(column, justify="left" if column == "also" else "right")
+    for told in result.medians():
+        rounds = ", ".join(f"{each:,}" for each in told.rounds)
+        table.add_row(
+            told.contender, told.case, f"{told.value:,}", rounds, _in_words(told.cpu_us_each), _in_words(told.more)
+        )
     stdout.print(table)
     for aim in result.aims:
         colour, sign = ("green" if aim.is_met else "red"), ("≤" if aim.at_most else "≥")
         stdout.print(f"[{colour}]{aim.what}: {rounded(aim.found):,} {aim.unit}[/{colour}], aim {sign} {aim.wanted:,}")
+
+
+def _in_words(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in figures.items())

@@ -27,17 +27,30 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """A median, or a ratio of two medians, that is wanted."""
+    """A median, or a ratio of two medians, that is wanted. A plot shows a median's as a line among the bars of its case."""
 
     what: str
     wanted: float
     found: float
     at_most: bool = False
     unit: str = ""
+    case: str = ""
 
     @property
     def is_met(self) -> bool:
         return self.found <= self.wanted if self.at_most else self.found >= self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """A contender's rounds in one case, together: the medians, and processor time per item over all rounds, by group."""
+
+    contender: str
+    case: str
+    value: float
+    rounds: list[float]
+    cpu_us_each: dict[str, float]
+    more: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -61,22 +74,16 @@ class Result:
     def of(self, contender: str, case: str) -> list[Sample]:
         return [one for one in self.samples if (one.contender, one.case) == (contender, case)]
 
+    def medians(self) -> list[Median]:
+        return [_median_of(contender, case, self.of(contender, case)) for contender, case in self.contenders]
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "benchmark": self.name,
             "title": self.title,
             "unit": self.unit,
             "size": self.size,
-            "medians": [
-                {
-                    "contender": contender,
-                    "case": case,
-                    self.unit: rounded(middle(self.samples, contender, case)),
-                    "rounds": [rounded(one.value) for one in self.of(contender, case)],
-                    "cpu_us_each": _cpu_each(self.of(contender, case)),
-                }
-                for contender, case in self.contenders
-            ],
+            "medians": [asdict(told) for told in self.medians()],
             "aims": [asdict(aim) | {"found": rounded(aim.found), "is_met": aim.is_met} for aim in self.aims],
             "samples": [asdict(sample) for sample in self.samples],
             **({"plots": self.plots} if self.plots else {}),
@@ -93,8 +100,14 @@ def rounded(value: float) -> float:
     return round(value) if value >= 100 else round(value, 2)
 
 
-def _cpu_each(samples: list[Sample]) -> dict[str, float]:
-    """Microseconds of processor time per item, over all rounds."""
+def _median_of(contender: str, case: str, samples: list[Sample]) -> Median:
     groups = dict.fromkeys(group for one in samples for group in one.cpu)
     count = sum(one.count for one in samples)
-    return {group: round(1e6 * sum(one.cpu.get(group, 0) for one in samples) / count, 1) for group in groups}
+    return Median(
+        contender,
+        case,
+        rounded(median(one.value for one in samples)),
+        [rounded(one.value) for one in samples],
+        {group: round(1e6 * sum(one.cpu.get(group, 0) for one in samples) / count, 1) for group in groups},
+        {name: rounded(median(one.more[name] for one in samples)) for name in samples[0].more},
+    )
