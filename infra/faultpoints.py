@@ -1,7 +1,8 @@
 """Named points on the way of a command, a batch and a build, where a test kills or freezes the process that reaches them.
 
-No setting turns them on. `hook` is None unless code that runs in the process itself puts a function there, which only
-`tests/chaos/armed.py` does. Off, a point costs a call and a look at one name.
+Each step lies between two points: before it is the one, after it the other. No setting turns them on: `hook` is None unless code
+that runs in the process itself puts a function there, which only `tests/chaos/armed.py` does. Off, a point costs a call and a look
+at one name.
 """
 
 from __future__ import annotations

@@ -90,6 +90,10 @@ def _fire(ground: Ground, folder: Path, result: Result, seconds: float, rate: in
             except NotReached as error:
                 # kept by the field too, where it was a violation
                 field.violations.append(f"the round did not end well: {error}")
+            except KeyboardInterrupt:
+                field.abandon()
+                fire.put_out()
+                raise
             finally:
                 result.seconds = time.monotonic() - began
                 result.without_effect = mix.without_effect

@@ -46,9 +46,13 @@ class Field:
         self.fronted = ground.fronted(self.world)
         self.effects = Effects()
         self.random = random.Random(seed)
-        self.crew = Crew(self.fronted, ground.control, folder, lacking)
         self.violations: list[str] = []
-        self._seed, self._rate = seed, rate
+        self.tail = Tail(self.world)
+        self.progress = Progress(self.world)
+        self.load = Load(self.world, self.progress, seed, rate)
+        self.judge = Judge(self.world, self.tail, self.load.sent)
+        self.crew = Crew(self.fronted, ground.control, folder, lacking)
+        self._abandoned = False
         self._open = ExitStack()
         self._numbers = iter(range(1, 1_000_000))
         self._numbering = threading.Lock()
@@ -57,12 +61,8 @@ class Field:
         upgrade(self.world)
         topics.ensure(self.world)
         try:
-            self.tail = self._open.enter_context(Tail(self.world))
-            self.progress = self._open.enter_context(Progress(self.world))
-            self.load = Load(self.world, self.progress, self._seed, self._rate)
-            self.judge = self._open.enter_context(Judge(self.world, self.tail, self.load.sent))
-            self._open.enter_context(self.crew)
-            self._open.enter_context(self.load)
+            for part in (self.tail, self.progress, self.judge, self.crew, self.load):
+                self._open.enter_context(part)
             self.until(lambda: all(epoch >= 0 for epoch, _ in self.tail.counted), "every partition is written")
             self.until_agents_pass(self.tail.mark())
         except BaseException:
@@ -94,10 +94,10 @@ class Field:
         """Raises NotReached when it does not come about in time, or can't."""
         deadline = time.monotonic() + seconds
         while not holds():
-            for part in (self.tail, self.load) if hasattr(self, "load") else ():
-                if part.error is not None:
-                    raise NotReached(f"{what}: {part.error!r}") from part.error
-            if not self.crew.is_watched or time.monotonic() > deadline:
+            for error in (self.tail.error, self.load.error):
+                if error is not None:
+                    raise NotReached(f"{what}: {error!r}") from error
+            if self._abandoned or not self.crew.is_watched or time.monotonic() > deadline:
                 raise NotReached(f"in {seconds:.0f} s: {what}")
             time.sleep(0.01)  # between two looks
 
@@ -106,8 +106,14 @@ class Field:
         try:
             self.until(holds, what)
         except NotReached as error:
-            self.violations.append(f"F: {error}")
+            if not self._abandoned:
+                self.violations.append(f"F: {error}")
             raise
+
+    def abandon(self) -> None:
+        """Nobody is interested any more: whoever waits hears NotReached at once, and no command is waited for."""
+        self._abandoned = True
+        self.load.abandon()
 
     def until_struck(self, strike: Strike, seconds: float = 20) -> bool:
         """Whether the point was reached in time; where not, it is disarmed."""
@@ -169,14 +175,15 @@ class Field:
         """Wait until this very process, or its successor, does what it is for."""
         point: Point = "commit acknowledged" if child in self.crew.handlers else "COMMIT acknowledged"
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._abandoned:
             pid = self.crew.process(child).pid
             if self.control.pid(name_of(child)) == pid:
                 strike = self.control.arm(name_of(child), point, 1, "tell")
                 if self.until_struck(strike, 5):
                     return
             time.sleep(0.02)  # between two looks
-        self.violations.append(f"F: {child.name} does not come back to its work")
+        if not self._abandoned:
+            self.violations.append(f"F: {child.name} does not come back to its work")
         raise NotReached(f"{child.name} does not come back to its work")
 
     # ── judging ──

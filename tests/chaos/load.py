@@ -44,6 +44,7 @@ class Load:
         self._recent: deque[Sent] = deque(maxlen=500)
         self._again: list[Sent] = []
         self._stop = threading.Event()
+        self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="load")
 
     def __enter__(self) -> Self:
@@ -53,6 +54,8 @@ class Load:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self.abandon()
         self.stop()
 
     def stop(self) -> None:
@@ -85,8 +88,12 @@ class Load:
             self.error = error
             raise
 
+    def abandon(self) -> None:
+        """Wait for no acknowledgement any more."""
+        self._abandoned.set()
+
     def _flush(self) -> None:
-        while len(self.acknowledged) < len(self.sent):
+        while len(self.acknowledged) < len(self.sent) and not self._abandoned.is_set():
             self._producer.flush(0.2)
             self._resend()
 

@@ -54,7 +54,7 @@ def rebalance(field: Field, times: int = 1) -> bool:
         finally:
             mark = field.tail.mark()
             process.terminate()
-            field.until(lambda process=process: process.poll() is not None, f"{name} ends")  # type: ignore[misc]
+            process.wait(30)
             end_of(process)
         field.effects.took_effect("rebalance: an agent left")
         field.recovered("agent", mark)
