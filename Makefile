@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check mutants chaos clean
+.PHONY: help setup demo test check mutants chaos bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,6 +31,9 @@ mutants: setup ## switch guarantees off one at a time, and see a test catch each
 
 chaos: setup ## real processes killed, frozen and cut off at random, judged all the while (MINUTES=10 SEED=...)
 	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+bench: setup ## how fast it is, beside its peers, on a stack of its own (about 20 minutes, on a quiet machine)
+	@$(BIN)/samefold bench $(ARGS)
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi
