@@ -22,8 +22,6 @@ from projections.engine.system import OUTCOMES, snapshot_view_name
 
 AGENT = "core"
 
-Cursor = psycopg.Cursor[tuple[Any, ...]]
-
 
 class SnapshotReader:
     """Reads snapshots over one connection. Not thread-safe."""
@@ -57,63 +55,75 @@ class SnapshotReader:
         return snapshot or Snapshot({}, "", fits=False)
 
     def _ask(self, streams: Mapping[str, list[str]], outcomes: Sequence[tuple[str, str]]) -> Question:
-        execute = self.connection.execute
+        there = {context: names for context, names in streams.items() if snapshot_view_name(context) in self._tables}
+        parameters: list[Any] = [texts(names) for names in there.values()]
+        parameters += [AGENT, self.events_topic, AGENT]
+        outcomes_table = self._tables.get(OUTCOMES) if outcomes else None
+        if outcomes_table:
+            parameters += [texts([stream for stream, _ in outcomes]), texts([command_id for _, command_id in outcomes])]
+        query = _query(tuple(self._tables[snapshot_view_name(context)] for context in there), outcomes_table)
         pipeline = self.connection.pipeline()
         pipeline.__enter__()  # `_answer` leaves it: until then the server works, and nobody waits for it
-        execute("begin isolation level repeatable read, read only")
-        positions = execute(_POSITIONS, (AGENT, self.events_topic))
-        live = execute(_LIVE, (AGENT,))
-        states = {
-            context: execute(_states(self._tables[snapshot_view_name(context)]), (texts(names),), binary=True)
-            for context, names in streams.items()
-            if snapshot_view_name(context) in self._tables
-        }
-        answered = None
-        if outcomes and OUTCOMES in self._tables:
-            pairs = [texts([stream for stream, _ in outcomes]), texts([command_id for _, command_id in outcomes])]
-            answered = execute(_outcomes(self._tables[OUTCOMES]), pairs)
-        execute("commit")
-        return Question(streams, outcomes, pipeline, positions, live, states, answered)
+        cursor = self.connection.execute(query, parameters, binary=True)
+        return Question(streams, outcomes, list(there), pipeline, cursor)
 
     def _answer(self, question: Question) -> Snapshot | None:
         """None when the table names known here are not those of the snapshot."""
         question.pipeline.__exit__(None, None, None)
-        at = question.positions.fetchall()
-        found = {partition: Reading(*reading) for partition, _, *reading in at}
-        generations = {str(row[1]) for row in at}
-        versions = {view: (version, table) for view, version, table in question.live.fetchall()}
-        tables = {view: table for view, (_, table) in versions.items()}
+        row = question.cursor.fetchone()
+        assert row is not None
+        found = _decode_found(row[0])
+        tables = {view: table for view, _, table in found.live or ()}
         if any(self._tables.get(view) != tables.get(view) for view in _wanted()):
             self._tables = tables
             return None
         rows: dict[str, Versioned] = {}
-        for context, cursor in question.states.items():
+        for context, states in zip(question.contexts, found.states, strict=True):
             decode = _decoder(contexts()[context].state)
-            for stream, version, state in cursor.fetchall():
+            for stream, version, state in states or ():
                 rows[stream] = Versioned(version, decode(state))
-        answered = frozenset(question.answered.fetchall()) if question.answered else frozenset()
-        fits = bool(found) and all(
-            view in versions and versions[view][0] == version for view, version in _wanted().items()
+        positions = {partition: Reading(*reading) for partition, _, *reading in found.positions or ()}
+        generations = {position[1] for position in found.positions or ()}
+        versions = {view: version for view, version, _ in found.live or ()}
+        return Snapshot(
+            positions,
+            generations.pop() if len(generations) == 1 else "",
+            bool(positions) and all(versions.get(view) == version for view, version in _wanted().items()),
+            rows,
+            frozenset(found.outcomes or ()),
         )
-        return Snapshot(found, generations.pop() if len(generations) == 1 else "", fits, rows, answered)
 
 
 class Question(NamedTuple):
-    """What was asked for, and where the answers will be."""
+    """What was asked for, and where the answer will be."""
 
     streams: Mapping[str, list[str]]
     """By context."""
     outcomes: Sequence[tuple[str, str]]
+    contexts: Sequence[str]
+    """Those whose table is known, in the order of the answer's states."""
     pipeline: AbstractContextManager[Any]
-    positions: Cursor
-    live: Cursor
-    states: Mapping[str, Cursor]
-    """By context."""
-    answered: Cursor | None
+    cursor: psycopg.Cursor[Any]
+
+
+class _Found(msgspec.Struct, array_like=True):
+    """The answer. What PostgreSQL aggregated from no rows at all is None."""
+
+    states: list[list[tuple[str, int, msgspec.Raw]] | None]
+    """By context: (stream, version, state)"""
+    positions: list[tuple[int, str, int, int, int, int]] | None
+    """(partition, generation, next_offset, epoch, seq, command_offset)"""
+    live: list[tuple[str, int, str]] | None
+    """(view, version, table)"""
+    outcomes: list[tuple[str, str]] | None
+    """(stream, command id)"""
+
+
+_decode_found: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
 
 
 @cache
-def _decoder(state: type) -> Callable[[str], Any]:
+def _decoder(state: type) -> Callable[[msgspec.Raw], Any]:
     return msgspec.json.Decoder(state).decode
 
 
@@ -127,21 +137,25 @@ def _wanted() -> dict[str, int]:
     }
 
 
-_POSITIONS = """
-select partition, generation, next_offset, epoch, seq, command_offset
-  from positions where agent = %s and topic = %s
-"""
-_LIVE = "select view, version, table_name from live where agent = %s"
-
-
 @cache
-def _states(table: str) -> sql.Composed:
-    return sql.SQL("select stream, version, state::text from {} where stream = any(%s)").format(sql.Identifier(table))
+def _query(state_tables: tuple[str, ...], outcomes_table: str | None) -> bytes:
+    """All of it in one statement, which sees one snapshot by itself, and in one value, which msgspec reads in no time."""
+    states = [_STATES.format(sql.Identifier(table)) for table in state_tables]
+    outcomes = _OUTCOMES.format(sql.Identifier(outcomes_table)) if outcomes_table else sql.SQL("null")
+    return _FOUND.format(sql.SQL(", ").join(states), outcomes).as_bytes()
 
 
-@cache
-def _outcomes(table: str) -> sql.Composed:
-    return sql.SQL(
-        "select o.stream, o.command_id from unnest(%s, %s) as asked(stream, command_id) "
-        'join {} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C")'
-    ).format(sql.Identifier(table))
+_FOUND = sql.SQL("""
+select json_build_array(
+  json_build_array({}),
+  (select json_agg(json_build_array(partition, generation, next_offset, epoch, seq, command_offset))
+     from positions where agent = %s and topic = %s),
+  (select json_agg(json_build_array(view, version, table_name)) from live where agent = %s),
+  {})::text
+""")
+_STATES = sql.SQL("(select json_agg(json_build_array(stream, version, state)) from {} where stream = any(%s))")
+_OUTCOMES = sql.SQL("""
+  (select json_agg(json_build_array(o.stream, o.command_id))
+     from unnest(%s, %s) as asked(stream, command_id)
+     join {} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C"))
+""")

@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation(
         "a misrouted command is decided where it stands",
         "commands/intake.py",
-        "if partition_of(envelope.stream, intake.partitions) != record.partition:",
+        "if partition_of(stream, intake.partitions) != record.partition:",
         "if False:",
         "tests/test_handler.py -k another_partitioner",
     ),
@@ -74,8 +74,8 @@ MUTATIONS = [
     Mutation(
         "the live write model may be of any version",
         "commands/snapshots.py",
-        "        fits = bool(found) and all(",
-        "        fits = True or all(",
+        "            bool(positions) and all(",
+        "            True or all(",
         "tests/test_handler.py -k own_version",
     ),
     Mutation(
