@@ -50,14 +50,16 @@ def explore(
     shortest: bool = False,
     seconds: float = float("inf"),
     only: str = "",
+    at_last: Callable[[World], object] = settle,
     progress: Callable[[Explored], None] | None = None,
 ) -> Explored:
     """Visit every state within the bounds, or as many as `seconds` allow; promises are checked in all of them.
 
-    `settle_every`: promise F is checked from every so-manieth state. `shortest`: breadth first, so that a trace is as short as any;
-    else depth first, in little memory. `only`: a violation of another promise ends that path, not the search. Raises Found.
+    `settle_every`: promise F is checked from every so-manieth state. `at_last`: how the faults end then. `shortest`: breadth first, so
+    that a trace is as short as any; else depth first, in little memory. `only`: a violation of another promise ends that path, not
+    the search. Raises Found.
     """
-    setting = Setting(bounds, parts)
+    setting = Setting(bounds, parts, only)
     explored = Explored()
     begin = time.process_time()
     with setting.parts.in_force():
@@ -71,7 +73,7 @@ def explore(
             if settle_every and explored.states % settle_every == 0:
                 explored.settled += 1
                 try:
-                    settle(world)
+                    at_last(world)
                 except Violation as violation:
                     if not only or violation.promise == only:
                         raise Found(violation, trace(path), settled=True) from violation

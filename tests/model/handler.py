@@ -26,7 +26,7 @@ from commands.writer import (
 )
 from tests.log import TOPIC_ID, opening
 from tests.model.clone import clone_writer, fingerprint
-from tests.model.history import View, Violation
+from tests.model.history import View
 from tests.model.setting import ACK_TIMEOUT, Era, Setting
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Handler:
             (seen, first, stop), self.call = self.call, None
             if first < 0:
                 self._do(world, self._position(world, seen))
-            else:
+            elif self.writer.phase is Phase.SERVING:  # it was deposed meanwhile: what it took is nobody's
                 self._decide(world, seen, first, stop)
             return
         timer, self.timer = self.timer, None
@@ -155,6 +155,11 @@ class Handler:
             self._do(world, self.writer.on_opened(report.offset))
         else:
             self._do(world, self.writer.on_acknowledged(number, report.offset, 0.0))
+
+    def cannot_read(self, world: World, offset: int) -> None:
+        """Its opening is acknowledged, but Kafka is away when it wants to read up to it: it starts over, unasked."""
+        self.writer.on_opened(offset)
+        self._do(world, self.writer.start())
 
     def timed_out(self, world: World) -> None:
         self._do(world, self.writer.on_clock(ACK_TIMEOUT + 1))
@@ -182,7 +187,7 @@ class Handler:
                 self._do(world, action)
         ahead = len(self.writer.overlay._read) + len(self.writer.overlay._own)
         if appended and ahead > world.setting.bounds.run_ahead:
-            raise Violation(f"7: {self.name} is {ahead} commits ahead")
+            world.setting.broken(f"7: {self.name} is {ahead} commits ahead")
 
     def _append(self, world: World, action: Append, era: Era) -> None:
         token = (self.writer.epoch, action.seq)
@@ -197,14 +202,16 @@ class Handler:
             isinstance(action, Open)
             and self.loaded_end > seen.view.reading.next_offset + world.setting.bounds.run_ahead
         ):
-            raise Violation(f"9: {self.name} opens {self.loaded_end - seen.view.reading.next_offset} records ahead")
+            world.setting.broken(
+                f"9: {self.name} opens {self.loaded_end - seen.view.reading.next_offset} records ahead"
+            )
         if isinstance(action, Open) and seen.era.version != self.code:
-            raise Violation(f"10: {self.name} opens on the write model of another version")
+            world.setting.broken(f"10: {self.name} opens on the write model of another version")
         return action
 
     def snapshot(self, world: World, seen: Seen) -> Snapshot:
         """The answer to a reading of the database."""
-        return _snapshot(seen, seen.view, self.code)
+        return answer(seen, seen.view, self.code)
 
     def _do(self, world: World, action: Action | None) -> None:
         writer = self.writer
@@ -226,6 +233,15 @@ class Handler:
                 case ReadLog(start, stop):
                     action = self._read(world, start, stop)
                 case Serve(offset):
+                    for other in world.handlers.values():
+                        if other.name != self.name and (other.writer.phase, other.writer.epoch) == (
+                            writer.phase,
+                            writer.epoch,
+                        ):
+                            world.setting.broken(f"4: {other.name} and {self.name} serve in one epoch, {writer.epoch}")
+                    last = world.log.truth[writer.epoch + 1].reading.command_offset
+                    if offset != last + 1:
+                        world.setting.broken(f"8: {self.name} wants command {offset}, the last that counts is {last}")
                     self.next_command = self.resume_at(world, offset)
                     break
                 case Wait(_):
@@ -235,7 +251,7 @@ class Handler:
                     self.timer = "confirm"
                     break
                 case Refuse(why):
-                    raise Violation(f"8: refused in a world that keeps its records: {why}")
+                    world.setting.broken(f"8: refused in a world that keeps its records: {why}")
                 case Append():
                     raise AssertionError("only a batch appends")
         # reports of an earlier epoch or opening are nobody's business any more
@@ -248,16 +264,19 @@ class Handler:
         while isinstance(action, ReadLog) and start < stop:
             action = self.writer.on_log(world.log.records[start : start + 1])
             start += 1
+        if isinstance(action, ReadLog):  # its opening is nowhere: the process ends with an error, and is started again
+            action = self.writer.start()
         read = len(self.writer.overlay._read)
         if read > world.setting.bounds.run_ahead + self.writer.epoch - self.loaded_end:
-            raise Violation(f"9: {self.name} holds {read} commits that it read")
+            world.setting.broken(f"9: {self.name} holds {read} commits that it read")
         return action
 
     def resume_at(self, world: World, offset: int) -> int:
         return offset
 
 
-def _snapshot(seen: Seen, rows: View, code: int) -> Snapshot:
+def answer(seen: Seen, rows: View, code: int) -> Snapshot:
+    """What a reading of the database tells a process of that code, its rows and outcomes from `rows`."""
     streams, outcomes = seen.wanted
     bend = seen.era.bend
     found: dict[str, Any] = {stream: rows.rows[stream] for _, stream in streams if stream in rows.rows}
@@ -272,21 +291,3 @@ def _snapshot(seen: Seen, rows: View, code: int) -> Snapshot:
         found,
         frozenset(outcomes & rows.outcomes.keys()),
     )
-
-
-class ResumesFromTheGroup(Handler):
-    """Goes on where the group's offset stands: what somebody took, not what counts."""
-
-    __slots__ = ()
-
-    def resume_at(self, world: World, offset: int) -> int:
-        return world.group_offset
-
-
-class ReadsRowsAfterThePosition(Handler):
-    """Two snapshots: the database may have been restored between them."""
-
-    __slots__ = ()
-
-    def snapshot(self, world: World, seen: Seen) -> Snapshot:
-        return _snapshot(seen, world.database, self.code)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from commands.intake import Received
 from commands.writer import Limits, Writer
 from infra.log.rule import read
-from tests.model.history import MAX_BYTES, Fold, Judge, Rule, View
+from tests.model.history import MAX_BYTES, Fold, Judge, Rule, View, Violation
 from tests.purse import PURSE, Fill, Spend
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ACK_TIMEOUT = 30.0
 
 APPEND_FAULTS = frozenset({"copied", "lost", "doubtful", "unsaid", "overtaken"})
-FAULTS = APPEND_FAULTS | {"restore", "late", "assign", "crash"}
+FAULTS = APPEND_FAULTS | {"away", "restore", "late", "assign", "crash"}
 
 
 class Era(NamedTuple):
@@ -44,9 +44,10 @@ class Bounds:
     faults: int = 1
     """Faults of any kind together."""
     kinds: frozenset[str] = FAULTS
-    """copied, lost, doubtful (reported as failed, may land all the same), unsaid (never reported), overtaken: what may happen to
-    an append. restore: the database returns to any earlier state. late: an acknowledgement outlasts the timeout. assign: the
-    group gives the partition back to a writer that never noticed. crash: a writer that is never scheduled again does as well."""
+    """What may happen to an append: copied, lost, doubtful (reported as failed, may land all the same), unsaid (never reported),
+    overtaken (by a later one), away (an opening that can't be read up to). restore: the database returns to any earlier state. late:
+    an acknowledgement outlasts the timeout. assign: the group gives the partition back to a writer that never noticed. crash: as
+    good as never scheduled again, but that its reports end with it."""
     run_ahead: int = 8
     batch: int = 2
     """Commands taken at once, at most."""
@@ -82,13 +83,20 @@ class Parts:
 
 
 class Setting:
-    def __init__(self, bounds: Bounds, parts: Parts | None = None) -> None:
+    def __init__(self, bounds: Bounds, parts: Parts | None = None, only: str = "") -> None:
+        self.only = only
         self.bounds = bounds
         self.parts = parts or Parts()
         self.commands = [_command(offset, text) for offset, text in enumerate(bounds.commands)]
         self.keys = {(command.stream, command.id) for command in self.commands}
         self.judge = Judge(self.commands, self.parts.rule, voids_are_alike=self.parts.read_by_the_rule)
         self.limits = Limits(bounds.run_ahead, MAX_BYTES, ACK_TIMEOUT)
+
+    def broken(self, what: str) -> None:
+        """A rule is not kept. Raises Violation, unless what follows from another one is looked for."""
+        violation = Violation(what)
+        if self.only in ("", violation.promise):
+            raise violation
 
 
 def _command(offset: int, text: str) -> Received:

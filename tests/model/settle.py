@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.model.history import View, Violation
 from tests.model.world import World
 
 ROUNDS = 150
 
 
-def settle(world: World, rounds: int = ROUNDS) -> World:
-    """The world at its end, by a fair schedule: everyone acts in turn, appends arrive, the read model follows. Raises Violation."""
+APPENDS, AGENT = "appends", "agent"
+
+
+def settle(world: World, order: Sequence[str] = (), promise: str = "F") -> World:
+    """The world at its end, by a fair schedule: all writers act in turn, appends arrive, the read model follows. Raises Violation.
+
+    `order`: of a round, if not that; names of writers, APPENDS and AGENT.
+    """
     world = world.copy()
     world.handlers = {name: handler.clone() for name, handler in world.handlers.items()}
     world.faults, world.openings = 0, 10**9
@@ -20,18 +28,21 @@ def settle(world: World, rounds: int = ROUNDS) -> World:
     if world.assignee not in world.handlers:
         world.births = max(world.births, 1)
         world.born()
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         if world.answered:
             break
-        for name in list(world.handlers):
-            _act(world, name)
-        for flight in world.flights:
-            world.do(("lands", flight.label))
-        while len(world.log) > world.database.reading.next_offset:
-            world.do(("agent",))
+        for actor in order or (*world.handlers, APPENDS, AGENT):
+            if actor == APPENDS:
+                for flight in world.flights:
+                    world.do(("lands", flight.label))
+            elif actor == AGENT:
+                while len(world.log) > world.database.reading.next_offset:
+                    world.do(("agent",))
+            elif actor in world.handlers:
+                _act(world, actor)
     else:
         missing = world.setting.keys - world.database.outcomes.keys()
-        raise Violation(f"F: no answer to {sorted(missing)}")
+        raise Violation(f"{promise}: no answer to {sorted(missing)} after {ROUNDS} rounds in which everyone acted")
     parts = world.setting.parts
     for view, _ in world.stored:
         end: View = parts.fold(view, parts.rule, world.log.records[view.reading.next_offset :])

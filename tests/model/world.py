@@ -143,8 +143,12 @@ class World:
             labels.add(flight.label)
             if not overtakes or "overtaken" in kinds:
                 found.append(("lands", flight.label))
-            for fate in ("copied", "lost", "doubtful", "unsaid"):
-                if fate in kinds and (flight.token or fate in ("copied", "lost")):
+            for fate in ("copied", "lost", "doubtful", "unsaid", "away"):
+                if (
+                    fate in kinds
+                    and (flight.token or fate in ("copied", "lost"))
+                    and (fate != "away" or flight.epoch < 0)
+                ):
                     found.append((fate, flight.label))
         if len(self.log) > self.database.reading.next_offset:
             found.append(("agent",))
@@ -185,7 +189,7 @@ class World:
             case ("late", name):
                 self.faults -= not self.handlers[name].waits_in_vain()
                 self.handlers[name].timed_out(self)
-            case (("lands" | "copied" | "lost" | "doubtful" | "unsaid") as fate, label):
+            case (("lands" | "copied" | "lost" | "doubtful" | "unsaid" | "away") as fate, label):
                 self._fate(fate, label)
             case ("agent",):
                 self._agent()
@@ -216,12 +220,17 @@ class World:
     def _fate(self, fate: str, label: str) -> None:
         number, flight = next((n, f) for n, f in enumerate(self.flights) if f.label == label)
         others = (*self.flights[:number], *self.flights[number + 1 :])
-        if fate == "lands":
-            self.faults -= flight.token is not None and any(f.owner == flight.owner for f in self.flights[:number])
+        if fate in ("lands", "away"):
+            overtakes = flight.token is not None and any(f.owner == flight.owner for f in self.flights[:number])
+            self.faults -= overtakes or fate == "away"
             self.flights = others
             offset = len(self.log)
             self.log = self.log.append(flight.value, flight.bend, self.setting.judge)
-            self._report(flight, came=True, offset=offset)
+            if fate == "lands":
+                self._report(flight, came=True, offset=offset)
+            elif flight.owner in self.handlers:
+                handler = self.handlers[flight.owner] = self.handlers[flight.owner].clone()
+                handler.cannot_read(self, offset)
             return
         self.faults -= 1
         unattached = flight._replace(token=None)
