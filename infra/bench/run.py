@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from infra.settings import Settings
 from projections.engine.progress import Progress
 
 PARTITIONS = 8
+_numbers = count(1)
 SESSION_TIMEOUT_MS = 10_000
 
 
@@ -60,13 +61,12 @@ class Bench:
     stack: Stack
     folder: Path
     progress: Progress
-    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @contextmanager
     def world(self, **settings: Any) -> Iterator[World]:
         """A database with this code's tables, and two empty topics."""
-        number = next(self._numbers)
-        topic = {"commands_topic": f"commands-{number}", "events_topic": f"events-{number}"}
+        number = next(_numbers)
+        topic = {"commands_topic": f"bench-{number}-commands", "events_topic": f"bench-{number}-events"}
         with self.database() as url:
             mine = self._settings(number, url, topic | settings)
             migrate.upgrade(mine)
@@ -75,7 +75,7 @@ class Bench:
     @contextmanager
     def beside(self, world: World, **settings: Any) -> Iterator[World]:
         """Another database, with this code's tables, on the topics of a world."""
-        number = next(self._numbers)
+        number = next(_numbers)
         topic = {"commands_topic": world.commands.name, "events_topic": world.events.name}
         with self.database() as url:
             mine = self._settings(number, url, topic | settings)
@@ -85,7 +85,7 @@ class Bench:
     @contextmanager
     def database(self) -> Iterator[str]:
         """An empty database; its connection string."""
-        name = f"bench_{next(self._numbers)}"
+        name = f"bench_{next(_numbers)}"
         with psycopg.connect(self.stack.postgres.url(), autocommit=True) as connection:
             connection.execute(f'create database "{name}"'.encode())
             yield self.stack.postgres.url(name)
