@@ -12,7 +12,14 @@ from statistics import median
 from typing import Literal
 
 Role = Literal[
-    "handler", "agent", "builder", "broker", "database", "broker, once it answers", "database, once it answers"
+    "handler",
+    "agent",
+    "builder",
+    "broker",
+    "broker, once it answers",
+    "database",
+    "database, once it answers",
+    "ended sessions",
 ]
 """Whose work stops; how its going on is seen is told in `field.py`. A builder's is that of the agents beside it."""
 

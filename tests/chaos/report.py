@@ -101,8 +101,8 @@ class Result:
             "## Time to recover, seconds\n",
             "From the fault taking effect until the work that it stopped goes on. A handler's: a commit counts in a new epoch in "
             "each partition that was its own. An agent's, and that of the agents beside a builder: all positions move beyond the "
-            "log's end of then. The broker's and the database's: commands acknowledged since have their outcomes, their own "
-            "restart included.\n",
+            "log's end of then. The broker's, the database's and that of its ended sessions: commands acknowledged since have "
+            "their outcomes, the restart included.\n",
             "| of | faults | p50 | max |",
             "|---|---:|---:|---:|",
             *(

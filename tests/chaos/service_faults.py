@@ -56,7 +56,7 @@ def terminate_sessions(field: Field) -> bool:
         if not pids:
             return False
         chosen = field.random.sample(pids, field.random.randint(1, len(pids)))
-        with field.effects.recovery("database"):
+        with field.effects.recovery("ended sessions"):
             ended = connection.execute(
                 "select pid, pg_terminate_backend(pid) from unnest(%s) pid", (chosen,)
             ).fetchall()
