@@ -217,6 +217,24 @@ def test_projecting_is_measured_for_all_contenders_and_void_when_one_cheats(
 
 
 @pytest.mark.timeout(300)
+def test_handling_is_measured_for_all_contenders(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infra.bench import handle
+
+    monkeypatch.setattr(handle, "CASES", {"wide": 200_000})
+    result = handle.run(tiny(stack, tmp_path))
+    assert {contender for contender, _ in result.contenders} == {handle.HANDLER, handle.COMBINED, *handle.PEERS}
+
+
+@pytest.mark.timeout(300)
+def test_rebuilding_is_measured_with_its_memory(stack: Stack, tmp_path: Path) -> None:
+    from infra.bench import rebuild
+
+    result = rebuild.run(tiny(stack, tmp_path))
+    assert [case for contender, case in result.contenders if contender == rebuild.IN_ALL] == list(rebuild.SIZES)
+    assert all(one.more["peak_memory_mb"] > 10 for one in result.samples if one.contender == rebuild.AFTER_START)
+
+
+@pytest.mark.timeout(300)
 def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: Samefold, tmp_path: Path) -> None:
     done = samefold(
         "bench", "latency", "--rounds", "1", "--scale", "0.05", "--json", "--out", str(tmp_path / "out"), seconds=240

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,7 @@ class Report:
         else:
             _show(result)
             stdout.print(f"{self.folder / result.name}.json and .svg", soft_wrap=True)
+        sys.stdout.flush()  # the next one takes minutes
 
 
 def _show(result: Result) -> None:
