@@ -37,6 +37,8 @@ class Found(Exception):
     violation: Violation
     trace: list[Choice]
     settled: bool
+    states: int
+    """Visited before it was found."""
 
     def __str__(self) -> str:
         return "\n".join([str(self.violation), *(" ".join(choice) for choice in self.trace)])
@@ -55,9 +57,9 @@ def explore(
 ) -> Explored:
     """Visit every state within the bounds, or as many as `seconds` allow; promises are checked in all of them.
 
-    `settle_every`: promise F is checked from every so-manieth state. `at_last`: how the faults end then. `shortest`: breadth first, so
-    that a trace is as short as any; else depth first, in little memory. `only`: a violation of another promise ends that path, not
-    the search. Raises Found.
+    `settle_every`: promise F is checked from every so-manieth state. `at_last`: how the faults end then. `shortest`: breadth first,
+    so that a trace is as short as any; else depth first, in little memory. `only`: a violation of another promise ends that path,
+    not the search. Raises Found.
     """
     setting = Setting(bounds, parts, only)
     explored = Explored()
@@ -76,7 +78,7 @@ def explore(
                     at_last(world)
                 except Violation as violation:
                     if not only or violation.promise == only:
-                        raise Found(violation, trace(path), settled=True) from violation
+                        raise Found(violation, trace(path), settled=True, states=explored.states) from violation
             if not explored.states % 256:
                 explored.seconds = time.process_time() - begin
                 if progress and not explored.states % 16384:
@@ -89,7 +91,9 @@ def explore(
                     after = world.after(choice)
                 except Violation as violation:
                     if not only or violation.promise == only:
-                        raise Found(violation, trace((path, choice)), settled=False) from violation
+                        raise Found(
+                            violation, trace((path, choice)), settled=False, states=explored.states
+                        ) from violation
                     continue
                 number = after.print()
                 if number not in seen:

@@ -64,6 +64,12 @@ MUTANTS: dict[str, Mutant] = {
         "seq without gaps", "B", _bounds("fill 1 a, spend 1 b", "overtaken"), _rule(no.no_gap_check)
     ),
     "no_epoch_check": Mutant("epoch", "A", _bounds("fill 1 a, fill 1 b", births=2), _rule(no.no_epoch_check)),
+    "counts_otherwise_in_batches": Mutant(
+        "one rule for every reader, live or batch",
+        "H",
+        _bounds("fill 1 a", "copied"),
+        _rule(no.counts_otherwise_in_batches),
+    ),
     "epoch_by_name": Mutant(
         "the epoch is the opening's offset",
         "A",

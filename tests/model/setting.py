@@ -45,9 +45,9 @@ class Bounds:
     """Faults of any kind together."""
     kinds: frozenset[str] = FAULTS
     """What may happen to an append: copied, lost, doubtful (reported as failed, may land all the same), unsaid (never reported),
-    overtaken (by a later one), away (an opening that can't be read up to). restore: the database returns to any earlier state. late:
-    an acknowledgement outlasts the timeout. assign: the group gives the partition back to a writer that never noticed. crash: as
-    good as never scheduled again, but that its reports end with it."""
+    overtaken (by a later one), away (an opening that can't be read up to). restore: the database returns to any earlier state.
+    late: an acknowledgement outlasts the timeout. assign: the group gives the partition back to a writer that never noticed. crash:
+    as good as never scheduled again, but that its reports end with it."""
     run_ahead: int = 8
     batch: int = 2
     """Commands taken at once, at most."""

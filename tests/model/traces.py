@@ -15,14 +15,13 @@ from tests.model.world import Choice, World
 
 FOLDER = Path(__file__).parent / "traces"
 
-EVENTUALLY = {"F": settle, "6": fair_rounds}
+EVENTUALLY: dict[str, Callable[[World], object]] = {"F": settle, "6": fair_rounds}
 """Promises about what happens at last are broken after the trace, when the faults have stopped."""
 
 
 def search(name: str, seconds: float = 60) -> Found | Explored:
     """A shortest trace of the mutant, breadth first; or what was explored without one."""
     mutant = MUTANTS[name]
-    at_last: Callable[[World], object] = EVENTUALLY.get(mutant.promise, settle)
     try:
         return explore(
             mutant.bounds,
@@ -30,7 +29,7 @@ def search(name: str, seconds: float = 60) -> Found | Explored:
             shortest=True,
             only=mutant.promise,
             settle_every=int(mutant.promise in EVENTUALLY),
-            at_last=at_last,
+            at_last=EVENTUALLY.get(mutant.promise, settle),
             seconds=seconds,
         )
     except Found as found:
