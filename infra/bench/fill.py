@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
@@ -12,6 +11,7 @@ from confluent_kafka import Producer
 
 from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
 from infra.bench.workload import OPEN, OVERDRAFT_LIMIT, Order, stream_of
+from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, EventRecord, Opening, encode
@@ -23,7 +23,7 @@ FLUSH_S = 120.0
 STEP = 5_000
 
 
-class NotLoaded(Exception):
+class NotLoaded(SamefoldError):
     """The broker did not take all records."""
 
 
@@ -43,18 +43,6 @@ def fill_commands(settings: Settings, orders: Iterable[Order], advance: Callable
     return filling.end()
 
 
-@dataclass(slots=True)
-class Written:
-    """What one writer left in `events`: per partition, its opening at offset 0 and so many commits behind it."""
-
-    commits: list[int] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        """Records, openings too."""
-        return sum(self.commits) + len(self.commits)
-
-
 def fill_log(
     settings: Settings,
     commands_topic_id: str,
@@ -62,10 +50,10 @@ def fill_log(
     advance: Callable[[int], None],
     *,
     marks: Iterable[int] = (),
-) -> tuple[Written, dict[int, list[int]]]:
-    """Write the log of one writer that accepted all these orders, into an empty topic.
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Write the log of one writer that accepted all these orders, into an empty topic: an opening in each partition, then commits.
 
-    Also tells, for each of `marks`, how many commits each partition had after so many orders.
+    How many commits each partition has; and, for each of `marks`, how many it had after so many orders.
     """
     opened = EventRecord(
         "AccountOpened", msgspec.Raw(msgspec.json.encode(AccountOpened(overdraft_limit=OVERDRAFT_LIMIT, on=DAY)))
@@ -97,7 +85,7 @@ def fill_log(
         if number in wanted:
             passed[number] = list(commits)
     filling.end()
-    return Written(commits), passed
+    return commits, passed
 
 
 def _body(fact: Any) -> bytes:
@@ -128,6 +116,8 @@ class _Filling:
 
     def end(self) -> int:
         if left := self._producer.flush(FLUSH_S):
-            raise NotLoaded(f"{left} records were not taken by the broker within {FLUSH_S:.0f} s")
+            raise NotLoaded(
+                f"{left} records were not taken by the broker within {FLUSH_S:.0f} s.", "Try a smaller --scale."
+            )
         self._advance(self._count % STEP)
         return self._count
