@@ -78,9 +78,22 @@ def test_nothing_is_fetched_before_the_positions_are_known() -> None:
     assert machine.fetching == [0]
 
 
-def test_a_hole_right_after_a_seek_is_the_logs_own() -> None:
+def test_a_hole_that_is_there_again_after_a_seek_is_the_logs_own() -> None:
     machine = reading({0: 5})
+    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
     assert taken(machine.records(0, some(0, [8, 9]), 10, 0)) == {0: [8, 9]}
+
+
+def test_a_fetch_lost_right_after_a_seek_is_no_hole_of_the_log() -> None:
+    machine = reading({0: 5})
+    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
+    assert taken(machine.records(0, some(0, [5, 6, 7]), 8, 0)) == {0: [5, 6, 7]}
+
+
+def test_a_hole_that_ends_elsewhere_after_a_seek_is_sought_again() -> None:
+    machine = reading({0: 5})
+    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
+    assert machine.records(0, some(0, [7, 8]), 10, 0) == [Seek(0, 5)]
 
 
 def test_any_other_hole_is_a_lost_fetch_and_sought_again() -> None:

@@ -8,7 +8,7 @@ as well. Nothing the consumer group says is trusted: positions come from the dat
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -93,8 +93,8 @@ class _Part:
     wanted: int
     """Offset that the next record should have."""
     lane: int
-    fresh: bool = True
-    """Nothing has come since the last seek: a hole before the first record is then the log's own."""
+    hole_to: int | None = None
+    """What came instead of `wanted`, which has been sought again since: if that comes again, the hole is the log's own."""
     buffer: list[Record] = field(default_factory=list)
     size: int = 0
     since: float = 0.0
@@ -163,17 +163,17 @@ class Reader:
         if records[0].offset < part.wanted:
             records = [record for record in records if record.offset >= part.wanted]
         actions: list[Action] = []
-        kept = _without_hole(records, None if part.fresh else part.wanted)
+        kept = _without_hole(records, (part.wanted, part.hole_to))
         if kept:
             if not part.buffer:
                 part.since = now
             part.buffer += kept
             part.size += sum(len(record.value or b"") for record in kept)
             part.wanted = kept[-1].offset + 1
-            part.fresh = False
+            part.hole_to = None
         if len(kept) < len(records):
-            # a fetch may have been lost on the way; what comes right after a seek is what the log has
-            part.fresh = True
+            # a fetch may have been lost on the way
+            part.hole_to = records[len(kept)].offset
             actions.append(Seek(partition, part.wanted))
         return actions + self.tick(now)
 
@@ -242,14 +242,14 @@ class Reader:
         return random.uniform(longest / 2, longest)
 
 
-def _without_hole(records: Sequence[Record], wanted: int | None) -> Sequence[Record]:
-    """The records up to the first hole; `wanted` is the offset that the first must have, None where any will do."""
-    if not records or (wanted is not None and records[0].offset != wanted):
+def _without_hole(records: Sequence[Record], first: Container[int | None]) -> Sequence[Record]:
+    """The records up to the first hole; `first` are the offsets that the first of them may have."""
+    if not records or records[0].offset not in first:
         return ()
-    first = records[0].offset
-    if records[-1].offset - first == len(records) - 1:
+    start = records[0].offset
+    if records[-1].offset - start == len(records) - 1:
         return records
     for index, record in enumerate(records):
-        if record.offset != first + index:
+        if record.offset != start + index:
             return records[:index]
     return records

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import psycopg
 
 from infra.database.connect import Connection, DatabaseAway, connect
 from projections.engine.plan import Plan
+from projections.engine.positions import Positions
 from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
 from projections.engine.rebuild import go_to, rebuild
 from projections.engine.replaying import drop, replay
@@ -22,72 +26,178 @@ LOOKS = 6
 """How often an agent that is held looks at the positions before it gives up; a real one never does."""
 
 
-def agent(
-    world: World,
-    name: str,
-    views: Mapping[str, View],
-    partitions: list[int],
-    batch: int,
-    *,
-    batches: int | None = None,
-    gives_up: bool = False,
-) -> None:
-    """An agent process that is sure to own these partitions; it ends at the log's end, or after so many batches.
+class Agent:
+    """An agent process as `projections/agent.py` is one, sure to own these partitions; it ends at the log's end.
 
-    With `gives_up`, the group takes them away after each batch and gives them back.
+    A loop that fetches and talks to the reader, and for each lane a connection with a thread of its own. It ends after so many
+    `batches` too. With `gives_up`, the group takes the partitions away after each batch and gives them back. So many batches are
+    `interrupted`: that happens right after one was sent to its lane, over a channel, which is slower than the positions' way.
     """
-    work = Work(settings(), "core", views, name, _plan(views))
-    reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0)
-    todo: deque[Action] = deque(reader.assigned(partitions))
-    at: dict[int, int] = {}
-    looks = applied = 0
-    while True:
-        while todo:
-            match todo.popleft():
-                case ReadPositions(turn, after):
-                    if after:
-                        world.play.sleep(after)
-                    try:
-                        todo += reader.positions(turn, work.positions())
-                    except DatabaseAway:
-                        todo += reader.away(turn)
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        views: Mapping[str, View],
+        partitions: Sequence[int],
+        batch: int,
+        *,
+        lanes: int = 1,
+        batches: int | None = None,
+        gives_up: bool = False,
+        interrupted: int = 0,
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.partitions = partitions
+        self.batch = batch
+        self.most = batches
+        self.gives_up = gives_up
+        self.interrupted = interrupted
+        works = [Work(settings(), "core", views, name, _plan(views)) for _ in range(lanes)]
+        self.lanes = [_Lane(work) for work in works]
+        self.reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
+        self.inbox: deque[Callable[[], None]] = deque()
+        self.timers: list[ReadPositions] = []
+        self.at: dict[int, int] = {}
+        self.looks = self.applied = 0
+        self.prompt = lanes == 1
+        """With one lane, loop and lane only ever wait for each other."""
+        self.ended = False
+
+    def start(self) -> None:
+        """Its threads, from now on."""
+        play = self.world.play
+        play.add(self.name, self._run)
+        for number, lane in enumerate(self.lanes):
+            play.add(f"{self.name}.{number}", partial(self._work, lane), self.name)
+
+    # ── the loop ──
+
+    def _run(self) -> None:
+        try:
+            self._do(self.reader.assigned(self.partitions))
+            while not self.ended:
+                if self.inbox:
+                    self.inbox.popleft()()
+                elif not self._fetch() and not self._idle():
+                    return
+        finally:
+            self.ended = True
+
+    def _idle(self) -> bool:
+        """Wait for a lane, or for time to pass; False where all is done."""
+        play = self.world.play
+        if self.timers:
+            timer = self.timers.pop(0)
+            play.sleep(timer.after, lambda: bool(self.inbox))
+            if timer.turn == self.reader.turn:
+                self._read_positions(timer)
+        elif any(lane.jobs or lane.busy for lane in self.lanes):
+            play.wait_until(lambda: bool(self.inbox), prompt=self.prompt)
+        elif actions := self.reader.tick(play.now + 1):
+            self._do(actions)
+        else:
+            self.world.at_end.add(self.name)
+            return False
+        return True
+
+    def _fetch(self) -> bool:
+        for partition in self.reader.fetching:
+            log = self.world.log.records[partition]
+            if records := log[self.at[partition] : self.at[partition] + self.batch]:
+                self.at[partition] += len(records)
+                self._do(self.reader.records(partition, records, len(log), self.world.play.now))
+                return True
+        return False
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case ReadPositions(_, 0.0):
+                    self._read_positions(action)
+                case ReadPositions():
+                    self.timers.append(action)
                 case Seek(partition, offset):
-                    at[partition] = offset
-                case Apply(turn, takes):
-                    try:
-                        done = work.apply(takes)
-                    except DatabaseAway:
-                        done = Done(Fate.AWAY)
-                    todo += reader.done(turn, done, world.play.now)
-                    if done.fate is Fate.APPLIED and not done.stop:
-                        applied += 1
-                        if applied == batches:
-                            return
-                        if gives_up:
-                            reader.assigned(())
-                            todo = deque(reader.assigned(partitions))
+                    self.at[partition] = offset
+                case Apply(turn, takes, lane):
+                    self._call(lane, partial(_apply, takes, turn), partial(self._applied, action))
+                    if self.interrupted:
+                        self.interrupted -= 1
+                        self._regain()
                 case Hold():
-                    looks += 1
-                    if looks == LOOKS:
-                        return
+                    self.looks += 1
+                    self.ended = self.ended or self.looks == LOOKS
                 case Stop(error):
                     raise error
-        if world.pings:
-            world.play.pause()
-            with suppress(DatabaseAway):
-                work.ping()
-        fetched = False
-        for partition in reader.fetching:
-            log = world.log.records[partition]
-            if records := log[at[partition] : at[partition] + batch]:
-                at[partition] += len(records)
-                fetched = True
-                todo += reader.records(partition, records, len(log), world.play.now)
-        if not fetched and not todo:
-            todo += reader.tick(world.play.now + 1)
-            if not todo:
-                world.at_end.add(name)
+
+    def _read_positions(self, action: ReadPositions) -> None:
+        self._call(0, lambda work: work.positions(action.turn), partial(self._positions, action), reads=True)
+
+    def _positions(self, action: ReadPositions, found: Positions | DatabaseAway | None) -> None:
+        if isinstance(found, DatabaseAway):
+            self._do(self.reader.away(action.turn))
+            return
+        for other in self.lanes[1:]:
+            other.work.hold(action.turn, found)
+        self._do(self.reader.positions(action.turn, found))
+
+    def _applied(self, action: Apply, done: Done | DatabaseAway) -> None:
+        done = Done(Fate.AWAY) if isinstance(done, DatabaseAway) else done
+        self._do(self.reader.done(action.turn, done, self.world.play.now, action.lane))
+        if done.fate is Fate.APPLIED:
+            self.applied += 1
+            self.ended = self.ended or self.applied == self.most
+            if self.gives_up:
+                self._regain()
+
+    def _regain(self) -> None:
+        self._do(self.reader.assigned(()))
+        self._do(self.reader.assigned(self.partitions))
+
+    def _call(self, lane: int, job: Callable[[Work], Any], then: Callable[[Any], None], *, reads: bool = False) -> None:
+        jobs = self.lanes[lane].jobs
+        if reads:
+            jobs.appendleft((job, then))
+        else:
+            jobs.append((job, then))
+
+    # ── a lane ──
+
+    def _work(self, lane: _Lane) -> None:
+        play = self.world.play
+        while True:
+            play.wait_until(lambda: self.ended or bool(lane.jobs), prompt=self.prompt)
+            if self.ended:
                 return
+            job, then = lane.jobs.popleft()
+            lane.busy = True
+            if self.world.pings:
+                play.pause()
+                with suppress(DatabaseAway):
+                    lane.work.ping()
+            try:
+                answer = job(lane.work)
+            except DatabaseAway as away:
+                answer = away
+            except BaseException:
+                self.ended = True
+                raise
+            self.inbox.append(partial(then, answer))
+            lane.busy = False
+
+
+def _apply(takes: Any, turn: int, work: Work) -> Done:
+    return work.apply(takes, turn)
+
+
+@dataclass
+class _Lane:
+    """A connection, and what its thread is to do."""
+
+    work: Work
+    jobs: deque[tuple[Callable[[Work], Any], Callable[[Any], None]]] = field(default_factory=deque)
+    busy: bool = False
 
 
 _plans: dict[tuple[int, ...], Plan] = {}
@@ -119,6 +229,7 @@ def reader(world: World, times: int, *, sql_view: bool) -> None:
     """Somebody who asks for all balances over and over; each answer must show all that anybody saw before it was asked."""
     table = "balances_v1"
     connection = connect(settings(), "reader")
+    found: dict[str, str]
     for _ in range(times):
         known = dict(world.seen)
         try:
@@ -134,7 +245,7 @@ def reader(world: World, times: int, *, sql_view: bool) -> None:
 
 def _ask(connection: Connection, table: str) -> tuple[str, dict[str, str]]:
     """DESIGN §4: if the pointer names another table than the one asked, that one is asked, and its answer stands."""
-    rows: list[tuple[str, str, str]] = []
+    rows: list[tuple[Any, ...]] = []
     for _ in range(2):
         query = f"select l.table_name, b.* from live l left join {table} b on true where l.view = 'balances'"
         rows = connection.execute(query.encode()).fetchall()

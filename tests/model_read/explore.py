@@ -11,6 +11,9 @@ from tests.model_read.postgres import Footprint
 from tests.model_read.run import Run, SwitchOff, run
 from tests.model_read.scenarios import Scenario
 
+SYSTEMATIC_S = 3.0
+"""How long a search tries schedules in order before it tries them by chance."""
+
 
 class Replay:
     """Follows a list of choices, passing over those that can't be made, and then lets whoever is on go on."""
@@ -42,13 +45,15 @@ class Walk:
     def choose(self, choices: Sequence[str], last: str) -> str:
         actors = [choice for choice in choices if not choice.startswith("!")]
         if len(actors) < len(choices) and (not actors or self.random.random() < 0.04):
+            if self.priorities is not None:
+                self.priorities.clear()
             return self.random.choice([choice for choice in choices if choice.startswith("!")])
         if self.priorities is None:
             return last if last == actors[0] and self.random.random() < self.calm else self.random.choice(actors)
         for actor in actors:
             self.priorities.setdefault(actor, self.random.random())
         if self.random.random() < self.unrest:
-            self.priorities[last] = min(self.priorities.values()) - 1
+            self.priorities[actors[0]] = min(self.priorities.values()) - 1
         return max(actors, key=self.priorities.__getitem__)
 
     def touched(self, footprint: Footprint) -> None:
@@ -141,6 +146,8 @@ class Found:
     commits: int = 0
     seconds: float = 0.0
     complete: bool = False
+    bound: int | None = None
+    """Up to so many preemptions, every schedule was tried."""
     broken: Run | None = None
 
 
@@ -159,6 +166,23 @@ def exhaust(
     return found
 
 
+def search(scenario: Scenario, switch_off: SwitchOff | None = None, *, seconds: float = 1e9) -> Found:
+    """All schedules with no preemption, then with one, and so on: most that breaks is broken by few (Musuvathi's CHESS)."""
+    total = Found()
+    began = time.monotonic()
+    for preemptions in range(5):
+        found = exhaust(scenario, switch_off, preemptions=preemptions, seconds=seconds - total.seconds)
+        total.schedules += found.schedules
+        total.steps += found.steps
+        total.commits += found.commits
+        total.seconds = time.monotonic() - began
+        total.broken = found.broken
+        total.bound = preemptions if found.complete else total.bound
+        if not found.complete:
+            break
+    return total
+
+
 def wander(
     scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, walks: int = 10**9, seconds: float = 1e9
 ) -> Found:
@@ -172,6 +196,12 @@ def wander(
         if done.violation is not None or found.seconds > seconds:
             return found
     return found
+
+
+def find(scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, seconds: float = 60) -> Found:
+    """A schedule that breaks a promise: with few preemptions first, then by chance."""
+    found = search(scenario, switch_off, seconds=SYSTEMATIC_S)
+    return found if found.broken else wander(scenario, seed, switch_off, seconds=seconds)
 
 
 def _count(found: Found, done: Run, began: float) -> None:

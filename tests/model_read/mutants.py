@@ -10,6 +10,7 @@ from uuid import UUID
 
 from infra.log.rule import Reading
 from projections.engine import builds, catching_up, commit, local, reader, replaying, switch, work
+from projections.engine import positions as positions_module
 from tests.model_read import actors
 from tests.model_read.catalogue import meaning, writes
 from tests.model_read.oracle import LOST, READER, ROWS, SET
@@ -125,7 +126,9 @@ def _kept_rows(world: World) -> Iterator[None]:
     def keep(self: commit.Committer, plan: Any, positions: Any) -> None:
         fresh(self, plan, positions)
         assert world.play.current is not None
-        self.held = held.setdefault(world.play.current.name, self.held)
+        kept = held.setdefault(world.play.current.process, self.held)
+        kept |= {partition: rows for partition, rows in self.held.items() if partition not in kept}
+        self.held = kept
 
     with replaced(commit.Committer, "__init__", keep):
         yield
@@ -173,10 +176,10 @@ def unknown_is_not_applied(_world: World) -> Iterator[None]:
 def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit.Outcome]) -> Iterator[None]:
     real = work.Work.apply
 
-    def apply(self: work.Work, takes: Any) -> Any:
+    def apply(self: work.Work, takes: Any, turn: int = 0) -> Any:
         committer = self._committer
         if committer is None:
-            return real(self, takes)
+            return real(self, takes, turn)
         asked = committer.apply
 
         def outcome(connection: Any, batches: Any) -> commit.Outcome:
@@ -185,7 +188,7 @@ def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit
 
         committer.apply = outcome  # type: ignore[method-assign]
         try:
-            return real(self, takes)
+            return real(self, takes, turn)
         finally:
             del committer.apply
 
@@ -197,6 +200,18 @@ def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit
 def old_code_folds_on(_world: World) -> Iterator[None]:
     """No worker compares its set with the one that is live."""
     with replaced(reader, "set_difference", lambda _live, _code: None):
+        yield
+
+
+@mutant("a batch of an earlier turn is applied", SET, "switch while a batch waits")
+def earlier_turn(_world: World) -> Iterator[None]:
+    """With the positions read since, which may be of another set of views."""
+    real = work.Work.apply
+
+    def apply(self: work.Work, takes: Any, _turn: int = 0) -> Any:
+        return real(self, takes, self._turn)
+
+    with replaced(work.Work, "apply", apply):
         yield
 
 
@@ -325,7 +340,7 @@ def build_ahead(world: World) -> Iterator[None]:
     def to_the_ends(self: Any, connection: Any, tail: Any, _to: Any, between: Any = lambda: None) -> int:
         return real(self, connection, tail, ends, between)
 
-    at = catching_up.read_positions
+    at = positions_module.read_positions
 
     def positions(connection: Any, agent: str, topic: str) -> Any:
         found = at(connection, agent, topic)
@@ -370,7 +385,7 @@ def drop_and_pin(_world: World) -> Iterator[None]:
 
 @mutant("a drop leaves tables alone that are beyond the event", ROWS, "drop against switch")
 def drop_abandons_nothing(_world: World) -> Iterator[None]:
-    real = replaying.lock_builds
+    real = builds.lock_builds
 
     def none(connection: Any, ids: Any) -> Any:
         real(connection, ids)

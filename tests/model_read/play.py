@@ -55,8 +55,10 @@ class First:
 class Actor:
     """One process."""
 
-    def __init__(self, name: str, run: Callable[[], None]) -> None:
+    def __init__(self, name: str, run: Callable[[], None], process: str) -> None:
         self.name = name
+        self.process = process
+        """Threads of one process share its memory, and its end."""
         self.run = run
         self.turn = _thread.allocate_lock()
         self.turn.acquire()
@@ -64,6 +66,9 @@ class Actor:
         """Where it waits for an answer."""
         self.asleep: int | None = None
         """The number of changes in the database when it went to sleep."""
+        self.until: Callable[[], bool] | None = None
+        """What it waits for, besides an answer or time."""
+        self.prompt = False
         self.crashed = False
         self.done = False
         self.helps = False
@@ -91,9 +96,9 @@ class Play:
         self._new: list[Actor] = []
         self._pool: list[_Worker] = []
 
-    def add(self, name: str, run: Callable[[], None]) -> Actor:
-        """Another process, from now on."""
-        actor = self.actors[name] = Actor(name, run)
+    def add(self, name: str, run: Callable[[], None], process: str = "") -> Actor:
+        """Another thread from now on, of a process of its own unless it is said of which."""
+        actor = self.actors[name] = Actor(name, run, process or name)
         self._new.append(actor)
         return actor
 
@@ -106,13 +111,21 @@ class Play:
         self._hand_over(actor)
         actor.session = None
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, until: Callable[[], bool] | None = None) -> None:
         """Sleeping is waiting for something to change; if nobody else can change anything, time passes."""
         self.now += seconds
         actor = self._mine()
-        actor.asleep = self.database.changes
+        actor.asleep, actor.until = self.database.changes, until
         self._hand_over(actor)
-        actor.asleep = None
+        actor.asleep = actor.until = None
+
+    def wait_until(self, condition: Callable[[], bool], *, prompt: bool) -> None:
+        """Wait for another thread of the same process; time does not help. With `prompt`, nothing comes between."""
+        if not condition():
+            actor = self._mine()
+            actor.until, actor.prompt = condition, prompt
+            self._hand_over(actor)
+            actor.until = None
 
     def pause(self) -> None:
         """The actor may be frozen here, with nothing under way."""
@@ -138,10 +151,11 @@ class Play:
 
     # ── in the main thread ──
 
-    def run(self, chooser: Chooser) -> None:
-        """Let everybody act until all are done, or the chooser ends it. Raises what an invariant raises."""
+    def run(self, chooser: Chooser) -> bool:
+        """Let everybody act until all are done, or until the chooser ends it, and then False. Raises what an invariant raises."""
         try:
             self._start_new()
+            self._wake_prompt()
             last = ""
             while not all(actor.done for actor in self.actors.values()) or self.orphans:
                 choices = self._choices(last)
@@ -149,13 +163,13 @@ class Play:
                     raise Stuck(f"nobody can go on: {self._where()}")
                 choice = chooser.choose(choices, last)
                 if choice is None:
-                    return
+                    return False
                 footprint = self._carry_out(choice)
                 chooser.touched(footprint)
-                if not choice.startswith("!"):
-                    last = choice
+                last = "" if choice.startswith("!") else choice
                 if len(self.story) > TOO_LONG:
                     raise Endless(f"no end after {TOO_LONG} steps: {self._where()}")
+            return True
         finally:
             self._end()
 
@@ -192,11 +206,15 @@ class Play:
     def _can_step(self, actor: Actor) -> bool:
         if actor.done:
             return False
+        if actor.until is not None and actor.asleep is None:
+            return actor.until()
         return actor.asleep is not None or (actor.session is not None and not actor.session.blocked)
 
     def _is_awake(self, name: str) -> bool:
         actor = self.actors.get(name)
-        return actor is None or actor.asleep is None or actor.asleep != self.database.changes
+        if actor is None or actor.asleep is None or actor.asleep != self.database.changes:
+            return True
+        return actor.until is not None and actor.until()
 
     def _waiting(self) -> list[str]:
         return [n for n, a in self.actors.items() if not a.done and a.session is not None and a.session.blocked]
@@ -204,7 +222,7 @@ class Play:
     def _vulnerable(self, fault: str) -> list[str]:
         live = [(name, actor) for name, actor in self.actors.items() if not actor.done]
         if fault == "crash":
-            return [name for name, actor in live]
+            return list(dict.fromkeys(actor.process for _, actor in live))
         return [name for name, actor in live if actor.session is not None and actor.session.transaction is not None]
 
     def _carry_out(self, choice: str) -> Footprint:
@@ -216,20 +234,33 @@ class Play:
             footprint = self._step(choice, self.orphans[choice])
         else:
             actor = self.actors[choice]
-            if actor.asleep is not None:
-                self.story.append((choice, "wakes up"))
-                footprint = Footprint(everything=True)
-                self._give_word(actor)
-            else:
-                assert actor.session is not None
+            if actor.session is not None:
                 footprint = self._step(choice, actor.session)
+            else:
+                self.story.append((choice, "goes on"))
+                footprint = Footprint(everything=actor.asleep is not None)
+                self._give_word(actor)
+            footprint.locked.add(("process", (actor.process,)))
         for actor in list(self.actors.values()):
             session = actor.session
             if not actor.done and session is not None and (session.cut or not session.todo):
                 self._give_word(actor)
         self._retire()
         self._start_new()
+        self._wake_prompt()
         return footprint
+
+    def _wake_prompt(self) -> None:
+        """Those whose wait for their own process is no choice of anybody's."""
+        while True:
+            ready = [
+                a for a in self.actors.values() if a.prompt and not a.done and a.asleep is None and a.until is not None
+            ]
+            woken = next((actor for actor in ready if actor.until is not None and actor.until()), None)
+            if woken is None:
+                return
+            self._give_word(woken)
+            self._start_new()
 
     def _step(self, name: str, session: Session) -> Footprint:
         ended = session.step()
@@ -253,8 +284,7 @@ class Play:
             self.orphans.clear()
             self.restore(int(name))
             return
-        actor = self.actors[name]
-        session = actor.session
+        session = self.actors[name].session if name in self.actors else None
         match kind:
             case "timeout":
                 assert session is not None
@@ -268,8 +298,10 @@ class Play:
             case _:
                 for one in [one for one in self.database.sessions if one.owner == name]:
                     self._orphan(name, one)
-                actor.crashed = True
-                self._give_word(actor)
+                threads = [one for one in self.actors.values() if one.process == name and not one.done]
+                for thread in threads:
+                    thread.crashed = True
+                    self._give_word(thread)
 
     def _orphan(self, name: str, session: Session) -> None:
         """The client is gone; what it sent before is still carried out."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 from infra.errors import SamefoldError
 from projections.engine.view import View
-from tests.model_read.actors import agent
+from tests.model_read.actors import Agent
 from tests.model_read.catalogue import UnknownStatement
 from tests.model_read.oracle import LOST, STOPPED, Violation, positions_of
 from tests.model_read.play import Chooser, unexpected
@@ -39,8 +39,7 @@ def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = Non
         scenario.before(world)
         scenario.build(world)
         try:
-            world.play.run(chooser)
-            if all(actor.done for actor in world.play.actors.values()):
+            if world.play.run(chooser):
                 _check_end(world, scenario)
         except Violation as broken:
             violation = broken
@@ -63,7 +62,7 @@ def _check_end(world: World, scenario: Scenario) -> None:
         _require_ends(world)
     world.sets["settler"] = live
     try:
-        world.solo("settler", partial(agent, world, "settler", views, sorted(world.log.records), 100))
+        world.alone(lambda: Agent(world, "settler", views, sorted(world.log.records), 100).start())
     except SamefoldError as error:
         raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
     _require_ends(world)

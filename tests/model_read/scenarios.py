@@ -8,7 +8,7 @@ from functools import partial
 
 from infra.errors import SamefoldError
 from projections.engine.view import View
-from tests.model_read.actors import agent, parker, reader, rebuilder, switcher
+from tests.model_read.actors import Agent, parker, reader, rebuilder, switcher
 from tests.model_read.log import Log, Story
 from tests.model_read.views import code
 from tests.model_read.world import World
@@ -25,7 +25,7 @@ class Scenario:
     log: Callable[[], Log]
     build: Callable[[World], None]
     before: Callable[[World], None] = lambda _world: None
-    views: Callable[[], Mapping[str, View]] = partial(code, 1)
+    views: Callable[[], Mapping[str, View]] = lambda: code(1)
     faults: Mapping[str, int] = field(default_factory=dict)
     may_end: tuple[type[BaseException], ...] = ()
 
@@ -39,16 +39,23 @@ class Scenario:
 
 
 def add_agent(
-    world: World, name: str, views: Mapping[str, View], partitions: list[int], batch: int, *, gives_up: bool = False
+    world: World,
+    name: str,
+    views: Mapping[str, View],
+    partitions: list[int],
+    batch: int,
+    *,
+    lanes: int = 1,
+    gives_up: bool = False,
+    interrupted: int = 0,
 ) -> None:
     world.sets[name] = {view.name: view.version for view in views.values()}
-    world.play.add(name, partial(agent, world, name, views, partitions, batch, gives_up=gives_up))
+    Agent(world, name, views, partitions, batch, lanes=lanes, gives_up=gives_up, interrupted=interrupted).start()
 
 
 def fold(world: World, views: Mapping[str, View], batches: int) -> None:
     """Somebody folds so many batches, alone."""
-    run = partial(agent, world, "first", views, sorted(world.log.records), 2, batches=batches)
-    world.solo("first", run)
+    world.alone(lambda: Agent(world, "first", views, sorted(world.log.records), 2, batches=batches).start())
 
 
 def add_command(world: World, name: str, command: Callable[[], None]) -> None:
@@ -145,12 +152,24 @@ def _switch(world: World) -> None:
 
 
 def _switch_and_all(world: World) -> None:
-    add_agent(world, "old", code(1), [0, 1], 2)
-    add_agent(world, "new", code(2), [0, 1], 2)
+    add_agent(world, "old", code(1), [0, 1], 2, lanes=2)
+    add_agent(world, "new", code(2), [0, 1], 2, lanes=2)
     add_switch(world, "switch", 2)
     add_readers(world, 3)
 
 
+def _interrupted(world: World) -> None:
+    add_agent(world, "old", code(1), [0, 1], 2, interrupted=1)
+    add_switch(world, "switch", 2)
+
+
+def _lanes(world: World) -> None:
+    add_agent(world, "a", code(1, system=False), [0, 1], 2, lanes=2)
+    add_agent(world, "b", code(1, system=False), [0, 1], 2)
+
+
+LANES = Scenario("two lanes", two_partitions, _lanes, views=partial(code, 1, system=False))
+INTERRUPTED = Scenario("switch while a batch waits", two_partitions, _interrupted, _one_ready, may_end=COMMANDS)
 SWITCH = Scenario("switch", two_partitions, _switch, _one_ready, may_end=COMMANDS)
 SWITCH_AND_ALL = Scenario("switch with readers", two_partitions, _switch_and_all, _one_ready, may_end=COMMANDS)
 
@@ -182,16 +201,17 @@ FORTH_AND_BACK = Scenario("forth and back", two_partitions, _forth_and_back, _on
 
 
 def _switched_once(world: World) -> None:
-    fold(world, code(1), 1)
-    make_ready(world, 2)
-    world.solo("switch", partial(switcher, code(2), ["balances"]))
+    fold(world, code(1, system=False), 1)
+    world.solo("rebuild", partial(rebuilder, code(2, system=False), ["balances"]))
 
 
 def _restored_between(world: World) -> None:
     """An agent that knows the generation of the first switch, which a restore takes back; then there is another one."""
     world.pings = True
-    add_agent(world, "new", code(2), [0, 1], 1)
-    add_rebuild(world, "again", 2)
+    world.backs = (1,)
+    world.loads_itself = True
+    add_agent(world, "new", code(2, system=False), [0, 1], 2)
+    add_command(world, "again", partial(rebuilder, code(2, system=False), ["balances"]))
 
 
 RESTORED = Scenario(
@@ -199,8 +219,9 @@ RESTORED = Scenario(
     two_partitions,
     _restored_between,
     _switched_once,
-    faults={"restore": 1},
-    may_end=COMMANDS,
+    partial(code, 1, system=False),
+    {"restore": 1},
+    COMMANDS,
 )
 
 
@@ -263,7 +284,7 @@ def _parked_and_ready(world: World) -> None:
 
 
 def _replay(world: World) -> None:
-    add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
+    add_agent(world, "agent", code(1, fails=True), [0, 1], 1, lanes=2)
     add_command(world, "replay", partial(parker, code(1), "accounts/a", drop_it=False))
 
 
@@ -294,7 +315,9 @@ SCENARIOS = {
     for one in (
         TWO_AGENTS,
         BACK_AND_FORTH,
+        LANES,
         SWITCH,
+        INTERRUPTED,
         SWITCH_AND_ALL,
         GOING_BACK,
         FORTH_AND_BACK,

@@ -77,8 +77,8 @@ def ask_people_view(statement: Statement, _parameters: Any) -> Steps:
     assert row is not None
     for table in row["tables"]:
         yield from statement.use(table)
-    live = next((one["table_name"] for one in statement.where("live", view="balances")), None)
-    rows = statement.where(live) if live in row["tables"] else []
+    live = [one["table_name"] for one in statement.where("live", view="balances") if one["table_name"] in row["tables"]]
+    rows = [one for table in live for one in statement.where(table)]
     return Result([(one["account"], one["trail"]) for one in rows])
 
 

@@ -52,9 +52,13 @@ class World:
         self.database.now = self.noon
         self.play = Play(self.database, self.faults)
         self.seen: dict[str, int] = {}
+        self.loads_itself = False
+        """Whoever rebuilds loads the parts itself, one after the other, as for a small log."""
         self.retries_parts = False
         """Each part of a load is given to two workers, as where one was thought to be lost."""
-        self.play.may_restore = lambda: [back for back in (1, 2, 4) if back < len(self.database.history)]
+        self.backs: tuple[int, ...] = (1, 2, 4)
+        """How many commits a restore may take back."""
+        self.play.may_restore = lambda: [back for back in self.backs if back < len(self.database.history)]
         self.play.restore = self._restore
         self.number = 1
         self.loaders = 0
@@ -93,7 +97,7 @@ class World:
         play = self.play
         play.check_alive()
         session = self.database.connect(application_name, options)
-        session.owner = play.current.name if play.current else ""
+        session.owner = play.current.process if play.current else ""
         return Connection(play, session)
 
     def _restore(self, back: int) -> None:
@@ -108,12 +112,12 @@ class World:
         self, task: Any, arguments: Iterable[Any], _processes: int, advance: Any = lambda _count: None
     ) -> list[Any]:
         """`workers.run`: each part of a load is an actor of its own, who goes on when whoever started it is gone."""
-        if task is not local.load:
+        if task is not local.load or self.loads_itself:
             return [task(argument, advance) for argument in arguments]
         started: list[list[tuple[Actor, list[Any]]]] = []
         for part in arguments:
             copies = []
-            for copy in range(2 if self.retries_parts else 1):
+            for _ in range(2 if self.retries_parts else 1):
                 self.loaders += 1
                 done: list[Any] = []
                 actor = self.play.add(f"load{self.loaders}", partial(_load, task, part, done))
@@ -130,8 +134,12 @@ class World:
 
     def solo(self, name: str, run: Callable[[], Any]) -> None:
         """Somebody acts alone, before the play."""
+        self.alone(lambda: self.play.add(name, run))
+
+    def alone(self, start: Callable[[], object]) -> None:
+        """Whoever this starts acts alone, before the play or after it."""
         before, self.play = self.play, Play(self.database)
-        self.play.add(name, run)
+        start()
         self.play.run(First())
         for actor in self.play.actors.values():
             if actor.error is not None:
