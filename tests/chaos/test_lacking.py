@@ -64,15 +64,12 @@ def test_the_judge_finds_it(
             for change in KEYS:
                 table = change.split()[2]
                 db.execute(f"{change} {table}_pkey")
-        field.until_visible()
-        field.judge.look()
-        assert field.all_violations() == [], "nothing is wrong before"
-        for _ in range(3):
+        tries = 0
+        while not field.all_violations() and tries < 3:
+            tries += 1
             with suppress(NotReached):
                 fault(field)
                 field.until(lambda: bool(field.all_violations()), "it is found", 10)
-            if field.all_violations():
-                break
         found = [*field.all_violations(), *in_the_log(field)]
         assert [violation for violation in found if violation[0] in letters], found
 
