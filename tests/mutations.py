@@ -121,6 +121,13 @@ MUTATIONS = [
         "tests/test_handler.py -k database_away",
     ),
     Mutation(
+        "a handler that was fenced out lingers",
+        "commands/handler.py",
+        "if error.code() in (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL) or error.fatal():",
+        "if error.code() == KafkaError.FENCED_INSTANCE_ID or error.fatal():",
+        "tests/test_handler.py -k another_process_takes",
+    ),
+    Mutation(
         "the next handler begins too late",
         "commands/writer.py",
         "        return Serve(self.last_command + 1)",
