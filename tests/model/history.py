@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from commands.decision import Versioned, decide
 from commands.intake import Received
 from infra.contexts import decode_event
-from infra.log.records import Commit, Record, encode
+from infra.log.records import Commit, Opening, Record, encode
+from infra.log.records import decode_event as decode_record
 from infra.log.rule import START, Counted, Reading, Void
 from tests.purse import PURSE, State
 
@@ -55,11 +56,11 @@ class Folds:
     """Views by one more record, each made once; equal views are the same object, so that `is` compares them."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Fold, int, bytes | None], View] = {}
+        self._made: dict[tuple[Fold, int, Record], View] = {}
         self._known: dict[object, View] = {}
 
     def after(self, view: View, fold: Fold, rule: Rule, record: Record) -> View:
-        key = (fold, id(view), record.value)
+        key = (fold, id(view), record)
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = self.same(fold(view, rule, [record]))
@@ -104,7 +105,9 @@ class Log:
 class Judge:
     """Knows the commands and the rule, and so what a log must look like."""
 
-    def __init__(self, commands: Sequence[Received], rule: Rule, *, voids_are_alike: bool) -> None:
+    def __init__(self, commands: Sequence[Received], rule: Rule, *, voids_are_alike: bool, names: bool = False) -> None:
+        self.names = names
+        """Whether each record's key tells who opened where up to it, for a rule that wants to know."""
         self.commands = commands
         self.rule = rule
         self.voids_are_alike = voids_are_alike
@@ -115,11 +118,11 @@ class Judge:
         self.root = self._log((), (self.nothing,))
 
     def _log(self, records: tuple[Record, ...], truth: tuple[View, ...]) -> Log:
-        told: object = tuple(map(id, truth)) if self.voids_are_alike else tuple(record.value for record in records)
+        told: object = tuple(map(id, truth)) if self.voids_are_alike else records
         return Log(records, truth, self._numbers.setdefault(told, len(self._numbers)))
 
     def judged(self, log: Log, value: bytes, bend: int) -> Log:
-        record = Record(0, len(log), 0, None, value)
+        record = Record(0, len(log), 0, self._openers(log, value) if self.names else None, value)
         before = log.truth[-1]
         _, counted, _ = self.rule(before.reading, [record])
         for _, _, commit in counted:
@@ -131,6 +134,11 @@ class Judge:
             if reading != after.reading or sum(len(c.commit.events) for c in counted) != _events(after) - _events(view):
                 raise Violation(f"H: the position {view.reading} continues to another result")
         return longer
+
+    def _openers(self, log: Log, value: bytes) -> bytes:
+        known = (log.records[-1].key if log.records else None) or b""
+        entry = decode_record(Record(0, len(log), 0, None, value))
+        return known + f"{len(log)}={entry.writer} ".encode() if isinstance(entry, Opening) else known
 
     def _check(self, before: View, commit: Commit, bend: int) -> None:
         key = (commit.stream, commit.command_id)

@@ -52,23 +52,18 @@ def counts_otherwise_in_batches(reading: Reading, records: Iterable[Record]) -> 
     return (the_rule if len(records) == 1 else no_seq_check)(reading, records)
 
 
-class Draft:
-    """The rule of an early draft: a writer is known by its name, not by where it opened. Good for one way through one world."""
+def epoch_by_name(reading: Reading, records: Iterable[Record]) -> Result:
+    """The rule of an early draft: a writer is known by its name, not by where it opened. Keys tell who opened where."""
+    records = list(records)
+    names = dict(word.split(b"=") for word in (records[-1].key or b"").split()) if records else {}
 
-    def __init__(self) -> None:
-        self.writers: dict[int, str] = {}
+    def writer(epoch: int) -> bytes | None:
+        return names.get(str(epoch).encode())
 
-    def __call__(self, reading: Reading, records: Iterable[Record]) -> Result:
-        records = list(records)
-        for record in records:
-            entry = decode_event(record)
-            if isinstance(entry, Opening):
-                self.writers[record.offset] = entry.writer
-        return counting(
-            lambda commit, reading: (
-                self.writers.get(commit.epoch) == self.writers.get(reading.epoch) and commit.seq == reading.seq + 1
-            )
-        )(reading, records)
+    def fits(commit: Commit, before: Reading) -> bool:
+        return writer(commit.epoch) == writer(before.epoch) and commit.seq == before.seq + 1
+
+    return counting(fits)(reading, records)
 
 
 # Agents.

@@ -74,7 +74,7 @@ MUTANTS: dict[str, Mutant] = {
         "the epoch is the opening's offset",
         "A",
         _bounds("fill 1 a", "copied", births=2),
-        lambda: Parts(rule=no.Draft(), names=True),
+        lambda: Parts(rule=no.epoch_by_name, names=True),
     ),
     "agent_forgets_epoch_and_seq": Mutant(
         "epoch and seq in the position", "C", _bounds("fill 1 a"), _agent(no.forgets_epoch_and_seq)

@@ -89,7 +89,9 @@ class Setting:
         self.parts = parts or Parts()
         self.commands = [_command(offset, text) for offset, text in enumerate(bounds.commands)]
         self.keys = {(command.stream, command.id) for command in self.commands}
-        self.judge = Judge(self.commands, self.parts.rule, voids_are_alike=self.parts.read_by_the_rule)
+        self.judge = Judge(
+            self.commands, self.parts.rule, voids_are_alike=self.parts.read_by_the_rule, names=self.parts.names
+        )
         self.limits = Limits(bounds.run_ahead, MAX_BYTES, ACK_TIMEOUT)
 
     def broken(self, what: str) -> None:

@@ -6,6 +6,7 @@ from tests.model.configurations import SMALL
 from tests.model.explore import explore
 
 
+@pytest.mark.timeout(600)  # each takes a few seconds of the processor, however many others want it
 @pytest.mark.parametrize("name", SMALL)
 def test_every_state_keeps_every_promise(name: str) -> None:
     explored = explore(SMALL[name], settle_every=10)

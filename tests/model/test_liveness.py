@@ -8,6 +8,8 @@ from tests.model.liveness import all_runs, components, fair_rounds
 from tests.model.setting import Bounds, Parts
 from tests.mutants import OpensUnasked
 
+pytestmark = pytest.mark.timeout(600)  # seconds of the processor, however many others want it
+
 TWO_WRITERS = Bounds(("fill 1 a", "spend 1 b"), births=2, faults=0)
 
 

@@ -82,7 +82,7 @@ class World:
         """64 bits that are equal for worlds with the same future, and for no others but by a chance of 2⁻⁶⁴."""
         prints = sorted((hash(handler.print()), name) for name, handler in self.handlers.items())
         number = {name: index for index, (_, name) in enumerate(prints)}
-        waiting = {(name, report.token) for name, h in self.handlers.items() for report in h.reports}
+        waiting = self.waiting
         # a commit of a superseded epoch is void wherever it lands
         current = self.log.truth[-1].reading.epoch if self.setting.parts.read_by_the_rule else 0
         flights = [
@@ -90,7 +90,7 @@ class World:
                 (
                     b"" if 0 <= f.epoch < current else f.value,
                     f.bend,
-                    number[f.owner] if f.token and (f.owner, f.token) in waiting else -1,
+                    number[f.owner] if (f.owner, f.token) in waiting else -1,
                 )
             )
             for f in self.flights
@@ -122,6 +122,11 @@ class World:
         return [era.bend for era in self.setting.bounds.eras if era.version == version][-1]
 
     @property
+    def waiting(self) -> set[tuple[str, Token | None]]:
+        """Whose report the fate of an append still is; any other append is nobody's, and nobody knows how old it is."""
+        return {(name, report.token) for name, handler in self.handlers.items() for report in handler.reports}
+
+    @property
     def answered(self) -> bool:
         return self.setting.keys <= self.database.outcomes.keys()
 
@@ -133,22 +138,21 @@ class World:
         for handler in self.handlers.values():
             found += handler.choices(self)
         kinds = bounds.kinds if self.faults > 0 else frozenset()
+        waiting = self.waiting if self.flights else set()
         labels: set[str] = set()
         owners: set[str] = set()
         for flight in self.flights:
-            overtakes = flight.owner in owners and flight.token is not None
-            owners.add(flight.owner)
+            owned = (flight.owner, flight.token) in waiting
+            overtakes = owned and flight.owner in owners
+            if owned:
+                owners.add(flight.owner)
             if flight.label in labels:
                 continue
             labels.add(flight.label)
             if not overtakes or "overtaken" in kinds:
                 found.append(("lands", flight.label))
             for fate in ("copied", "lost", "doubtful", "unsaid", "away"):
-                if (
-                    fate in kinds
-                    and (flight.token or fate in ("copied", "lost"))
-                    and (fate != "away" or flight.epoch < 0)
-                ):
+                if fate in kinds and (owned or fate in ("copied", "lost")) and (fate != "away" or flight.epoch < 0):
                     found.append((fate, flight.label))
         if len(self.log) > self.database.reading.next_offset:
             found.append(("agent",))
@@ -221,7 +225,9 @@ class World:
         number, flight = next((n, f) for n, f in enumerate(self.flights) if f.label == label)
         others = (*self.flights[:number], *self.flights[number + 1 :])
         if fate in ("lands", "away"):
-            overtakes = flight.token is not None and any(f.owner == flight.owner for f in self.flights[:number])
+            waiting = self.waiting
+            owned = [f.owner for f in self.flights[: number + 1] if (f.owner, f.token) in waiting]
+            overtakes = (flight.owner, flight.token) in waiting and owned.count(flight.owner) > 1
             self.faults -= overtakes or fate == "away"
             self.flights = others
             offset = len(self.log)
