@@ -1,5 +1,6 @@
 """`python -m tests.chaos --minutes 10 --seed 7` (`make chaos`): a random mix of all faults, judged, with a report.
 
+The seed decides the load and the order of each lane's faults; at which microsecond one strikes is the machine's.
 Exit code 0 when nothing was violated and every kind of fault took effect often enough, 1 otherwise, 130 after Ctrl-C.
 """
 
