@@ -63,7 +63,7 @@ def explore(
     """
     setting = Setting(bounds, parts, only)
     explored = Explored()
-    begin = time.process_time()
+    begin, deadline = time.process_time(), time.monotonic() + seconds
     with setting.parts.in_force():
         first = World(setting)
         seen = {first.print()}
@@ -83,7 +83,7 @@ def explore(
                 explored.seconds = time.process_time() - begin
                 if progress and not explored.states % 16384:
                     progress(explored)
-                if explored.seconds > seconds:
+                if time.monotonic() > deadline:
                     return explored
             for choice in world.choices():
                 explored.transitions += 1
