@@ -247,7 +247,9 @@ def _ask(connection: Connection, table: str) -> tuple[str, dict[str, str]]:
     """DESIGN §4: if the pointer names another table than the one asked, that one is asked, and its answer stands."""
     rows: list[tuple[Any, ...]] = []
     for _ in range(2):
-        query = f"select l.table_name, b.* from live l left join {table} b on true where l.view = 'balances'"
+        query = (
+            f"select l.table_name, b.account, b.trail from live l left join {table} b on true where l.view = 'balances'"
+        )
         rows = connection.execute(query.encode()).fetchall()
         if rows[0][0] == table:
             break

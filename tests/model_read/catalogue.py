@@ -74,7 +74,7 @@ def call_of(query: str | bytes | sql.Composable, parameters: Any) -> Call:
     """Raises UnknownStatement."""
     text = _text(query) if not isinstance(query, sql.Composable) else even(query.as_string(None))
     run, local = _find(text)
-    return Call(text, parameters, run, local)
+    return Call(text, parameters, run, local, query)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from tests.model_read.play import LOST, Play
-from tests.model_read.postgres import Call, Result, Session
+from tests.model_read.postgres import Call, Result, Session, Statement, Steps
 from tests.model_read.sql import call_of
 from tests.model_read.sql_rows import copied
 
@@ -56,6 +56,8 @@ class Copy:
             part.as_string(None).strip('"') for part in statement if isinstance(part, sql.Composed | sql.Identifier)
         ]
         self.connection = connection
+        self.statement = statement
+        self.types: list[str] = []
         self.table = names[0]
         self.columns = [name.strip('" ') for name in names[1].split(",")]
         self.rows: list[Sequence[Any]] = []
@@ -63,23 +65,28 @@ class Copy:
     def __enter__(self) -> Copy:
         return self
 
-    def set_types(self, _types: Sequence[str]) -> None:
-        """The model's values have types of their own."""
+    def _run(self, statement: Statement, _parameters: Any) -> Steps:
+        return copied(statement, self.table, self.columns, self.rows)
+
+    def set_types(self, types: Sequence[str]) -> None:
+        """For a real server; the model's values have types of their own."""
+        self.types = list(types)
 
     def write_row(self, row: Sequence[Any]) -> None:
         self.rows.append(row)
 
     def __exit__(self, error: Any, *_more: Any) -> None:
         if error is None:
-            call = Call(f"copy {self.table}", None, lambda s, _p: copied(s, self.table, self.columns, self.rows))
+            call = Call(f"copy {self.table}", None, self._run, sent=self)
             self.connection.send([(call, None)])
 
 
 class Connection:
     """A connection in autocommit mode."""
 
-    def __init__(self, play: Play, session: Session) -> None:
+    def __init__(self, play: Play, session: Session, call_of: Callable[[Any, Any], Call] = call_of) -> None:
         self.play = play
+        self.call_of = call_of
         self.session = session
         self.adapters = self
         self._closed = False
@@ -110,7 +117,7 @@ class Connection:
 
     def execute(self, query: str | bytes | sql.Composable, parameters: Any = None, **_how: Any) -> Cursor:
         cursor = Cursor(self)
-        call = call_of(query, parameters)
+        call = self.call_of(query, parameters)
         if self._piped is not None:
             self._piped.append((call, cursor))
         else:

@@ -269,7 +269,9 @@ def without_people(_world: World) -> Iterator[None]:
 @mutant("a reader keeps asking the old table", READER, "switch with readers")
 def reader_of_the_old_table(_world: World) -> Iterator[None]:
     def ask(connection: Any, table: str) -> Any:
-        query = f"select l.table_name, b.* from live l left join {table} b on true where l.view = 'balances'"
+        query = (
+            f"select l.table_name, b.account, b.trail from live l left join {table} b on true where l.view = 'balances'"
+        )
         rows = connection.execute(query.encode()).fetchall()
         return table, {account: trail for _, account, trail in rows if account is not None}
 

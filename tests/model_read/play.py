@@ -70,6 +70,7 @@ class Actor:
         """What it waits for, besides an answer or time."""
         self.prompt = False
         self.crashed = False
+        self.waits_since = 0
         self.done = False
         self.helps = False
         """Somebody else waits for it, and is told its error."""
@@ -93,6 +94,8 @@ class Play:
         self.restore: Callable[[int], None] = lambda _back: None
         self._main = _thread.allocate_lock()
         self._main.acquire()
+        self.eager = False
+        """Whoever has waited for a lock that is free now goes on at once, as on a real server."""
         self._new: list[Actor] = []
         self._pool: list[_Worker] = []
 
@@ -161,7 +164,8 @@ class Play:
                 choices = self._choices(last)
                 if not choices:
                     raise Stuck(f"nobody can go on: {self._where()}")
-                choice = chooser.choose(choices, last)
+                choice = self._resumed() if self.eager else None
+                choice = choice or chooser.choose(choices, last)
                 if choice is None:
                     return False
                 footprint = self._carry_out(choice)
@@ -202,6 +206,12 @@ class Play:
         if self.faults.get("restore", 0) > 0:
             choices += [f"!restore {back}" for back in self.may_restore()]
         return choices
+
+    def _resumed(self) -> str | None:
+        """Of those whose statement is under way and waits no more, the one that has waited the longest."""
+        waited = [a for a in self.actors.values() if not a.done and a.session is not None and a.session.under_way]
+        free = [actor for actor in waited if actor.session is not None and not actor.session.blocked]
+        return min(free, key=lambda actor: actor.waits_since).name if free else None
 
     def _can_step(self, actor: Actor) -> bool:
         if actor.done:
@@ -263,7 +273,10 @@ class Play:
             self._start_new()
 
     def _step(self, name: str, session: Session) -> Footprint:
+        began = session.under_way
         ended = session.step()
+        if not (began or ended):
+            self.actors[name].waits_since = len(self.story)
         answer = session.answers[-1] if ended and session.answers else None
         said = "" if ended else " … waits"
         if isinstance(answer, psycopg.Error):

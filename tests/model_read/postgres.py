@@ -65,6 +65,8 @@ class Call:
     run: Callable[[Statement, Any], Steps]
     local: bool = False
     """Nobody else can notice it, nor it anybody else: needs no place of its own in a schedule."""
+    sent: Any = None
+    """What the product sent, for a real server."""
 
 
 @dataclass(slots=True)
@@ -139,6 +141,11 @@ class Session:
         self.waits_for: tuple[set[Session], Place, Lock] | None = None
         self.footprint = Footprint()
         self.tells: str = ""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a statement has begun, and waits or has waited."""
+        return self.steps is not None
 
     @property
     def blocked(self) -> bool:

@@ -82,7 +82,7 @@ def ask_people_view(statement: Statement, _parameters: Any) -> Steps:
     return Result([(one["account"], one["trail"]) for one in rows])
 
 
-@shape(r"select l.table_name, b.\* from live l left join (\w+) b on true where l.view = 'balances'")
+@shape(r"select l.table_name, b.account, b.trail from live l left join (\w+) b on true where l.view = 'balances'")
 def ask_with_pointer(statement: Statement, _parameters: Any, table: str) -> Steps:
     """As DESIGN §4 has readers ask: the pointer and the rows of the table that they think it names."""
     yield from statement.use(table)

@@ -43,7 +43,7 @@ class World:
     faults: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.database = Database(first_tables(self.log, self.views), _keys())
+        self.database = self._database()
         self.oracle = Oracle(self.log)
         self.sets: dict[str, Mapping[str, int]] = {}
         self.watch = Watch(self.oracle, self.sets)
@@ -61,12 +61,16 @@ class World:
         self.play.may_restore = lambda: [back for back in self.backs if back < len(self.database.history)]
         self.play.restore = self._restore
         self.number = 1
+        self.seconds = 0
         self.loaders = 0
         self.restored = False
         self.at_end: set[str] = set()
         """Agents that had folded all there is, as they believed."""
         self.pings = False
         """Agents notice that their connection is gone, and make another, before they use it."""
+
+    def _database(self) -> Database:
+        return Database(first_tables(self.log, self.views), _keys())
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -161,8 +165,8 @@ class World:
 
     def noon(self) -> datetime:
         """Later each time."""
-        self.number += 1
-        return NOON + timedelta(seconds=self.number)
+        self.seconds += 1
+        return NOON + timedelta(seconds=self.seconds)
 
     def _describe(self, _settings: Settings, name: str) -> Topic:
         ends = self.oracle.ends

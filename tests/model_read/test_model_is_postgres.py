@@ -1,0 +1,38 @@
+"""The model of PostgreSQL against PostgreSQL: the same schedules, step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from infra.settings import Settings
+from tests.conftest import SEED
+from tests.model_read.scenarios import SCENARIOS
+
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
+
+COMPARED = ("two agents", "switch", "going back", "replay", "drop against switch", "drop against rebuild")
+SCHEDULES = 4
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_model_answers_waits_and_fails_as_postgresql_does(stack: Stack, name: str) -> None:
+    from tests.model_read.real import compare
+
+    waited = 0
+    for number in range(SCHEDULES):
+        database = f"model_{name.replace(' ', '_')}_{number}"
+        with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
+            connection.execute(f'create database "{database}"')
+        settings = Settings(
+            database_url=stack.postgres.url(database), kafka_bootstrap="model:9092", events_topic="events"
+        )
+        steps, waits = compare(settings, SCENARIOS[name], f"{SEED} {name} {number}")
+        assert steps > 10
+        waited += waits
+        with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
+            connection.execute(f'drop database "{database}" with (force)')
+    print(f"{waited} statements waited")
