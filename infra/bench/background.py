@@ -1,6 +1,6 @@
 """Steady load until SIGTERM: `python -m infra.bench.background --first 100 --accounts 1000 --rate 1000 --seed 1`.
 
-Deposits of one cent. Prints how many were sent, as the last line.
+Deposits of one cent. Prints how many were sent in how many milliseconds, as the last line.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def main() -> None:
         signal.signal(number, lambda *_: ended.set())
     chance = random.Random(given.seed)
     sent = 0
+    began = time.monotonic()
 
     def orders() -> Iterator[Order]:
-        nonlocal sent
+        nonlocal sent, began
         began = time.monotonic()
         while not ended.is_set():
             due = int((time.monotonic() - began) * given.rate)
@@ -42,7 +43,7 @@ def main() -> None:
             time.sleep(TICK_S)
 
     fill_commands(Settings(), orders(), lambda _: None)
-    sys.stdout.write(f"{sent}\n")
+    sys.stdout.write(f"{sent} {round(1000 * (time.monotonic() - began))}\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ CASES = {"idle": 0, "1,000/s": 1_000}
 COMMANDS = 1_000
 BLOCK = 50
 """Of each contender, before it is the other's turn."""
-WARM_UP = 50
+WARM_UP = 200
+"""Of each contender, before each turn: the broker compiles what it does often."""
 CLIENT_ACCOUNTS = 100
 OTHER_ACCOUNTS = 1_000
 VIEWS = ["balances"]
@@ -49,6 +51,7 @@ FLOOR_COUNT = "select count(*) from command_outcomes_v1"
 
 def run(bench: Bench) -> Result:
     count = bench.options.scaled(COMMANDS, least=BLOCK)
+    warm_up = bench.options.scaled(WARM_UP)
     samples: list[Sample] = []
     curves: dict[str, list[float]] = {}
     with bench.world() as world, progress_of(world) as progress, bench.beside(world) as aside, ExitStack() as open_:
@@ -63,22 +66,27 @@ def run(bench: Bench) -> Result:
             for case, rate in CASES.items():
                 bench.progress.begin(f"latency {case}, round {number}", count)
                 with _load(bench, world, rate, number) as load:
-                    _repeat(client.step, WARM_UP)
-                    _repeat(floor.step, WARM_UP)
-                    meter = bench.cpu(handler=[handler], agent=[agent])
+                    _repeat(client.step, warm_up)
+                    _repeat(floor.step, warm_up)
                     turn: dict[str, list[float]] = {OURS: [], FLOOR: []}
+                    cpu: dict[str, float] = defaultdict(float)
                     for _ in range(max(count // BLOCK, 1)):
+                        meter = bench.cpu(handler=[handler], agent=[agent])
                         turn[OURS] += _repeat(client.step, BLOCK)
+                        for name, seconds in meter.spent().items():
+                            cpu[name] += seconds
                         turn[FLOOR] += _repeat(floor.step, BLOCK)
                         bench.progress.advance(BLOCK)
-                    # with others' commands among it, it says nothing about ours
-                    cpu = meter.spent()
                 others += load.sent()
                 for contender, measured in turn.items():
                     times.setdefault((contender, case), []).extend(measured)
-                    samples.append(
-                        _sample(contender, case, number, measured, cpu if contender == OURS and not rate else {})
+                    # with others' commands among it, processor time says nothing about ours
+                    spent = (
+                        {name: round(seconds, 2) for name, seconds in cpu.items()}
+                        if contender == OURS and not rate
+                        else {}
                     )
+                    samples.append(_sample(contender, case, number, measured, spent, {"others_per_s": load.rate()}))
         _wait_for_all(bench, progress, client, others, (handler, agent))
         check_rows(world.settings, BALANCES, client.ledger.rows(), "balances")
         check_count(world.settings, OTHERS, others, "cents of the background load")
@@ -165,7 +173,18 @@ class _Load:
     process: Process | None
 
     def sent(self) -> int:
-        return int(self.process.log.read_text().splitlines()[-1]) if self.process else 0
+        return self._told()[0]
+
+    def rate(self) -> float:
+        """Sent per second: what the machine made of the rate that was asked for."""
+        sent, milliseconds = self._told()
+        return 1000 * sent / milliseconds
+
+    def _told(self) -> tuple[int, int]:
+        if self.process is None:
+            return 0, 1
+        sent, milliseconds = self.process.log.read_text().splitlines()[-1].split()
+        return int(sent), int(milliseconds)
 
 
 @contextmanager
@@ -197,8 +216,11 @@ def _repeat(step: Callable[[], None], count: int) -> list[float]:
     return times
 
 
-def _sample(contender: str, case: str, number: int, measured: list[float], cpu: dict[str, float]) -> Sample:
-    more = {f"p{p:g}_ms": percentile(measured, p) for p in PERCENTILES if p != 50} | {"max_ms": max(measured)}
+def _sample(
+    contender: str, case: str, number: int, measured: list[float], cpu: dict[str, float], more: dict[str, float]
+) -> Sample:
+    percentiles = {f"p{p:g}_ms": percentile(measured, p) for p in PERCENTILES if p != 50} | {"max_ms": max(measured)}
+    more = percentiles | more
     return Sample(contender, case, number, median(measured), len(measured), sum(measured) / 1000, cpu, more)
 
 
