@@ -219,8 +219,10 @@ class Session:
         self.answers.append(error)
         if self.transaction is not None:
             if self.transaction.explicit:
-                # of an aborted transaction PostgreSQL keeps the locks until it is rolled back, or rolled back to a savepoint
                 self.transaction.failed = True
+                if len(self.transaction.written) == 1:
+                    # there is no savepoint to go back to: the locks are gone at once, not with the rollback
+                    self.footprint.locked |= self.database.release(self)
             else:
                 self.abort()
 
