@@ -69,7 +69,7 @@ class Settings(BaseSettings):
     agent_batch: int = Field(
         5_000, ge=1, le=100_000, description="Most records that an agent commits in one transaction"
     )
-    agent_max_age_ms: int = Field(50, ge=0, le=10_000, description="Longest wait for a batch to grow")
+    agent_max_age_ms: int = Field(5, ge=0, le=10_000, description="Longest wait for a batch to grow")
     max_command_bytes: int = Field(262_144, ge=1_024, description="Larger commands are rejected as too-large")
     max_commit_bytes: int = Field(900_000, ge=1_024, le=1_000_000, description="Stays below the topic's record limit")
     ack_timeout_s: float = Field(30, gt=0, description="Until an append without an answer counts as lost")
