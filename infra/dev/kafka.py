@@ -112,7 +112,9 @@ class Kafka:
         if not self.configuration.exists():
             return 0, 0
         found = re.search(
-            r"^listeners=PLAINTEXT://[^,\n]*:(\d+),CONTROLLER://[^,\n]*:(\d+)", self.configuration.read_text(), re.MULTILINE
+            r"^listeners=PLAINTEXT://[^,\n]*:(\d+),CONTROLLER://[^,\n]*:(\d+)",
+            self.configuration.read_text(),
+            re.MULTILINE,
         )
         return (int(found[1]), int(found[2])) if found else (0, 0)
 

@@ -40,8 +40,8 @@ class Result:
     """The last line of each model checker that ran beside."""
 
     def too_few(self) -> dict[str, int]:
-        """Kinds of faults that took effect less often than a run of this length owes, one time for each four minutes."""
-        least = int(self.minutes // 4)
+        """Kinds of faults that took effect less often than a run of this length owes, one time for each six minutes."""
+        least = int(self.minutes // 6)
         return {kind: n for kind in KINDS if (n := self.effects.by_kind[kind]) < least}
 
     @property
