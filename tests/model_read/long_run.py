@@ -26,7 +26,7 @@ def long_run(seed: int, seconds: float) -> int:
                 f"\n{schedules} schedules, {steps} steps, {commits} states checked, {readers} walks of a reader: all kept"
             )
             return 0
-        found = wander(scenario, seed + number, seconds=min(TURN_S, left))
+        found = wander(scenario, seed + number, seconds=min(TURN_S, left, seconds / len(SCENARIOS)))
         schedules, steps, commits = schedules + found.schedules, steps + found.steps, commits + found.commits
         if found.broken is not None:
             return _tell(scenario, found)

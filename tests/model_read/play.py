@@ -275,7 +275,7 @@ class Play:
     def _step(self, name: str, session: Session) -> Footprint:
         began = session.under_way
         ended = session.step()
-        if not (began or ended):
+        if name in self.actors and not (began or ended):
             self.actors[name].waits_since = len(self.story)
         answer = session.answers[-1] if ended and session.answers else None
         said = "" if ended else " … waits"
