@@ -155,11 +155,12 @@ def missing(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
     wanted: dict[str, list[Any]] = {}
     for name in plan.states:
         known = held.rows[name]
-        if absent := {item.at.stream for item in batch.items if item.step.states == name} - known.keys():
+        # `difference`, not `- known.keys()`, which would go through all that is held
+        if absent := {item.at.stream for item in batch.items if item.step.states == name}.difference(known):
             wanted[name] = list(absent)
     for view in plan.entities:
         known = held.rows[view.name]
-        if absent := _keys(view, batch.items) - known.keys():
+        if absent := _keys(view, batch.items).difference(known):
             wanted[view.name] = list(absent)
     return wanted
 
