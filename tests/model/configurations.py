@@ -20,13 +20,14 @@ REPAIR = (Era("g", 1, 1), Era("h", 1, 0))
 """A build whose rows are a cent off is replaced by one of the same version that is right."""
 
 SMALL: dict[str, Bounds] = {
-    "one writer, any two faults": Bounds(THREE, births=1, openings=3, faults=2),
+    "one writer, any two faults": Bounds(TWO, births=1, openings=3, faults=2),
+    "one writer, any fault": Bounds(THREE, births=1, openings=3, faults=1),
     "one writer, any fault, slow answers, late news": Bounds(
         REFUSED_TWICE, births=1, openings=2, faults=1, split=True, prompt=False
     ),
     "two writers, no fault": Bounds(TWO, births=2, openings=4, faults=0),
     "two writers, no fault, slow answers": Bounds(TWO, births=2, openings=2, faults=0, split=True),
-    "two writers, any fault": Bounds(ONE, births=2, openings=3, faults=1),
+    "two writers, any fault": Bounds(ONE, births=2, openings=2, faults=1),
     "two writers, a restore": Bounds(TWICE, births=2, openings=2, faults=1, kinds=frozenset({"restore"})),
     "two writers, late news": Bounds(ONE, births=2, openings=3, faults=1, kinds=frozenset({"late"}), prompt=False),
     "two writers, no room": Bounds(TWO, births=2, openings=3, faults=0, run_ahead=1),
@@ -37,6 +38,8 @@ SMALL: dict[str, Bounds] = {
 }
 
 LARGE: dict[str, Bounds] = {
+    "two writers, any fault, three openings": Bounds(ONE, births=2, openings=3, faults=1),
+    "one writer, any two faults, a command sent again": Bounds(THREE, births=1, openings=3, faults=2),
     "two writers, a command sent again": Bounds(THREE, births=2, openings=4, faults=0),
     "two writers, a refusal sent again, any fault": Bounds(TWICE, births=2, openings=3, faults=1),
     "two writers, any fault, two commands": Bounds(TWO, births=2, openings=3, faults=1),

@@ -82,7 +82,7 @@ class World:
         """64 bits that are equal for worlds with the same future, and for no others but by a chance of 2⁻⁶⁴."""
         prints = sorted((hash(handler.print()), name) for name, handler in self.handlers.items())
         number = {name: index for index, (_, name) in enumerate(prints)}
-        waiting = self.waiting
+        waiting = {(name, report.token) for name, h in self.handlers.items() for report in h.reports}
         # a commit of a superseded epoch is void wherever it lands
         current = self.log.truth[-1].reading.epoch if self.setting.parts.read_by_the_rule else 0
         flights = [
@@ -90,7 +90,8 @@ class World:
                 (
                     b"" if 0 <= f.epoch < current else f.value,
                     f.bend,
-                    number[f.owner] if (f.owner, f.token) in waiting else -1,
+                    number[f.owner] if self.in_line(f) else -1,
+                    (f.owner, f.token) in waiting,
                 )
             )
             for f in self.flights
@@ -121,10 +122,9 @@ class World:
         """The newest build of a version of the write model."""
         return [era.bend for era in self.setting.bounds.eras if era.version == version][-1]
 
-    @property
-    def waiting(self) -> set[tuple[str, Token | None]]:
-        """Whose report the fate of an append still is; any other append is nobody's, and nobody knows how old it is."""
-        return {(name, report.token) for name, handler in self.handlers.items() for report in handler.reports}
+    def in_line(self, flight: Flight) -> bool:
+        """Whether it keeps its place among its sender's appends; nobody knows how old a copy is, or one that was given up."""
+        return flight.token is not None and flight.owner in self.handlers
 
     @property
     def answered(self) -> bool:
@@ -138,11 +138,10 @@ class World:
         for handler in self.handlers.values():
             found += handler.choices(self)
         kinds = bounds.kinds if self.faults > 0 else frozenset()
-        waiting = self.waiting if self.flights else set()
         labels: set[str] = set()
         owners: set[str] = set()
         for flight in self.flights:
-            owned = (flight.owner, flight.token) in waiting
+            owned = self.in_line(flight)
             overtakes = owned and flight.owner in owners
             if owned:
                 owners.add(flight.owner)
@@ -225,9 +224,8 @@ class World:
         number, flight = next((n, f) for n, f in enumerate(self.flights) if f.label == label)
         others = (*self.flights[:number], *self.flights[number + 1 :])
         if fate in ("lands", "away"):
-            waiting = self.waiting
-            owned = [f.owner for f in self.flights[: number + 1] if (f.owner, f.token) in waiting]
-            overtakes = (flight.owner, flight.token) in waiting and owned.count(flight.owner) > 1
+            before = {f.owner for f in self.flights[:number] if self.in_line(f)}
+            overtakes = self.in_line(flight) and flight.owner in before
             self.faults -= overtakes or fate == "away"
             self.flights = others
             offset = len(self.log)
