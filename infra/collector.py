@@ -2,7 +2,7 @@
 
 import gc
 
-THRESHOLDS = (200_000, 50, 100)
+THRESHOLDS = (2_000_000, 50, 100)
 
 
 def collect_seldom() -> None:

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     )
     handler_batch: int = Field(2_000, ge=1, le=100_000, description="Most commands that a handler decides at once")
     agent_batch: int = Field(
-        5_000, ge=1, le=100_000, description="Most records that an agent commits in one transaction"
+        2_000, ge=1, le=100_000, description="Most records that an agent commits in one transaction"
     )
     agent_max_age_ms: int = Field(5, ge=0, le=10_000, description="Longest wait for a batch to grow")
     max_command_bytes: int = Field(262_144, ge=1_024, description="Larger commands are rejected as too-large")

@@ -49,8 +49,8 @@ CHECK_S = 5.0
 LEAVE_S = 4.0
 """At the end, how long to wait for a broker that does not answer any more."""
 LANES = 2
-"""Batches of different partitions under way at once: while PostgreSQL writes one, the other is folded."""
-SWITCH_INTERVAL_S = 0.0002
+"""Batches of different partitions under way at once: while PostgreSQL writes some, another is folded."""
+SWITCH_INTERVAL_S = 0.001
 """Each answer of the database otherwise waits up to 5 ms for the interpreter's lock."""
 
 
