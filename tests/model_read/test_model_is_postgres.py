@@ -14,7 +14,8 @@ from tests.model_read.scenarios import SCENARIOS
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
 
-COMPARED = ("two agents", "switch", "going back", "replay", "drop against switch", "drop against rebuild")
+# without "drop against rebuild": a drop ends loaders' sessions, and when exactly the other side learns of that is not modelled
+COMPARED = ("two agents", "switch", "going back", "replay", "drop against switch")
 SCHEDULES = 4
 
 
