@@ -20,11 +20,11 @@ demo: setup ## load a bank's transactions, kill processes on the way, prove that
 test: setup ## all tests, on real Kafka and PostgreSQL
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: setup ## lint, format, types and the tests that need no Kafka or PostgreSQL
+check: setup ## lint, format, types and the quick tests that need no Kafka or PostgreSQL
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -m "not integration" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not integration and not search" $(ARGS)
 
 mutants: setup ## switch guarantees off one at a time, and see a test catch each (minutes)
 	@$(BIN)/python -m tests.mutations $(ARGS)

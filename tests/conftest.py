@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infra.dev.stack import Stack
 
 SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+SEARCHES = {"model", "model_read", "test_hot_path"}
 NEEDS_STACK = {"stack", "world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if NEEDS_STACK & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
+        if SEARCHES & {item.path.parent.name, item.path.stem}:
+            item.add_marker(pytest.mark.search)
 
 
 @pytest.fixture(scope="session")
