@@ -230,38 +230,20 @@ def test_an_error_stops_after_what_could_be_applied() -> None:
 
 
 def test_lanes_have_one_batch_each_under_way_and_share_no_partition() -> None:
-    machine = reading({2: 0, 4: 0, 6: 0}, batch=2, lanes=2)
+    machine = reading({2: 0, 4: 0, 6: 0}, lanes=2)
     (first,) = machine.records(2, some(2, [0]), 1, 0)
-    assert isinstance(first, Apply)
-    assert machine.records(2, some(2, [1, 2]), 3, 0) == []  # of a partition that is under way
     (second,) = machine.records(4, some(4, [0, 1]), 2, 0)
+    assert isinstance(first, Apply)
     assert isinstance(second, Apply)
     assert [(one.lane, set(one.takes)) for one in (first, second)] == [(0, {2}), (1, {4})]
-    assert machine.records(6, some(6, [0]), 1, 0) == []  # both lanes are busy
-    assert taken(machine.done(machine.turn, applied({2: 1}), 0, 0)) == {2: [1], 6: [0]}
-    assert machine.done(machine.turn, applied({4: 2}), 0, 1) == []
-
-
-def test_less_than_a_full_batch_waits_for_the_one_under_way() -> None:
-    machine = reading({0: 0, 1: 0}, batch=3, lanes=2)
-    assert taken(machine.records(0, some(0, [0]), 1, 0)) == {0: [0]}
-    assert machine.records(1, some(1, [0, 1]), 2, 0) == []
-    assert taken(machine.done(machine.turn, applied({0: 1}), 0, 0)) == {1: [0, 1]}
-
-
-def test_behind_a_backlog_a_lane_takes_its_share_of_the_partitions_those_that_wait_the_longest() -> None:
-    machine = reading(dict.fromkeys(range(5), 0), batch=40, lanes=2)
-    machine.records(4, some(4, range(3)), 3, 0)
-    for partition in (4, 2, 0, 1, 3):
-        machine.records(partition, some(partition, range(3 * (partition == 4), 9)), 9, 5 - partition)
-    (share,) = machine.done(machine.turn, applied({4: 3}), 9, 0)
-    assert isinstance(share, Apply)
-    assert set(share.takes) == {2, 3, 4}
-    assert taken(machine.records(0, some(0, range(9, 40)), 40, 9)) == {0: list(range(20)), 1: list(range(9))}
+    assert machine.records(6, some(6, [0]), 1, 0) == []  # the first lane's too: it is busy
+    assert machine.records(4, some(4, [2]), 3, 0) == []
+    assert taken(machine.done(machine.turn, applied({2: 1}), 0, 0)) == {6: [0]}
+    assert taken(machine.done(machine.turn, applied({4: 2}), 0, 1)) == {4: [2]}
 
 
 def test_a_fence_in_one_lane_drops_what_the_others_have() -> None:
-    machine = reading({0: 0, 1: 0}, batch=1, lanes=2)
+    machine = reading({0: 0, 1: 0}, lanes=2)
     machine.records(0, some(0, [0]), 1, 0)
     machine.records(1, some(1, [0]), 1, 0)
     before = machine.turn

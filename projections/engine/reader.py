@@ -92,8 +92,7 @@ class _Part:
     reading: Reading
     wanted: int
     """Offset that the next record should have."""
-    lane: int | None = None
-    """That of the batch under way that has records of it."""
+    lane: int
     hole_to: int | None = None
     """What came instead of `wanted`, which has been sought again since: if that comes again, the hole is the log's own."""
     buffer: list[Record] = field(default_factory=list)
@@ -107,9 +106,8 @@ class _Part:
 class Reader:
     """One agent's reading of its assigned partitions. `code` is {view: version} of this code; times are in seconds.
 
-    Each of the `lanes` has at most one batch under way: while the database writes one, another is folded. They share no partition,
-    and meet nowhere, since a batch is fenced by the positions of its own partitions. Where there is less than a full batch beside
-    one under way, it waits: few large transactions cost less than many small ones.
+    The partitions are shared out over `lanes`, each of which has at most one batch under way: while the database writes one
+    lane's, another's is folded. They meet nowhere, since a batch is fenced by the positions of its own partitions.
     """
 
     def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float, lanes: int = 1) -> None:
@@ -147,9 +145,9 @@ class Reader:
         if positions is None or difference is not None:
             self._failures = 0
             return [Hold(difference or "the agent has no positions yet"), ReadPositions(turn, LOOK_AGAIN_S)]
-        for partition in sorted(self._assigned & positions.readings.keys()):
+        for number, partition in enumerate(sorted(self._assigned & positions.readings.keys())):
             reading = positions.readings[partition]
-            self._parts[partition] = _Part(reading, reading.next_offset)
+            self._parts[partition] = _Part(reading, reading.next_offset, number % self.lanes)
         return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
 
     def away(self, turn: int) -> list[Action]:
@@ -184,9 +182,6 @@ class Reader:
         if turn != self.turn:
             return []
         self._under_way.discard(lane)
-        for part in self._parts.values():
-            if part.lane == lane:
-                part.lane = None
         if done.fate is not Fate.APPLIED:
             return self._ask(self._backoff())
         self._failures = 0
@@ -195,32 +190,23 @@ class Reader:
         return [Stop(done.stop)] if done.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Apply what is there in lanes that are free, unless more of it is known to be coming and may soon be here."""
+        """In each lane apply what is there, unless a batch is under way, or more is known to be coming and may soon be here."""
         self.due = None
         actions: list[Action] = []
-        for lane in set(range(self.lanes)) - self._under_way:
-            waiting = {p: part for p, part in sorted(self._parts.items()) if part.buffer and part.lane is None}
+        for lane in range(self.lanes):
+            parts = {partition: part for partition, part in sorted(self._parts.items()) if part.lane == lane}
+            waiting = {partition: part for partition, part in parts.items() if part.buffer}
+            if lane in self._under_way or not waiting:
+                continue
             there = sum(len(part.buffer) for part in waiting.values())
-            if not waiting or (self._under_way and there < self.batch):
-                break
-            behind = any(part.wanted < part.end for part in self._parts.values())
+            behind = any(part.wanted < part.end for part in parts.values())
             due = min(part.since for part in waiting.values()) + self.max_age
             if behind and there < self.batch and now < due:
-                self.due = due
-                break
-            if there >= self.batch:
-                waiting = self._share(waiting)
+                self.due = min(due, self.due or due)
+                continue
             self._under_way.add(lane)
-            for part in waiting.values():
-                part.lane = lane
             actions.append(Apply(self.turn, self._take(waiting, now), lane))
         return actions
-
-    def _share(self, waiting: Mapping[int, _Part]) -> dict[int, _Part]:
-        """One lane's share of the partitions, those that wait the longest: the other lanes want some too."""
-        longest = sorted(waiting, key=lambda partition: waiting[partition].since)
-        share = -(-len(self._parts) // self.lanes)
-        return {partition: waiting[partition] for partition in sorted(longest[:share])}
 
     def _take(self, waiting: Mapping[int, _Part], now: float) -> dict[int, tuple[Reading, list[Record]]]:
         """Up to a batch of records, the same share of each partition that has some."""

@@ -14,7 +14,8 @@ from tests.chaos.ground import Ground
 from tests.conftest import SEED
 
 
-@pytest.fixture(scope="session")
+# of a module, not of the session: what runs in it must have ended before other tests put models in the place of psycopg
+@pytest.fixture(scope="module")
 def ground() -> Iterator[Ground]:
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
@@ -29,7 +30,7 @@ def ground() -> Iterator[Ground]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def field(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     with Field(ground, tmp_path_factory.mktemp("field"), SEED, rate=200) as field:
         yield field
