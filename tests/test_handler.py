@@ -10,6 +10,9 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from commands.handler import Handler, HandlerFenced, WorldChanged
 from commands.intake import reserved_stream
+from commands.snapshots import SnapshotReader
+from commands.writer import Limits, Wait, Writer
+from infra.database.connect import connect
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import UnreadableRecord, encode
@@ -460,3 +463,18 @@ def test_a_fatal_error_of_the_consumer_ends_the_handler(world: Settings) -> None
     """A member that the broker, restarted after a crash, knows no more is told `_FATAL`, which does not call itself fatal."""
     with pytest.raises(HandlerFenced):
         Handler(world, "h1")._on_consumer_error(KafkaError(KafkaError._FATAL))
+
+
+def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings) -> None:
+    """Right after a broker's restart librdkafka may know a topic and none of its partitions. One that is gone is told elsewhere."""
+
+    class KnowsNone:
+        def get_watermark_offsets(self, *_: object, **__: object) -> None:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+
+    set_up(world)
+    handler = Handler(world, "h1")
+    handler._log_reader = KnowsNone()  # type: ignore[assignment]
+    with connect(world, "test") as connection:
+        handler._snapshots = lambda: SnapshotReader(connection, world.events_topic)  # type: ignore[method-assign]
+        assert handler._load(Writer(0, "topic", Limits(1, 1, 1.0))) == Wait("Kafka is away")

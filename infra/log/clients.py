@@ -140,6 +140,7 @@ _PASSING = {
     KafkaError._TIMED_OUT_QUEUE,
     KafkaError._WAIT_COORD,
     KafkaError._RESOLVE,
+    KafkaError._UNKNOWN_PARTITION,  # of a topic that the client has only heard of, after a broker's restart
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,

@@ -12,7 +12,8 @@ from infra.log import clients
 from infra.log.records import Record
 from infra.settings import Settings
 
-BATCH = 10_000
+BATCH = 1_000
+"""What is handled together stays in the processor's cache: with 10,000, decoding and folding took a quarter longer."""
 NO_PROGRESS_S = 60.0
 
 
