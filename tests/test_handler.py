@@ -474,7 +474,7 @@ def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings) ->
 
     set_up(world)
     handler = Handler(world, "h1")
-    handler._log_reader = KnowsNone()  # type: ignore[assignment]
+    handler._log_reader = KnowsNone()
     with connect(world, "test") as connection:
         handler._snapshots = lambda: SnapshotReader(connection, world.events_topic)  # type: ignore[method-assign]
         assert handler._load(Writer(0, "topic", Limits(1, 1, 1.0))) == Wait("Kafka is away")
