@@ -2,7 +2,8 @@
 
 Faust gives the process its shape: a service that fetches, an agent that folds, a channel between them that carries one
 message per batch. Its own consumer acknowledges what failed, so it stays off, and so do its producer, tables and web
-server. Kafka's group divides the partitions and decides nothing else: positions come from the database.
+server. Kafka's group, in which its client keeps the process, divides the partitions and decides nothing else: positions come
+from the database, and records through librdkafka.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import faust
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition, errors
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from aiokafka.helpers import create_ssl_context
 from faust.app import BootStrategy
 
@@ -33,9 +34,8 @@ from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log import topics
 from infra.log.clients import KafkaAway
-from infra.log.records import Record
-from infra.log.source import LogTrimmed
 from infra.settings import Settings
+from projections.engine.fetching import Fetcher
 from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
 from projections.engine.system import agent_views, code_set
 from projections.engine.work import Work
@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 CHECK_S = 5.0
 """How often the topic is compared with the contract."""
+GROUP_CHECK_MS = 1_000
 LEAVE_S = 4.0
 """At the end, how long to wait for a broker that does not answer any more."""
 LANES = 2
@@ -87,6 +88,7 @@ class Agent:
         self._said: dict[str, str] = {}
         self._app: Any = None
         self._channels: list[Any] = []
+        self._fetcher = Fetcher(settings)
         self.consumer: Any = None
 
     async def run(self) -> None:
@@ -99,6 +101,7 @@ class Agent:
         if self._app is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
+        self._fetcher.close()
         for lane in self.lanes:
             lane.close()
         if self.error is not None:
@@ -143,6 +146,10 @@ class Agent:
                 app.flow_control.resume()  # or sends to the channel would wait for ever
 
             @faust.Service.task  # type: ignore[untyped-decorator]
+            async def _belong(self) -> None:
+                await outer._guarded(outer._belonging())
+
+            @faust.Service.task  # type: ignore[untyped-decorator]
             async def _fetch(self) -> None:
                 await outer._guarded(outer._fetching())
 
@@ -167,22 +174,19 @@ class Agent:
 
     # ── Kafka ──
 
-    async def _fetching(self) -> None:
-        """Keep a consumer in the group and hand what it fetches to the reader, until the end."""
+    async def _belonging(self) -> None:
+        """Stay a member of the group, until the end."""
         while not self._ended.is_set():
             try:
                 await self._join()
                 while not self._ended.is_set():
-                    await self._fetch_once()
-            except errors.OffsetOutOfRangeError as error:
-                raise LogTrimmed(
-                    f"'{self.settings.events_topic}' does not hold the offsets that come next: {error.args[0]}.",
-                    "The log was trimmed or the topic made anew: restore it, or start with an empty database.",
-                ) from error
+                    # nothing is fetched, but errors of the group are told to those who ask
+                    await self.consumer.getmany(timeout_ms=GROUP_CHECK_MS)
+                    self._said_well("group", "Kafka's group has it again")
             except errors.KafkaError as error:
-                self._say("kafka", f"Kafka does not answer as it should ({error}); joining again until it does")
+                self._say("group", f"Kafka does not answer as it should ({error}); joining again until it does")
                 await self._leave()
-                await self._pause(0.5)
+                await asyncio.sleep(0.5)
 
     async def _join(self) -> None:
         self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
@@ -198,32 +202,27 @@ class Agent:
             except (errors.KafkaError, TimeoutError) as error:
                 log.info("agent %s: left Kafka without a word: %s", self.name, error or "it did not answer")
 
+    async def _fetching(self) -> None:
+        """Hand what is fetched to the reader, until the end."""
+        while not self._ended.is_set():
+            try:
+                await self._fetch_once()
+            except KafkaAway as error:
+                self._say("kafka", error.message)
+                await self._pause(0.1)
+
     async def _fetch_once(self) -> None:
         wanted = self.reader.fetching
         if not wanted:
-            # group errors are told to those who fetch; the group itself is kept alive by the consumer
             self._changed.clear()
             await self._pause(0.05)
             self._do(self.reader.tick(self._now()))
             return
-        topic = self.settings.events_topic
-        partitions = [TopicPartition(topic, partition) for partition in wanted]
         wait = 0.1 if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
-        try:
-            fetched = await self.consumer.getmany(
-                *partitions, timeout_ms=int(wait * 1000), max_records=self.settings.agent_batch
-            )
-        except errors.NoOffsetForPartitionError:
-            # the group divided the partitions anew while this waited, and the new ones are not sought yet
-            await self._pause(0.02)
-            return
-        new = tuple.__new__  # what Record() comes to, in half the time
-        # no await between the fetch and the reader: a seek in between would make these records stale
-        for where, records in fetched.items():
-            number = where.partition
-            mine = [new(Record, (number, r.offset, r.timestamp, r.key, r.value)) for r in records]
-            self._do(self.reader.records(number, mine, self.consumer.highwater(where) or 0, self._now()))
-        if fetched:
+        taken = await self._fetcher.take(wanted, self.settings.agent_batch, wait)
+        for partition, (records, end) in taken.items():
+            self._do(self.reader.records(partition, records, end, self._now()))
+        if taken:
             self._said_well("kafka", "Kafka answers again")
         else:
             self._do(self.reader.tick(self._now()))
@@ -236,7 +235,8 @@ class Agent:
                 case ReadPositions():
                     self._spawn(self._read_positions(action))
                 case Seek(partition=partition, offset=offset):
-                    self._seek(partition, offset)
+                    self._fetcher.seek(partition, offset)
+                    reach("seek done")
                 case Apply(lane=lane):
                     self._spawn(self._channels[lane].send(value=action))
                 case Hold(why=why):
@@ -244,15 +244,6 @@ class Agent:
                 case Stop(error=error):
                     self.stop(error)
         self._changed.set()
-
-    def _seek(self, partition: int, offset: int) -> None:
-        where = TopicPartition(self.settings.events_topic, partition)
-        try:
-            self.consumer.seek(where, offset)
-            reach("seek done")
-        except errors.IllegalStateError:
-            # taken away meanwhile; the next assignment asks for the positions anew
-            log.debug("agent %s: partition %d is not assigned any more", self.name, partition)
 
     async def _read_positions(self, action: ReadPositions) -> None:
         if action.after:
@@ -382,6 +373,7 @@ class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
     async def on_partitions_assigned(self, assigned: Any) -> None:
         mine = sorted(where.partition for where in assigned)
         log.info("agent %s: has partitions %s", self.agent.name, mine)
+        self.agent.consumer.pause(*assigned)
         self.agent._do(self.agent.reader.assigned(mine))
 
 
@@ -408,16 +400,14 @@ def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[st
         "group_id": group,
         "group_instance_id": instance,
         "enable_auto_commit": False,
-        # where the log does not hold what comes next, stop: never jump
-        "auto_offset_reset": "none",
-        "isolation_level": "read_committed",
+        # it fetches nothing, and must not fail for having nowhere to fetch from
+        "auto_offset_reset": "latest",
         "session_timeout_ms": settings.session_timeout_ms,
         "heartbeat_interval_ms": max(settings.session_timeout_ms // 5, 200),
         "rebalance_timeout_ms": 30_000,
         # a leader that knows no partitions yet assigns none, until its metadata is this old
         "metadata_max_age_ms": 5_000,
         "max_poll_interval_ms": 2**31 - 1,
-        "fetch_max_wait_ms": 100,
     }
 
 

@@ -218,8 +218,10 @@ def test_a_batch_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_fetched_ahead_is_bounded() -> None:
     machine = reading({0: 0, 1: 0}, batch=10)
     machine.records(0, some(0, [0]), 100, 0)
-    machine.records(0, some(0, range(1, 12)), 100, 0)
-    assert machine.fetching == [1]
+    machine.records(0, some(0, range(1, 40)), 100, 0)
+    assert machine.fetching == [0, 1]
+    machine.records(1, some(1, [0]), 100, 0)
+    assert machine.fetching == []
 
 
 def test_an_error_stops_after_what_could_be_applied() -> None:

@@ -124,6 +124,18 @@ def range_consumer(settings: Settings, *, connection: Connection | None = None) 
     return _consumer(settings, only, connection)
 
 
+def agent_consumer(settings: Settings) -> Consumer:
+    """A consumer for `assign`, which fetches what is new for as long as the agent lives."""
+    only = {
+        "group.id": f"{settings.group_prefix}-reader",
+        # partitions share one queue: what waits of one that is far behind holds up the others
+        "queued.max.messages.kbytes": 8_192,
+        # a fetch under way holds up the next assignment for as long as it may wait
+        "fetch.wait.max.ms": 50,
+    }
+    return _consumer(settings, only, None)
+
+
 def admin(settings: Settings) -> AdminClient:
     return AdminClient(_common(settings))
 

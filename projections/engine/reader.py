@@ -126,11 +126,10 @@ class Reader:
 
     @property
     def fetching(self) -> list[int]:
-        """The partitions of which more records are wanted now."""
-        room = 4 * self.batch * self.lanes - sum(len(part.buffer) for part in self._parts.values())
-        if room <= 0:
-            return []
-        return [p for p, part in self._parts.items() if len(part.buffer) < self.batch and part.size < BATCH_BYTES]
+        """The partitions that are being read, if more of them is wanted now; each has been sought in this turn."""
+        parts = self._parts.values()
+        waiting, size = sum(len(part.buffer) for part in parts), sum(part.size for part in parts)
+        return [*self._parts] if waiting < 4 * self.batch * self.lanes and size < BATCH_BYTES * self.lanes else []
 
     def assigned(self, partitions: Sequence[int]) -> list[Action]:
         """The group gave these partitions, and no others; none while it is being divided anew."""

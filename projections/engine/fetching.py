@@ -1,0 +1,85 @@
+"""Fetching what an agent folds: librdkafka, in a thread of its own, from the offsets that the database told.
+
+Faust's own client could fetch too, and does divide the partitions; but a record costs it four times as much of the interpreter's
+lock, which is what an agent runs out of first (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from confluent_kafka import TopicPartition
+
+from infra.log import clients
+from infra.log.records import Record
+from infra.log.source import named
+from infra.settings import Settings
+
+
+class Taken(NamedTuple):
+    """Records of one partition in offset order, and the partition's end as the broker last told it; 0 where it has not."""
+
+    records: list[Record]
+    end: int
+
+
+class Fetcher:
+    """Records of a topic by partition. `seek` each partition before it is first taken from."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._topic = settings.events_topic
+        self._consumer = clients.agent_consumer(settings)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+        self._sought: dict[int, int] = {}
+        """Where partitions are to go on from, once the next take begins."""
+        self._next: dict[int, int] = {}
+        """Of each partition that librdkafka fetches: the offset after the last record taken. The thread's own."""
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on from there: no record that was fetched before is handed out any more."""
+        self._sought[partition] = offset
+
+    async def take(self, partitions: Collection[int], most: int, wait: float) -> Mapping[int, Taken]:
+        """What has come of these partitions, about `most` records; waits so many seconds for the first.
+
+        Raises LogTrimmed where the log does not hold what comes next, KafkaAway for what may pass.
+        """
+        sought, self._sought = self._sought, {}
+        loop = asyncio.get_running_loop()
+        taken = await loop.run_in_executor(self._thread, self._take, frozenset(partitions), sought, most, wait)
+        # sought again meanwhile: these are of before
+        return {partition: one for partition, one in taken.items() if partition not in self._sought}
+
+    def close(self) -> None:
+        self._thread.submit(self._consumer.close)
+        self._thread.shutdown(wait=False)
+
+    def _take(self, partitions: frozenset[int], sought: Mapping[int, int], most: int, wait: float) -> dict[int, Taken]:
+        if sought or partitions != self._next.keys():
+            # all of them anew: a `seek` fails while librdkafka has not begun to fetch
+            self._next = {partition: sought.get(partition, self._next.get(partition, 0)) for partition in partitions}
+            self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in self._next.items()])
+        # consume(n) waits for all n: ask for one first, then for what is there
+        messages = self._consumer.consume(1, wait)
+        if messages:
+            messages += self._consumer.consume(most, 0)
+        records: dict[int, list[Record]] = {}
+        new = tuple.__new__  # what Record() comes to, in half the time
+        for message in messages:
+            number = message.partition()
+            if (error := message.error()) is not None:
+                raise named(self._settings, self._topic, number, self._next.get(number, 0), error)
+            mine = records.get(number)
+            if mine is None:
+                mine = records[number] = []
+            mine.append(new(Record, (number, message.offset(), message.timestamp()[1], message.key(), message.value())))
+        taken = {}
+        for number, mine in records.items():
+            self._next[number] = mine[-1].offset + 1
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), cached=True)
+            taken[number] = Taken(mine, max(end, 0))
+        return taken
