@@ -1,8 +1,8 @@
 """How much moved through the bank on a day, and how? One row per day and operation, over all accounts."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from domain.accounts import FeeCharged, InterestCredited, MoneyDeposited, MoneyWithdrawn, change, kind
 from projections.engine import At, Key, Max, Sum
@@ -10,11 +10,10 @@ from projections.engine import At, Key, Max, Sum
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class DailyTotal:
+class DailyTotal(NamedTuple):
     day: Key[date]
     operation: Key[str]  # as the books name it, else the kind of movement
-    count: Sum[int]
+    count: Sum[int]  # type: ignore[assignment]  # hides tuple's method, which nobody needs here
     cents: Sum[int]  # in less out
     largest: Max[int]  # the largest single movement, either way
 

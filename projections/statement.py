@@ -1,8 +1,8 @@
 """What happened on an account, line by line? One line per movement, with the balance after it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from domain.accounts import FeeCharged, InterestCredited, MoneyDeposited, MoneyWithdrawn, State, change, kind
 from projections.engine import At, Key
@@ -10,8 +10,7 @@ from projections.engine import At, Key
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     account: Key[str]
     line: Key[int]  # the event's version in its stream: rising, with gaps where no money moved
     day: date

@@ -25,8 +25,7 @@ from domain.accounts import AccountOpened, FeeCharged, MoneyDeposited, MoneyWith
 BALANCES_2 = """
     VERSION = 2
 
-    @dataclass(frozen=True, slots=True)
-    class Balance:
+    class Balance(NamedTuple):
         account: Key[str]
         cents: int
         fees: int
@@ -58,8 +57,7 @@ def fail(event):
 SUMS = """
     ON_POISON = "park"
 
-    @dataclass(frozen=True, slots=True)
-    class Own:
+    class Own(NamedTuple):
         account: Key[str]
         cents: int
         moves: int
@@ -71,8 +69,7 @@ SUMS = """
 MOVES = """
     ON_POISON = "park"
 
-    @dataclass(frozen=True, slots=True)
-    class Move:
+    class Move(NamedTuple):
         account: Key[str]
         line: Key[int]
         cents: int
@@ -85,8 +82,7 @@ MOVES = """
 TOTALS = """
     ON_POISON = "park"
 
-    @dataclass(frozen=True, slots=True)
-    class Total:
+    class Total(NamedTuple):
         kind: Key[str]
         count: Sum[int]
         cents: Sum[int]

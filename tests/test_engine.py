@@ -329,6 +329,29 @@ TROUBLES = {
     "text that the database can't hold": (PURSES.replace("event.note)", 'event.note + "\\0")'), "purses", filled(1)),
     "a line that is there already": (MOVES, "moves", filled(1, "again")),
     "a largest beyond 64 bits": (TOTALS, "totals", filled(1, "too large")),
+    "a tuple for a row": (
+        PURSES.replace('Purse("somebody else\'s", 1, "")', "(at.id, 1, '')"),
+        "purses",
+        filled(1, "another key"),
+    ),
+    "a column's value for a row": (
+        MOVES.replace("yield Move(", "yield from () if at.id != 'm' else (at.id,)\n        yield Move("),
+        "moves",
+        filled(1),
+    ),
+    "another class's row": (
+        """
+    class Other(NamedTuple):
+        count: int
+        kind: str
+        cents: int
+        largest: int
+        smallest: int
+"""
+        + TOTALS.replace("yield Total(", "yield (Other if at.id == 'm' else Total)("),
+        "totals",
+        filled(1),
+    ),
 }
 
 
@@ -420,8 +443,7 @@ EVERYTHING = """
     class Colour(Enum):
         RED = "red"
 
-    @dataclass(frozen=True, slots=True)
-    class Row:
+    class Row(NamedTuple):
         key: Key[str]
         number: Key[int]
         a: bool

@@ -24,8 +24,7 @@ ACCOUNTS = [str(number) for number in range(12)]
 OTHER_TYPES = """
     VERSION = 2
 
-    @dataclass(frozen=True, slots=True)
-    class Balance:
+    class Balance(NamedTuple):
         account: Key[str]
         cents: str
 

@@ -327,6 +327,7 @@ REFUSED = {
     "a value of another type": ("Move(at.id, 'ten')", "str|integer"),
     "text that PostgreSQL can't hold": ("Move(at.id + chr(0), 1)", "NUL|0x00"),
     "nothing where there must be something": ("Move(at.id, None)", "null"),
+    "a tuple for a row": ("(at.id, at.version)", "a row must be a Move, not tuple"),
 }
 
 
@@ -338,8 +339,7 @@ def test_rows_that_can_not_be_stored_are_poison(bank: Bookkeeper, row: str, why:
     source = f"""
     ON_POISON = "{on_poison}"
 
-    @dataclass(frozen=True, slots=True)
-    class Move:
+    class Move(NamedTuple):
         account: Key[str]
         cents: Key[int]
 
@@ -363,6 +363,27 @@ def test_rows_that_can_not_be_stored_are_poison(bank: Bookkeeper, row: str, why:
         "statement": len(rows(world, "statement_v1")),
     }
     assert result.rows["moves"] > 100
+    _nothing_differs(world, new)
+
+
+def test_a_row_that_is_kept_until_the_end_must_be_of_its_class_too(bank: Bookkeeper) -> None:
+    world = bank.world
+    source = """
+    ON_POISON = "park"
+
+    class Last(NamedTuple):
+        account: Key[str]
+        cents: int
+
+    def evolve(row: Last | None, event: MoneyDeposited, at: At) -> Last | None:
+        return (at.id, event.cents) if at.id == "3" else Last(at.id, event.cents)
+    """
+    new = with_views({"lasts": view(source, "lasts")})
+    make_tables(world, new)
+    rebuild(world, [], new)
+    assert scalar(world, "select array_agg(stream || ': ' || error) from parked") == [
+        "accounts/3: TypeError: a row must be a Last, not tuple"
+    ]
     _nothing_differs(world, new)
 
 

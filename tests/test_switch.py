@@ -384,8 +384,7 @@ def test_rows_refused_while_catching_up_are_parked_too(bank: Bookkeeper) -> None
     source = """
     ON_POISON = "park"
 
-    @dataclass(frozen=True, slots=True)
-    class Move:
+    class Move(NamedTuple):
         account: Key[str]
         line: Key[int]
 

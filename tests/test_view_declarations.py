@@ -17,8 +17,7 @@ from tests.purse import PURSE, Filled, Spent
 from tests.viewkit import MOVES, PURSES, TOTALS, view
 
 ROW = """
-    @dataclass(frozen=True, slots=True)
-    class Row:
+    class Row(NamedTuple):
         purse: Key[str]
         cents: int
 """
@@ -45,8 +44,7 @@ def test_every_type_of_column() -> None:
     class Colour(Enum):
         RED = "red"
 
-    @dataclass(frozen=True, slots=True)
-    class Row:
+    class Row(NamedTuple):
         purse: Key[str]
         a: bool
         b: int
@@ -93,19 +91,25 @@ BAD = {
         ROW + "    def evolve(row: Row | None, event: Filled | Row, at: At) -> Row | None: ...",
         "subscribes to Row",
     ),
-    "row not frozen": (
-        "@dataclass(slots=True)\nclass Row:\n    purse: Key[str]\n" + EVOLVE.replace("\n    ", "\n"),
-        "frozen and slotted",
+    "row a dataclass": (
+        "import dataclasses\n@dataclasses.dataclass(frozen=True, slots=True)\nclass Row:\n    purse: Key[str]\n"
+        + EVOLVE.replace("\n    ", "\n"),
+        "not a NamedTuple",
     ),
-    "row not slotted": (
-        "@dataclass(frozen=True)\nclass Row:\n    purse: Key[str]\n" + EVOLVE.replace("\n    ", "\n"),
-        "frozen and slotted",
+    "row any class": (ROW.replace("(NamedTuple)", "") + EVOLVE, "not a NamedTuple"),
+    "row without types": (
+        "\n    import collections\n    Row = collections.namedtuple('Row', 'purse')" + EVOLVE,
+        "not a NamedTuple",
     ),
-    "row no dataclass": ("class Row:\n    purse: Key[str]\n" + EVOLVE.replace("\n    ", "\n"), "not a dataclass"),
+    "row derived from another": (
+        ROW + "\n    class More(Row):\n        more: int\n" + EVOLVE.replace("Row", "More"),
+        "not a NamedTuple",
+    ),
+    "row a plain tuple": (EVOLVE.replace("Row", "tuple"), "not a NamedTuple"),
     "float column": (ROW.replace("cents: int", "cents: float") + EVOLVE, "has the type"),
     "union column": (ROW.replace("cents: int", "cents: int | str") + EVOLVE, "has the type"),
     "list column": (ROW.replace("cents: int", "cents: list[int]") + EVOLVE, "has the type"),
-    "hidden column": (ROW.replace("cents: int", "_partition: int") + EVOLVE, "needs otherwise"),
+    "column in capitals": (ROW.replace("cents: int", "Cents: int") + EVOLVE, "needs otherwise"),
     "nullable key": (ROW.replace("Key[str]", "Key[str | None]") + EVOLVE, "can't be None"),
     "no key": (ROW.replace("Key[str]", "str") + EVOLVE, "has no key"),
     "key that is no id": (ROW.replace("Key[str]", "Key[int]") + EVOLVE, "can't be the stream's id"),

@@ -25,11 +25,10 @@ from tests.purse import PURSE
 HEAD = """
 from __future__ import annotations
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 from projections.engine import At, Key, Max, Min, Sum
 from tests.purse import Filled, Spent, State
@@ -37,8 +36,7 @@ VERSION = 1
 """
 
 PURSES = """
-    @dataclass(frozen=True, slots=True)
-    class Purse:
+    class Purse(NamedTuple):
         purse: Key[str]
         cents: int
         note: str
@@ -56,8 +54,7 @@ PURSES = """
 """An entity view with an appetite for trouble: notes make it fail, or make rows that the database refuses."""
 
 MOVES = """
-    @dataclass(frozen=True, slots=True)
-    class Move:
+    class Move(NamedTuple):
         purse: Key[str]
         move: Key[int]
         cents: int
@@ -69,8 +66,7 @@ MOVES = """
 """
 
 TOTALS = """
-    @dataclass(frozen=True, slots=True)
-    class Total:
+    class Total(NamedTuple):
         kind: Key[str]
         count: Sum[int]
         cents: Sum[int]

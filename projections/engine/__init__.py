@@ -1,7 +1,7 @@
 """The engine of the read side: what an author of a view imports from here, and nothing else.
 
-A view is one module in `projections/`: a docstring with its question, `VERSION`, a frozen slotted dataclass for its
-row, and exactly one function, whose event parameter's annotation is the subscription:
+A view is one module in `projections/`: a docstring with its question, `VERSION`, a NamedTuple for its row, and exactly
+one function, whose event parameter's annotation is the subscription:
 
     evolve(row: Row | None, event: A | B, at: At) -> Row | None      entity view, one row per key; None deletes
     rows(event: A | B, after: State, at: At) -> Iterable[Row]        journal view, rows only ever added

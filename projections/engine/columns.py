@@ -6,7 +6,6 @@ columns combine; all three give the same result in any order and grouping, which
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -116,30 +115,18 @@ def _value_of(member: Enum) -> Any:
 
 def columns_of(row: type, view: str) -> tuple[Column, ...]:
     """The columns a row class declares, in order. Raises BadView naming the field and what is wrong with it."""
-    if not dataclasses.is_dataclass(row):
-        raise BadView(
-            f"View '{view}': its row {row!r} is not a dataclass.", "Write @dataclass(frozen=True, slots=True)."
-        )
-    parameters = row.__dataclass_params__  # type: ignore[attr-defined]
-    if not parameters.frozen or "__slots__" not in row.__dict__:
-        raise BadView(
-            f"View '{view}': its row {row.__name__} must be frozen and slotted.",
-            f"Write @dataclass(frozen=True, slots=True) above class {row.__name__}.",
-        )
     hints = get_type_hints(row, include_extras=True)
-    columns = []
-    for field in dataclasses.fields(row):
-        if not field.init or field.kw_only:
-            raise BadView(
-                f"View '{view}': {row.__name__}.{field.name} can't be given by position.",
-                "Leave out `init=False` and `kw_only`: rows are made from the database's columns in order.",
-            )
-        columns.append(_column(view, field.name, hints[field.name]))
-    return tuple(columns)
+    # a class derived from one may annotate more than its rows hold
+    if not issubclass(row, tuple) or getattr(row, "_fields", None) != tuple(hints):
+        raise BadView(
+            f"View '{view}': its row {row.__name__} is not a NamedTuple.",
+            f"Write `class {row.__name__}(NamedTuple):`, with a line like `cents: int` for each column.",
+        )
+    return tuple(_column(view, name, hint) for name, hint in hints.items())
 
 
 def _column(view: str, name: str, hint: Any) -> Column:
-    if name.startswith("_") or name != name.lower() or len(name) > 60:
+    if name != name.lower() or len(name) > 60:
         raise BadView(
             f"View '{view}': column '{name}' has a name that PostgreSQL or the engine needs otherwise.",
             "Use lower case letters, digits and underscores, a letter first, at most 60 characters.",

@@ -249,9 +249,12 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
 
 def _add_up(summary: Summary, sums: dict[tuple[Any, ...], list[Any]], event: Any, at: At) -> None:
     """Add one event's increments, all or none."""
-    _, delta, key_of, increments_of, combine = summary
+    view, delta, key_of, increments_of, combine = summary
+    row_class = view.row
     staged: dict[tuple[Any, ...], list[Any]] = {}
     for row in delta(event, at):
+        if type(row) is not row_class:
+            view.require_rows([row])
         key = key_of(row)
         before = staged.get(key) or sums.get(key)
         increments = increments_of(row)

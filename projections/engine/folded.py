@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -49,18 +49,14 @@ class Folded:
         match view.kind:
             case Kind.SNAPSHOT:
                 encode = msgspec.json.encode
-                for stream, (version, state) in self.held.rows[view.name].items():
-                    yield stream, version, encode(state), partition
+                states = self.held.rows[view.name].items()
+                return ((stream, version, encode(state), partition) for stream, (version, state) in states)
             case Kind.ENTITY:
-                stored = storer(view, partition)
-                for row in self.held.rows[view.name].values():
-                    if row is not None:
-                        yield stored(row)
+                return _stored(view, [row for row in self.held.rows[view.name].values() if row is not None], partition)
             case _:
-                order = _summary_order(view)
-                for key, increments in self.sums[view.name].items():
-                    values = (*key, *increments)
-                    yield (*(values[i] for i in order), partition)
+                in_order = itemgetter(*_summary_order(view))
+                sums = self.sums[view.name].items()
+                return ((*in_order((*key, *increments)), partition) for key, increments in sums)
 
 
 def blocking(blocked: Blocked, parked: Iterable[Parked]) -> Blocked:
@@ -83,25 +79,28 @@ def add_sums(
 
 def added_rows(view: View, changes: Changes) -> Iterator[StoredRow]:
     """The rows a batch adds to a journal or to the outcomes, stored values in column order and the partition."""
-    stored = storer(view, changes.partition)
     if view.kind is Kind.OUTCOMES:
-        return (stored(view.function(one.commit, time_of(one.time_ms))) for one in changes.counted)
-    return map(stored, changes.added[view.name])
+        rows = [view.function(one.commit, time_of(one.time_ms)) for one in changes.counted]
+    else:
+        rows = changes.added[view.name]
+    yield from _stored(view, rows, changes.partition)
 
 
-def storer(view: View, partition: int) -> Callable[[Any], StoredRow]:
-    """Turns a view's row into stored values in column order and the partition."""
-    getters = [attrgetter(column.name) for column in view.columns]
+def _stored(view: View, rows: Collection[Any], partition: int) -> Iterator[StoredRow]:
+    """Raises TypeError, when the first one is asked for, where one is not of the row class."""
+    view.require_rows(rows)
+    last = (partition,)
     converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.to_database) is not None]
-
-    def stored(row: Any) -> StoredRow:
-        values = [get(row) for get in getters]
+    if not converters:
+        for row in rows:
+            yield row + last
+        return
+    for row in rows:
+        values = [*row, partition]
         for index, convert in converters:
             if values[index] is not None:
                 values[index] = convert(values[index])
-        return (*values, partition)
-
-    return stored
+        yield tuple(values)
 
 
 def _summary_order(view: View) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -92,14 +92,8 @@ _COMBINE: dict[Role, Callable[[Any, Any], Any]] = {Role.SUM: _add, Role.MIN: min
 
 
 def _summary(view: View) -> Summary:
-    increments = [column for column in view.columns if not column.is_key]
-    return Summary(
-        view,
-        view.function,
-        tuple_getter([column.name for column in view.key]),
-        tuple_getter([column.name for column in increments]),
-        combiners(view),
-    )
+    increments = [place for place, column in enumerate(view.columns) if not column.is_key]
+    return Summary(view, view.function, tuple_getter(view.key_places), tuple_getter(increments), combiners(view))
 
 
 def combiners(view: View) -> tuple[Callable[[Any, Any], Any], ...]:
@@ -107,9 +101,8 @@ def combiners(view: View) -> tuple[Callable[[Any, Any], Any], ...]:
     return tuple(_COMBINE[column.role] for column in view.columns if not column.is_key)
 
 
-def tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads the named attributes as a tuple, also when there is only one."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    one = attrgetter(names[0])
-    return lambda row: (one(row),)
+def tuple_getter(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads what stands at these places of a row as a tuple, also when it is only one."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1))

@@ -6,11 +6,10 @@ They are views in every respect (tables, builds, pointer, verify), except that n
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from infra.contexts import Context, contexts
 from infra.log.records import Commit
@@ -21,8 +20,7 @@ OUTCOMES = "command_outcomes"
 OUTCOMES_VERSION = 1  # raised when the columns of Outcome change
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A stream's newest state, as the JSON of its context's State. A stream without a row has the State's defaults."""
 
     stream: Key[str]
@@ -30,8 +28,7 @@ class Snapshot:
     state: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a command. `version` is the stream's after it; `code` and `message` say why it was rejected."""
 
     stream: Key[str]

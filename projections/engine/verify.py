@@ -24,7 +24,7 @@ from projections.engine.commit import Batch
 from projections.engine.contract import require_contract
 from projections.engine.fold import Blocked, Changes
 from projections.engine.folded import Folded, StoredRow, added_rows
-from projections.engine.plan import Plan
+from projections.engine.plan import Plan, tuple_getter
 from projections.engine.positions import Positions, read_positions
 from projections.engine.progress import Progress, Silent
 from projections.engine.spool import Spool, spooled
@@ -217,7 +217,7 @@ class _Comparison:
         self.view = view
         self.partition = part.partition
         self.result = Compared(view.name, "")
-        self._keys = [index for index, column in enumerate(view.columns) if column.is_key]
+        self._key = tuple_getter(view.key_places)
         self._left = {self._key(row): row for row in spooled(part.folder, view.name, part.partition)}
 
     def added(self, changes: Changes) -> None:
@@ -236,9 +236,6 @@ class _Comparison:
                 yield self._difference("missing", expected, None)
             elif found != expected:
                 yield self._difference("changed", expected, found)
-
-    def _key(self, row: StoredRow) -> tuple[Any, ...]:
-        return tuple(row[index] for index in self._keys)
 
     def _difference(self, what: What, expected: StoredRow | None, found: StoredRow | None) -> Difference:
         row = expected or found

@@ -77,6 +77,11 @@ class View:
         return tuple(column for column in self.columns if column.is_key)
 
     @property
+    def key_places(self) -> tuple[int, ...]:
+        """Where the key's columns stand in a row."""
+        return tuple(place for place, column in enumerate(self.columns) if column.is_key)
+
+    @property
     def needs_state(self) -> bool:
         """Whether folding it needs the domain's state after each event."""
         return self.kind in (Kind.JOURNAL, Kind.SNAPSHOT)
@@ -84,6 +89,12 @@ class View:
     @property
     def is_system(self) -> bool:
         return self.kind in (Kind.SNAPSHOT, Kind.OUTCOMES)
+
+    def require_rows(self, rows: Collection[Any]) -> None:
+        """Raises TypeError where one is not of the row class: any other tuple's values would land in the wrong columns."""
+        if strangers := set(map(type, rows)) - {self.row}:
+            names = ", ".join(sorted(kind.__name__ for kind in strangers))
+            raise TypeError(f"a row must be a {self.row.__name__}, not {names}")
 
 
 _PARAMETERS = {
@@ -253,7 +264,7 @@ def _check_columns(name: str, kind: Kind, columns: tuple[Column, ...]) -> None:
                 "Leave out the mark, or write the view with `delta`.",
             )
     if kind is Kind.SUMMARY and all(column.is_key for column in columns):
-        raise BadView(f"Summary '{name}' sums up nothing.", "Add a column `count: Sum[int]`.")
+        raise BadView(f"Summary '{name}' sums up nothing.", "Add a column `times: Sum[int]`.")
 
 
 def _check_key(name: str, kind: Kind, columns: tuple[Column, ...], key_function: Any, of: list[Context]) -> None:

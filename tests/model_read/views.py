@@ -25,8 +25,7 @@ BALANCES = """
     VERSION = {version}
     ON_POISON = "park"
 
-    @dataclass(frozen=True, slots=True)
-    class Balance:
+    class Balance(NamedTuple):
         account: Key[str]
         trail: str
 
@@ -36,8 +35,7 @@ BALANCES = """
 """
 
 TOTALS = """
-    @dataclass(frozen=True, slots=True)
-    class Total:
+    class Total(NamedTuple):
         kind: Key[str]
         count: Sum[int]
         cents: Sum[int]
@@ -47,8 +45,7 @@ TOTALS = """
 """
 
 MOVES = """
-    @dataclass(frozen=True, slots=True)
-    class Move:
+    class Move(NamedTuple):
         account: Key[str]
         line: Key[int]
         balance: int
