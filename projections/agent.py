@@ -77,8 +77,8 @@ class Agent:
         views = agent_views(agent)
         self.code = code_set(views)
         self.group = f"{settings.group_prefix}-{agent}-{set_hash(self.code)}"
-        self.lanes = [_Lane(Work(settings, agent, views, name)) for _ in range(LANES)]
-        self.work = self.lanes[0].work
+        self.work = Work(settings, agent, views, name, lanes=LANES)
+        self.lanes = [_Lane(number) for number in range(LANES)]
         max_age = settings.agent_max_age_ms / 1000
         self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
         self.error: BaseException | None = None
@@ -103,7 +103,7 @@ class Agent:
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
         self._fetcher.close()
         for lane in self.lanes:
-            lane.close()
+            lane.close(self.work)
         if self.error is not None:
             raise self.error
 
@@ -250,17 +250,14 @@ class Agent:
             await asyncio.sleep(action.after)
             if action.turn != self.reader.turn:
                 return
-        first, *others = self.lanes
         try:
-            positions = await first.run(partial(self.work.positions, action.turn))
+            positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
         except DatabaseAway as error:
             self._say("database", error.message)
             self._do(self.reader.away(action.turn))
             return
         self._said_well("database", "the database answers again")
-        for other in others:
-            other.work.hold(action.turn, positions)
         actions = self.reader.positions(action.turn, positions)
         if not any(isinstance(one, Hold) for one in actions):
             self._said_well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
@@ -269,8 +266,8 @@ class Agent:
     async def _applied(self, action: Apply) -> None:
         reach("batch read")
         try:
-            lane = self.lanes[action.lane]
-            done = await lane.run(partial(lane.work.apply, action.takes, action.turn))
+            apply = partial(self.work.apply, action.takes, action.turn, action.lane)
+            done = await self.lanes[action.lane].run(apply)
         except DatabaseAway as error:
             self._say("database", error.message)
             done = Done(Fate.AWAY)
@@ -304,7 +301,7 @@ class Agent:
             await asyncio.sleep(CHECK_S)
             try:
                 for lane in self.lanes:
-                    await lane.run(lane.work.ping)
+                    await lane.run(partial(self.work.ping, lane.number))
             except DatabaseAway as error:
                 self._say("database", error.message)
             else:
@@ -346,18 +343,18 @@ class Agent:
 
 
 class _Lane:
-    """A connection to the database, and the one thread that uses it."""
+    """The one thread that uses one of the connections to the database."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, number: int) -> None:
+        self.number = number
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
 
     async def run(self, work: Callable[[], T]) -> T:
         """In the order of the calls."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def close(self) -> None:
-        self._thread.submit(self.work.close)
+    def close(self, work: Work) -> None:
+        self._thread.submit(work.close, self.number)
         self._thread.shutdown(wait=False)
 
 

@@ -34,7 +34,7 @@ CASES = {"idle": 0, "1,000/s": 1_000}
 COMMANDS = 1_000
 BLOCK = 50
 """Of each contender, before it is the other's turn."""
-WARM_UP = 200
+WARM_UP = 2_000
 """Of each contender, before each turn: the broker compiles what it does often."""
 CLIENT_ACCOUNTS = 100
 OTHER_ACCOUNTS = 1_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,12 +107,16 @@ def prepare(connection: Connection) -> None:
 
 
 class Committer:
-    """Applies batches for one agent, from one reading of the positions on; `held` rows live as long as that reading."""
+    """Applies batches for one agent, from one reading of the positions on; `held` rows live as long as that reading.
+
+    Batches of different partitions may be applied at once, in threads of their own.
+    """
 
     def __init__(self, plan: Plan, positions: Positions) -> None:
         self.plan = plan
         self.positions = positions
         self.blocked = positions.blocked
+        self._parking = threading.Lock()
         self.held: dict[int, Held] = {partition: Held(plan, HELD_ROWS) for partition in positions.readings}
 
     def apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
@@ -255,5 +260,6 @@ class Committer:
             log.warning("parked %s for view %s from version %d on: %s", one.stream, one.view, one.version, one.error)
         if parked:
             since = {(one.view, one.stream): one.version for one in parked}
-            self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
+            with self._parking:
+                self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
         return Applied(tuple(parked))

@@ -8,7 +8,7 @@ as well. Nothing the consumer group says is trusted: positions come from the dat
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -20,6 +20,8 @@ from projections.engine.start import set_difference
 
 BATCH_BYTES = 32 * 1024 * 1024
 """Largest batch by size of its records; the one that passes it is still in."""
+FEW = 8
+"""Beside a batch under way, another one is begun at once only when there is this part of a full one."""
 LOOK_AGAIN_S = 0.1
 """While another set of views is live, how often the positions are read."""
 BACKOFF_S = (0.05, 5.0)
@@ -92,7 +94,6 @@ class _Part:
     reading: Reading
     wanted: int
     """Offset that the next record should have."""
-    lane: int
     hole_to: int | None = None
     """What came instead of `wanted`, which has been sought again since: if that comes again, the hole is the log's own."""
     buffer: list[Record] = field(default_factory=list)
@@ -106,8 +107,8 @@ class _Part:
 class Reader:
     """One agent's reading of its assigned partitions. `code` is {view: version} of this code; times are in seconds.
 
-    The partitions are shared out over `lanes`, each of which has at most one batch under way: while the database writes one
-    lane's, another's is folded. They meet nowhere, since a batch is fenced by the positions of its own partitions.
+    Up to `lanes` batches are under way at once: while the database writes one, another is folded. They meet nowhere, since
+    no two of them are of the same partition, and a batch is fenced by the positions of its own.
     """
 
     def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float, lanes: int = 1) -> None:
@@ -120,8 +121,8 @@ class Reader:
         """When `tick` is to be called, unless something else happens before."""
         self._assigned: frozenset[int] = frozenset()
         self._parts: dict[int, _Part] = {}
-        self._under_way: set[int] = set()
-        """Lanes."""
+        self._under_way: dict[int, Collection[int]] = {}
+        """By lane, the partitions of its batch."""
         self._failures = 0
 
     @property
@@ -144,9 +145,9 @@ class Reader:
         if positions is None or difference is not None:
             self._failures = 0
             return [Hold(difference or "the agent has no positions yet"), ReadPositions(turn, LOOK_AGAIN_S)]
-        for number, partition in enumerate(sorted(self._assigned & positions.readings.keys())):
+        for partition in sorted(self._assigned & positions.readings.keys()):
             reading = positions.readings[partition]
-            self._parts[partition] = _Part(reading, reading.next_offset, number % self.lanes)
+            self._parts[partition] = _Part(reading, reading.next_offset)
         return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
 
     def away(self, turn: int) -> list[Action]:
@@ -180,7 +181,7 @@ class Reader:
         """The fate of a lane's batch."""
         if turn != self.turn:
             return []
-        self._under_way.discard(lane)
+        self._under_way.pop(lane, None)
         if done.fate is not Fate.APPLIED:
             return self._ask(self._backoff())
         self._failures = 0
@@ -189,39 +190,50 @@ class Reader:
         return [Stop(done.stop)] if done.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """In each lane apply what is there, unless a batch is under way, or more is known to be coming and may soon be here."""
+        """Apply what is there in the lanes that are free, unless more is known to be coming and may soon be here."""
         self.due = None
         actions: list[Action] = []
-        for lane in range(self.lanes):
-            parts = {partition: part for partition, part in sorted(self._parts.items()) if part.lane == lane}
-            waiting = {partition: part for partition, part in parts.items() if part.buffer}
-            if lane in self._under_way or not waiting:
-                continue
-            there = sum(len(part.buffer) for part in waiting.values())
-            behind = any(part.wanted < part.end for part in parts.values())
-            due = min(part.since for part in waiting.values()) + self.max_age
-            if behind and there < self.batch and now < due:
-                self.due = min(due, self.due or due)
-                continue
-            self._under_way.add(lane)
-            actions.append(Apply(self.turn, self._take(waiting, now), lane))
+        for lane in [lane for lane in range(self.lanes) if lane not in self._under_way]:
+            free = {
+                partition: part
+                for partition, part in self._parts.items()
+                if not any(partition in taken for taken in self._under_way.values())
+            }
+            there = sum(len(part.buffer) for part in free.values())
+            if not there:
+                break
+            due = min(part.since for part in free.values() if part.buffer) + self.max_age
+            more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
+            few_beside_another = there < self.batch // FEW and self._under_way
+            if now < due and (more_is_known or few_beside_another):
+                self.due = due
+                break
+            takes = self._take(free, now)
+            self._under_way[lane] = takes.keys()
+            actions.append(Apply(self.turn, takes, lane))
         return actions
 
-    def _take(self, waiting: Mapping[int, _Part], now: float) -> dict[int, tuple[Reading, list[Record]]]:
-        """Up to a batch of records, the same share of each partition that has some."""
+    def _take(self, free: Mapping[int, _Part], now: float) -> dict[int, tuple[Reading, list[Record]]]:
+        """A batch, out of as few partitions as fill it, so that other lanes find some too; the partitions take turns."""
         takes = {}
-        share = max(self.batch // len(waiting), 1)
-        for partition, part in waiting.items():
+        room, room_bytes = self.batch, BATCH_BYTES
+        for partition, part in free.items():
+            if not part.buffer:
+                continue
             count, size = len(part.buffer), part.size
-            if count > share or size > BATCH_BYTES // len(waiting):
+            if count > room or size > room_bytes:
                 count, size = 0, 0
-                while count < min(share, len(part.buffer)) and size < BATCH_BYTES // len(waiting):
+                while count < min(room, len(part.buffer)) and size < room_bytes:
                     size += len(part.buffer[count].value or b"")
                     count += 1
             takes[partition] = (part.reading, part.buffer[:count])
             part.buffer = part.buffer[count:]
             part.size -= size
             part.since = now
+            self._parts[partition] = self._parts.pop(partition)
+            room, room_bytes = room - count, room_bytes - size
+            if room <= 0 or room_bytes <= 0:
+                break
         return takes
 
     def _ask(self, after: float = 0.0) -> list[Action]:

@@ -1,4 +1,4 @@
-"""The agent's work on the database: the first start, its positions, its batches. Synchronous; one thread at a time."""
+"""The agent's work on the database: the first start, its positions, its batches. Synchronous; one thread per lane at a time."""
 
 from __future__ import annotations
 
@@ -28,17 +28,28 @@ log = logging.getLogger(__name__)
 
 
 class Work:
-    """One agent's connection and committer. `plan` is that of `views`, where these are not of `domain/`'s contexts."""
+    """One agent's connections, one for each lane, and its committer.
+
+    Batches of different partitions may be applied at once, each in another lane: they share the committer, which holds rows
+    by partition, and so find what any lane left before. `plan` is that of `views`, where these are not of `domain/`'s contexts.
+    """
 
     def __init__(
-        self, settings: Settings, agent: str, views: Mapping[str, View], name: str, plan: Plan | None = None
+        self,
+        settings: Settings,
+        agent: str,
+        views: Mapping[str, View],
+        name: str,
+        plan: Plan | None = None,
+        *,
+        lanes: int = 1,
     ) -> None:
         self.settings = settings
         self.agent = agent
         self.views = views
         self.plan = plan or Plan(views)
         self.name = name
-        self._connection: Connection | None = None
+        self._connections: list[Connection | None] = [None] * lanes
         self._turn = 0
         self._committer: Committer | None = None
 
@@ -62,24 +73,21 @@ class Work:
             # described after the positions were read: others go on meanwhile, and the log's end with them
             _check_reach(describe(self.settings, events.name), positions)
 
-    def ping(self) -> None:
+    def ping(self, lane: int = 0) -> None:
         """Ask the database for nothing. Raises DatabaseAway."""
-        with self._naming():
-            self._connected().execute("select")
+        with self._naming(lane):
+            self._connected(lane).execute("select")
 
     def positions(self, turn: int = 0) -> Positions | None:
         """Where the agent stands; batches of this turn are folded from there. Raises DatabaseAway."""
         with self._naming():
             positions = read_positions(self._connected(), self.agent, self.settings.events_topic)
-        self.hold(turn, positions)
-        return positions
-
-    def hold(self, turn: int, positions: Positions | None) -> None:
-        """Fold the batches of this turn from these positions."""
+        # in this order, and asked in the other: a batch of the turn before, in another lane, must not get the new committer
         self._turn = turn
         self._committer = Committer(self.plan, positions) if positions else None
+        return positions
 
-    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0) -> Done:
+    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> Done:
         """Apply records of several partitions in one transaction.
 
         A batch of an earlier turn is fenced: the positions read since may be those of another set of views, whose tables these
@@ -96,10 +104,10 @@ class Work:
             stop = stop or unreadable
             batches.append(Batch(partition, was, after, counted))
             _warn(self.settings.events_topic, partition, void)
-        with self._naming():
+        with self._naming(lane):
             while batches := [batch for batch in batches if batch.next != batch.was]:
                 try:
-                    outcome = committer.apply(self._connected(), batches)
+                    outcome = committer.apply(self._connected(lane), batches)
                 except EngineStop as error:
                     stop = error
                     batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
@@ -109,36 +117,39 @@ class Work:
                 return Done(Fate.FENCED if isinstance(outcome, Fenced) else Fate.UNKNOWN)
         return Done(Fate.APPLIED, {batch.partition: batch.next for batch in batches}, stop)
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def close(self, lane: int = 0) -> None:
+        connection, self._connections[lane] = self._connections[lane], None
+        if connection is not None:
+            connection.close()
 
-    def _connected(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection = connect(self.settings, f"samefold {self.name}", short_transactions=True)
-            prepare(self._connection)
-        return self._connection
+    def _connected(self, lane: int = 0) -> Connection:
+        connection = self._connections[lane]
+        if connection is None or connection.closed:
+            connection = connect(self.settings, f"samefold {self.name}", short_transactions=True)
+            self._connections[lane] = connection
+            prepare(connection)
+        return connection
 
-    def _naming(self) -> _Naming:
-        return _Naming(self)
+    def _naming(self, lane: int = 0) -> _Naming:
+        return _Naming(self, lane)
 
 
 class _Naming:
     """Turns psycopg's errors into named ones, and gives up a connection on which one happened."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, lane: int) -> None:
         self.work = work
+        self.lane = lane
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, psycopg.Error):
-            self.work.close()
+            self.work.close(self.lane)
             raise named(error, self.work.settings) from error
         if isinstance(error, DatabaseAway):
-            self.work.close()
+            self.work.close(self.lane)
 
 
 def _read(

@@ -54,8 +54,8 @@ class Agent:
         self.most = batches
         self.gives_up = gives_up
         self.interrupted = interrupted
-        works = [Work(settings(), "core", views, name, _plan(views)) for _ in range(lanes)]
-        self.lanes = [_Lane(work) for work in works]
+        self.work = Work(settings(), "core", views, name, _plan(views), lanes=lanes)
+        self.lanes = [_Lane(number) for number in range(lanes)]
         self.reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
         self.inbox: deque[Callable[[], None]] = deque()
         self.timers: list[ReadPositions] = []
@@ -69,8 +69,8 @@ class Agent:
         """Its threads, from now on."""
         play = self.world.play
         play.add(self.name, self._run)
-        for number, lane in enumerate(self.lanes):
-            play.add(f"{self.name}.{number}", partial(self._work, lane), self.name)
+        for lane in self.lanes:
+            play.add(f"{self.name}.{lane.number}", partial(self._serve, lane), self.name)
 
     # ── the loop ──
 
@@ -121,7 +121,7 @@ class Agent:
                 case Seek(partition, offset):
                     self.at[partition] = offset
                 case Apply(turn, takes, lane):
-                    self._call(lane, partial(_apply, takes, turn), partial(self._applied, action))
+                    self._call(lane, partial(self.work.apply, takes, turn, lane), partial(self._applied, action))
                     if self.interrupted:
                         self.interrupted -= 1
                         self._regain()
@@ -132,14 +132,12 @@ class Agent:
                     raise error
 
     def _read_positions(self, action: ReadPositions) -> None:
-        self._call(0, lambda work: work.positions(action.turn), partial(self._positions, action), reads=True)
+        self._call(0, partial(self.work.positions, action.turn), partial(self._positions, action), reads=True)
 
     def _positions(self, action: ReadPositions, found: Positions | DatabaseAway | None) -> None:
         if isinstance(found, DatabaseAway):
             self._do(self.reader.away(action.turn))
             return
-        for other in self.lanes[1:]:
-            other.work.hold(action.turn, found)
         self._do(self.reader.positions(action.turn, found))
 
     def _applied(self, action: Apply, done: Done | DatabaseAway) -> None:
@@ -155,7 +153,7 @@ class Agent:
         self._do(self.reader.assigned(()))
         self._do(self.reader.assigned(self.partitions))
 
-    def _call(self, lane: int, job: Callable[[Work], Any], then: Callable[[Any], None], *, reads: bool = False) -> None:
+    def _call(self, lane: int, job: Callable[[], Any], then: Callable[[Any], None], *, reads: bool = False) -> None:
         jobs = self.lanes[lane].jobs
         if reads:
             jobs.appendleft((job, then))
@@ -164,7 +162,7 @@ class Agent:
 
     # ── a lane ──
 
-    def _work(self, lane: _Lane) -> None:
+    def _serve(self, lane: _Lane) -> None:
         play = self.world.play
         while True:
             play.wait_until(lambda: self.ended or bool(lane.jobs), prompt=self.prompt)
@@ -175,9 +173,9 @@ class Agent:
             if self.world.pings:
                 play.pause()
                 with suppress(DatabaseAway):
-                    lane.work.ping()
+                    self.work.ping(lane.number)
             try:
-                answer = job(lane.work)
+                answer = job()
             except DatabaseAway as away:
                 answer = away
             except BaseException:
@@ -187,16 +185,12 @@ class Agent:
             lane.busy = False
 
 
-def _apply(takes: Any, turn: int, work: Work) -> Done:
-    return work.apply(takes, turn)
-
-
 @dataclass
 class _Lane:
-    """A connection, and what its thread is to do."""
+    """What the thread of a connection is to do."""
 
-    work: Work
-    jobs: deque[tuple[Callable[[Work], Any], Callable[[Any], None]]] = field(default_factory=deque)
+    number: int
+    jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=deque)
     busy: bool = False
 
 

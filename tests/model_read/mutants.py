@@ -176,19 +176,21 @@ def unknown_is_not_applied(_world: World) -> Iterator[None]:
 def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit.Outcome]) -> Iterator[None]:
     real = work.Work.apply
 
-    def apply(self: work.Work, takes: Any, turn: int = 0) -> Any:
+    def apply(self: work.Work, takes: Any, turn: int = 0, lane: int = 0) -> Any:
         committer = self._committer
         if committer is None:
-            return real(self, takes, turn)
+            return real(self, takes, turn, lane)
         asked = committer.apply
 
         def outcome(connection: Any, batches: Any) -> commit.Outcome:
             found = asked(connection, batches)
-            return instead(lambda: asked(self._connected(), batches)) if isinstance(found, commit.Unknown) else found
+            return (
+                instead(lambda: asked(self._connected(lane), batches)) if isinstance(found, commit.Unknown) else found
+            )
 
         committer.apply = outcome  # type: ignore[method-assign]
         try:
-            return real(self, takes, turn)
+            return real(self, takes, turn, lane)
         finally:
             del committer.apply
 
@@ -208,8 +210,8 @@ def earlier_turn(_world: World) -> Iterator[None]:
     """With the positions read since, which may be of another set of views."""
     real = work.Work.apply
 
-    def apply(self: work.Work, takes: Any, _turn: int = 0) -> Any:
-        return real(self, takes, self._turn)
+    def apply(self: work.Work, takes: Any, _turn: int = 0, lane: int = 0) -> Any:
+        return real(self, takes, self._turn, lane)
 
     with replaced(work.Work, "apply", apply):
         yield

@@ -21,7 +21,7 @@ class TakesLateFates(Reader):
     """A batch of an earlier turn is taken for this one's."""
 
     def done(self, turn: int, done: Done, now: float, lane: int = 0) -> list[Action]:
-        self._under_way.add(lane)
+        self._under_way.setdefault(lane, ())
         done = Done(done.fate, {p: r for p, r in done.readings.items() if p in self._parts}, done.stop)
         return super().done(self.turn, done, now, lane)
 

@@ -216,7 +216,7 @@ class ReaderWorld:
         return (
             tuple(parts),
             reader._assigned,
-            tuple(sorted(reader._under_way)),
+            tuple(sorted((lane, tuple(sorted(taken))) for lane, taken in reader._under_way.items())),
             reader.due,
             tuple(sorted(self.positions.items())),
             tuple(sorted(self.at.items())),

@@ -284,7 +284,7 @@ def _parked_and_ready(world: World) -> None:
 
 
 def _replay(world: World) -> None:
-    add_agent(world, "agent", code(1, fails=True), [0, 1], 1, lanes=2)
+    add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
     add_command(world, "replay", partial(parker, code(1), "accounts/a", drop_it=False))
 
 
