@@ -16,10 +16,10 @@ import psycopg
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine import workers
 from projections.engine.builds import Build, Pin, State, abandon, begin, builds_of, by_id, claim, index, make_ready
 from projections.engine.careful import load_carefully
 from projections.engine.contract import require_contract
+from projections.engine.engines import EngineFor, Local
 from projections.engine.local import RowsRefused, load, parts
 from projections.engine.progress import Progress, Silent
 from projections.engine.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
@@ -46,6 +46,8 @@ class Rebuilt:
     commits: int = 0
     events: int = 0
     rows: dict[str, int] = field(default_factory=dict)
+    engine: str = ""
+    """What the load ran on."""
     load_ms: float = 0
     index_ms: float = 0
     switched: Switched | None = None
@@ -66,15 +68,19 @@ def rebuild(
     views: Mapping[str, View],
     *,
     make_live: bool = True,
+    engine_for: EngineFor | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Rebuilt:
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
+    The load runs on `engine_for(records)`, by default on `processes` of this machine, which also do the switch's part.
+
     Views that this code no longer has leave with the switch; those that have a build that is ready and that this code needs
     come along. Raises UnknownView, SetDiffers, BuildAlive, SwitchTimedOut and what folding raises.
     """
     progress = progress or Silent()
+    engine_for = engine_for or (lambda _records: Local(processes))
     with naming(settings), connect(settings, "samefold rebuild", statement_timeout_ms=0) as connection:
         require_contract(settings, connection)
         live = pointers(connection)
@@ -86,7 +92,7 @@ def rebuild(
             if not wanted and not along and not move.removed:
                 return Rebuilt()
         result = Rebuilt()
-        job = _Job(settings, connection, views, live, processes, progress, result)
+        job = _Job(settings, connection, views, live, engine_for, progress, result)
         made = job.build([views[name] for name in wanted])
         if make_live:
             for build in along:
@@ -137,7 +143,7 @@ class _Job:
     connection: Connection
     views: Mapping[str, View]
     live: Mapping[str, Pointer]
-    processes: int | None
+    engine_for: EngineFor
     progress: Progress
     result: Rebuilt
 
@@ -184,13 +190,14 @@ class _Job:
     def _load_quickly(self, quick: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> None:
         if not quick:
             return
+        engine = self.engine_for(self._records(pin))
         self.progress.begin("load", self._records(pin))
         began = time.monotonic()
         some = {build.view: views[build.view] for build in quick}
         work = parts(self.settings, self.settings.events_topic, quick, some, pin)
-        processes = workers.processes_for(self._records(pin), self.processes)
-        done = workers.run(load, work, processes, self.progress.advance)
+        done = engine.run(load, work, self._records(pin), self.progress.advance)
         result = self.result
+        result.engine = engine.name
         result.commits = max(result.commits, sum(part.commits for part in done))
         result.events = max(result.events, sum(part.events for part in done))
         result.rows |= {name: sum(part.rows[name] for part in done) for name in some}

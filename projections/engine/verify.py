@@ -19,9 +19,9 @@ from infra.errors import SamefoldError
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
-from projections.engine import workers
 from projections.engine.commit import Batch
 from projections.engine.contract import require_contract
+from projections.engine.engines import EngineFor, Local
 from projections.engine.fold import Blocked, Changes
 from projections.engine.folded import Folded, StoredRow, added_rows
 from projections.engine.plan import Plan, tuple_getter
@@ -91,11 +91,16 @@ def verify(
     settings: Settings,
     views: Mapping[str, View],
     *,
+    engine_for: EngineFor | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Verified:
-    """Compare these views, as they are live, with the log. Raises NotLive, LogTrimmed and what folding raises."""
+    """Compare these views, as they are live, with the log, on `engine_for(records)`, by default on `processes` of this machine.
+
+    Raises NotLive, LogTrimmed and what folding raises.
+    """
     progress = progress or Silent()
+    engine_for = engine_for or (lambda _records: Local(processes))
     result = Verified()
     with naming(settings):
         with connect(settings, "samefold verify") as connection:
@@ -104,7 +109,7 @@ def verify(
             of_agent = {name: view for name, view in views.items() if view.agent == agent}
             with Spool() as spool:
                 positions = _copy(settings, agent, of_agent, spool, result)
-                _compare(settings, positions, of_agent, spool.path, processes, progress, result)
+                _compare(settings, positions, of_agent, spool.path, engine_for, progress, result)
     return result
 
 
@@ -157,18 +162,19 @@ def _compare(
     positions: Positions,
     views: Mapping[str, View],
     folder: Path,
-    processes: int | None,
+    engine_for: EngineFor,
     progress: Progress,
     result: Verified,
 ) -> None:
     records = sum(reading.next_offset for reading in positions.readings.values())
+    engine = engine_for(records)
     progress.begin("verify", records)
     largest_first = sorted(positions.readings.items(), key=lambda at: -at[1].next_offset)
     parts = [
         _Part(settings, positions.topic, partition, end, positions.blocked, views, folder)
         for partition, end in largest_first
     ]
-    for part in workers.run(_compare_part, parts, workers.processes_for(records, processes), progress.advance):
+    for part in engine.run(_compare_part, parts, records, progress.advance):
         result.commits += part.commits
         if part.position is not None:
             result.positions.append(part.position)
