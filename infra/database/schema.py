@@ -118,3 +118,36 @@ topics = sa.Table(
     sa.Column("partitioner", sa.Text, nullable=False),
     comment="The contract: positions mean nothing in another topic, with other partitions or another partitioner",
 )
+
+archive_files = sa.Table(
+    "archive_files",
+    metadata,
+    sa.Column("topic", sa.Text(collation="C"), primary_key=True),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("first_offset", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("end_offset", sa.BigInteger, nullable=False),
+    sa.Column("follows", sa.BigInteger, comment="end_offset of the file before it; null in the first"),
+    sa.Column("topic_id", sa.Text, nullable=False),
+    sa.Column("path", sa.Text, nullable=False, comment="below archive_url"),
+    sa.Column("rows", sa.BigInteger, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False, comment="of the file"),
+    sa.Column("last_ms", sa.BigInteger, comment="newest record's time, ms since the epoch; null without records"),
+    sa.Column("epoch", sa.BigInteger, nullable=False, comment="reading state before the first record"),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("command_offset", sa.BigInteger, nullable=False),
+    sa.Column("end_epoch", sa.BigInteger, nullable=False, comment="reading state after the last record"),
+    sa.Column("end_seq", sa.BigInteger, nullable=False),
+    sa.Column("end_command_offset", sa.BigInteger, nullable=False),
+    _now(),
+    # with the primary key, these make a chain out of a partition's files: no gap, no overlap, no second one from anywhere
+    sa.UniqueConstraint("topic", "partition", "end_offset", name="archive_files_end"),
+    sa.ForeignKeyConstraint(
+        ["topic", "partition", "follows"],
+        ["archive_files.topic", "archive_files.partition", "archive_files.end_offset"],
+        name="archive_files_chain",
+    ),
+    sa.CheckConstraint("follows IS NOT DISTINCT FROM nullif(first_offset, 0)", name="archive_files_follows"),
+    sa.CheckConstraint("end_offset > first_offset", name="archive_files_range"),
+    comment="The archive's manifest: which files hold the log's records, partition by partition from offset 0 on",
+)
