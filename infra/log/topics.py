@@ -131,6 +131,21 @@ def _describe(admin: AdminClient, name: str) -> Topic:
     )
 
 
+def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]:
+    """By partition, an offset whose record is from `time_ms` (since the epoch) or later; partitions without one are left out.
+
+    The broker looks into its index: where times are equal, or went back, it need not be the first such record. Raises KafkaAway.
+    """
+    admin = clients.admin(settings)
+    partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+    with _naming(settings):
+        asked = admin.list_offsets(
+            {partition: OffsetSpec.for_timestamp(time_ms) for partition in partitions}, request_timeout=TIMEOUT_S
+        )
+        found = {partition.partition: future.result(TIMEOUT_S).offset for partition, future in asked.items()}
+    return {partition: offset for partition, offset in found.items() if offset >= 0}
+
+
 _SETTLING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.NOT_LEADER_FOR_PARTITION,
