@@ -163,7 +163,7 @@ class Reader:
         if records[0].offset < part.wanted:
             records = [record for record in records if record.offset >= part.wanted]
         actions: list[Action] = []
-        kept = _without_hole(records, (part.wanted, part.hole_to))
+        kept = without_hole(records, (part.wanted, part.hole_to))
         if kept:
             if not part.buffer:
                 part.since = now
@@ -253,7 +253,7 @@ class Reader:
         return random.uniform(longest / 2, longest)
 
 
-def _without_hole(records: Sequence[Record], first: Container[int | None]) -> Sequence[Record]:
+def without_hole(records: Sequence[Record], first: Container[int | None]) -> Sequence[Record]:
     """The records up to the first hole; `first` are the offsets that the first of them may have."""
     if not records or records[0].offset not in first:
         return ()
