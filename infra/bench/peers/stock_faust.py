@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -31,6 +33,7 @@ async def _app(job: Job, finished: asyncio.Future[Done]) -> Any:
         job.group,
         broker=f"kafka://{job.kafka}",
         store="memory://",
+        datadir=str(Path(sys.argv[1]).parent / "faust"),
         web_enabled=False,
         topic_disable_leader=True,
         consumer_auto_offset_reset="earliest",
