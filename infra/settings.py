@@ -6,6 +6,7 @@ in the working directory, the file `dev.env` in the data folder (written by `sam
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
@@ -19,6 +20,9 @@ from infra.errors import BadSettings, NotConfigured
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
 CURE = "All settings, with what they mean: .env.example."
+
+_CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
+"""`user:password@` in a URL, or a query, which may be a signature."""
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 
@@ -74,6 +78,20 @@ class Settings(BaseSettings):
     max_commit_bytes: int = Field(900_000, ge=1_024, le=1_000_000, description="Stays below the topic's record limit")
     ack_timeout_s: float = Field(30, gt=0, description="Until an append without an answer counts as lost")
 
+    spark_master: str | None = Field(
+        None, description="Where rebuild and verify may run Spark: spark://…, k8s://…, yarn"
+    )
+    task_memory_mb: int | None = Field(
+        None, ge=64, description="Most that a rebuild's or verify's task may hold; without, until memory is nearly gone"
+    )
+
+    archive_url: str | None = Field(
+        None, description="Where the archive is: a folder, or a URL that fsspec knows; by default archive in the data folder"
+    )
+    archive_restore_days: float = Field(
+        30, ge=0, description="How far back a database may be restored: younger archive files are never trimmed on"
+    )
+
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     def __init__(self, **values: Any) -> None:
@@ -92,6 +110,8 @@ class Settings(BaseSettings):
             raise ValueError("commands_topic and events_topic must differ")
         if self.min_insync_replicas > self.replication_factor:
             raise ValueError("min_insync_replicas must not be above replication_factor")
+        if self.archive_url and _CREDENTIALS.search(self.archive_url):
+            raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
         sasl = self.kafka_security_protocol.startswith("SASL")
         if sasl and not (self.kafka_sasl_mechanism and self.kafka_sasl_username and self.kafka_sasl_password):
             raise ValueError(f"{self.kafka_security_protocol} needs kafka_sasl_mechanism, _username and _password")
@@ -101,6 +121,11 @@ class Settings(BaseSettings):
     def kafka(self) -> str:
         """The brokers to connect to. Raises NotConfigured."""
         return self.kafka_bootstrap or _not_configured("Kafka", "kafka_bootstrap")
+
+    @property
+    def archive(self) -> str:
+        """The archive's folder or URL, without any secret."""
+        return self.archive_url or str((self.data_dir / "archive").absolute())
 
     @property
     def database(self) -> str:

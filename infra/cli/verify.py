@@ -16,7 +16,9 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     views: Annotated[list[str] | None, typer.Argument(help="Views; without, all.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, local or spark; auto chooses by the log's size.")] = "auto",
+    master: Annotated[str | None, typer.Option(help="Where Spark runs: spark://…, k8s://…, yarn, local[2].")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Worker processes of the local engine.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare rows and positions with a fold of the log, beside live traffic. Exit code 1 when anything differs."""
@@ -25,12 +27,14 @@ def verify(
     from projections.engine.rebuild import UnknownView
     from projections.engine.system import all_views
     from projections.engine.verify import verify as run
+    from spark_jobs.choose import engine_for
 
     known = all_views()
     if unknown := [name for name in views or [] if name not in known]:
         raise UnknownView(f"There is no view {', '.join(unknown)}.", f"The views are {', '.join(known)}.")
-    with Stages(quiet=as_json) as stages:
-        result = run(Settings(), {name: known[name] for name in views or known}, processes=processes, progress=stages)
+    asked = {name: known[name] for name in views or known}
+    with Stages(quiet=as_json) as stages, engine_for(engine, master, processes) as engines:
+        result = run(Settings(), asked, engine_for=engines, progress=stages)
     if as_json:
         print_json(_as_json(result))
     else:

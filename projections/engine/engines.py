@@ -36,8 +36,11 @@ class Engine(Protocol):
         """`task(argument, advance)` for each argument; the results in the arguments' order. `records` is what they read in all.
 
         `task` is a module's function. Tasks may be run twice, even at once; an error that one raises stops the others and is
-        raised as it was.
+        raised as it was. `advance` is called several times a second, with 0 too, from the thread that called.
         """
+
+    def at_once(self, tasks: int, records: int) -> int:
+        """How many of so many tasks, which read so many records, it begins at once."""
 
 
 class Local:
@@ -49,7 +52,12 @@ class Local:
         self.processes = processes
 
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
-        return workers.run(task, arguments, workers.processes_for(records, self.processes), advance)
+        memory_mb = arguments[0].settings.task_memory_mb if arguments else None
+        processes = workers.processes_for(records, self.processes)
+        return workers.run(task, arguments, processes, advance, memory_mb=memory_mb)
+
+    def at_once(self, tasks: int, records: int) -> int:
+        return min(tasks, workers.processes_for(records, self.processes))
 
 
 EngineFor = Callable[[int], Engine]

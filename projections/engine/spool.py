@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from psycopg import sql
@@ -13,6 +13,7 @@ from infra.database.connect import Connection
 from projections.engine.columns import PARTITION, Scalar
 from projections.engine.folded import StoredRow
 from projections.engine.view import View
+from projections.engine.workers import Advance
 
 CHUNK = 5_000
 
@@ -30,23 +31,26 @@ class Spool:
     def __exit__(self, *_error: object) -> None:
         self._folder.cleanup()
 
-    def copy(self, connection: Connection, view: View, table: str) -> dict[int, int]:
-        """Copy a table's rows out, in the caller's transaction; how many there are, by partition."""
-        counts: dict[int, int] = {}
+    def copy(
+        self, connection: Connection, view: View, table: str, partitions: Collection[int], advance: Advance
+    ) -> int:
+        """Copy a table's rows of these partitions out, in the caller's transaction; how many there are."""
+        count = 0
         waiting: dict[int, list[StoredRow]] = {}
         with connection.cursor(name="rows") as cursor:
             cursor.itersize = CHUNK
-            cursor.execute(_select(view, table))
+            cursor.execute(select_rows(view, table, sql.SQL("= any(%s)")), (list(partitions),))
             for row in cursor:
                 rows = waiting.setdefault(row[-1], [])
                 rows.append(row)
                 if len(rows) == CHUNK:
                     self._append(view.name, row[-1], rows)
                     rows.clear()
-                counts[row[-1]] = counts.get(row[-1], 0) + 1
+                    advance(0)
+                count += 1
         for partition, rows in waiting.items():
             self._append(view.name, partition, rows)
-        return counts
+        return count
 
     def _append(self, view: str, partition: int, rows: list[StoredRow]) -> None:
         # opened anew each time: views times partitions may be more files than a process may hold open
@@ -54,15 +58,15 @@ class Spool:
             pickle.dump(rows, file)
 
 
-def spooled(folder: Path, view: str, partition: int) -> Iterator[StoredRow]:
-    """The rows that were copied out, also in another process."""
+def spooled(folder: Path, view: str, partition: int) -> Iterator[list[StoredRow]]:
+    """The rows that were copied out, some at a time."""
     path = _file(folder, view, partition)
     if not path.exists():
         return
     with path.open("rb") as file:
         while True:
             try:
-                yield from pickle.load(file)  # noqa: S301  # written by this command, a moment ago
+                yield pickle.load(file)  # noqa: S301  # written by this command, a moment ago
             except EOFError:
                 return
 
@@ -71,7 +75,8 @@ def _file(folder: Path, view: str, partition: int) -> Path:
     return folder / f"{view}.{partition}"
 
 
-def _select(view: View, table: str) -> sql.Composed:
+def select_rows(view: View, table: str, partition: sql.SQL) -> sql.Composed:
+    """Stored values in column order and the partition, of rows whose partition is as the condition says."""
     columns = [
         # as it was stored, not parsed
         sql.SQL("convert_to({}::text, 'UTF8')" if column.scalar is Scalar.JSON else "{}").format(
@@ -79,6 +84,7 @@ def _select(view: View, table: str) -> sql.Composed:
         )
         for column in view.columns
     ]
-    return sql.SQL("select {}, {} from {}").format(
-        sql.SQL(", ").join(columns), sql.Identifier(PARTITION), sql.Identifier(table)
+    place = sql.Identifier(PARTITION)
+    return sql.SQL("select {}, {} from {} where {} {}").format(
+        sql.SQL(", ").join(columns), place, sql.Identifier(table), place, partition
     )

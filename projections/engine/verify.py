@@ -1,18 +1,23 @@
 """The proof: what readers see is the fold of the log, row for row (DESIGN §5).
 
-Rows and positions are copied out of one snapshot of the database, which is then closed; the log is folded from its beginning to
+Rows and positions are copied out of one snapshot of the database, which is then let go of; the log is folded from its beginning to
 exactly these positions, and rows, epochs, sequence numbers and command offsets are compared. Runs beside live traffic, at
 any time. Parked streams and skips are taken from the same snapshot: what a view leaves out on record is no difference.
 
-A process holds the rows of one partition of the views that are compared, as they are in the database.
+A part is some partitions: its task imports the snapshot, copies their rows to its own disk, then folds one after the other,
+holding the rows of that one. Locally there are as many parts as processes, so that all copy at once and the snapshot is
+short; on a cluster a part is a partition, and the snapshot lasts until the last one has found a free core.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from psycopg import sql
 
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
@@ -27,12 +32,17 @@ from projections.engine.folded import Folded, StoredRow, added_rows
 from projections.engine.plan import Plan, tuple_getter
 from projections.engine.positions import Positions, read_positions
 from projections.engine.progress import Progress, Silent
-from projections.engine.spool import Spool, spooled
+from projections.engine.snapshot import Shared, Snapshot, SnapshotGone, imported
+from projections.engine.spool import Spool, select_rows, spooled
 from projections.engine.view import Kind, View
 from projections.engine.workers import Advance
 
+log = logging.getLogger(__name__)
+
 SHOWN = 20
 """Differences of a view that are listed; all are counted."""
+TRIES = 3
+"""A task that is lost and done again, by Spark, finds that its snapshot is gone: then all begins again."""
 
 What = Literal["missing", "extra", "changed", "position", "poison"]
 
@@ -82,6 +92,19 @@ class Verified:
     positions: list[Difference] = field(default_factory=list)
     commits: int = 0
 
+    def add(self, other: Verified) -> None:
+        """Count what another run found of other rows."""
+        self.commits += other.commits
+        self.positions += other.positions
+        for name, found in other.views.items():
+            if name in self.views:
+                compared = self.views[name]
+                compared.rows += found.rows
+                compared.total += found.total
+                compared.differences = (compared.differences + found.differences)[:SHOWN]
+            else:
+                self.views[name] = found
+
     @property
     def differences(self) -> int:
         return len(self.positions) + sum(compared.total for compared in self.views.values())
@@ -107,124 +130,154 @@ def verify(
             require_contract(settings, connection)
         for agent in sorted({view.agent for view in views.values()}):
             of_agent = {name: view for name, view in views.items() if view.agent == agent}
-            with Spool() as spool:
-                positions = _copy(settings, agent, of_agent, spool, result)
-                _compare(settings, positions, of_agent, spool.path, engine_for, progress, result)
+            result.add(_verify_agent(settings, agent, of_agent, engine_for, progress))
     return result
 
 
-def _copy(settings: Settings, agent: str, views: Mapping[str, View], spool: Spool, result: Verified) -> Positions:
-    """Rows and positions of one moment."""
-    with connect(settings, "samefold verify", statement_timeout_ms=0) as connection, connection.transaction():
-        connection.execute("set transaction isolation level repeatable read, read only")
-        positions = read_positions(connection, agent, settings.events_topic)
-        live = positions.live if positions else {}
-        if positions is None or (
-            wrong := [n for n, v in views.items() if n not in live or live[n].version != v.version]
-        ):
-            names = ", ".join(wrong) if positions else ", ".join(views)
-            raise NotLive(
-                f"What is live of {names} is not what this code has.",
-                "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
-            )
+def _verify_agent(
+    settings: Settings, agent: str, views: Mapping[str, View], engine_for: EngineFor, progress: Progress
+) -> Verified:
+    for _ in range(TRIES - 1):
+        try:
+            return _try(settings, agent, views, engine_for, progress)
+        except SnapshotGone:
+            log.warning("A part of verify was lost after its snapshot was let go of; beginning again")
+    return _try(settings, agent, views, engine_for, progress)
+
+
+def _try(
+    settings: Settings, agent: str, views: Mapping[str, View], engine_for: EngineFor, progress: Progress
+) -> Verified:
+    with connect(settings, "samefold verify") as connection:
+        seen = read_positions(connection, agent, settings.events_topic)
+    # before the snapshot is taken: an engine may take a while to start
+    engine = engine_for(_records(seen) if seen else 0)
+    result = Verified()
+    with Snapshot(settings) as snapshot:
+        positions = read_positions(snapshot.connection, agent, settings.events_topic)
+        tables = _tables(positions, views)
+        assert positions is not None, "or nothing would be live"
         for name, view in views.items():
-            counts = spool.copy(connection, view, live[name].table)
-            compared = result.views[name] = Compared(name, live[name].table, sum(counts.values()))
-            for stray in set(counts) - set(positions.readings):
-                compared.add(
-                    Difference(name, "extra", stray, _named(view, row, keys=True), None, _named(view, row))
-                    for row in spooled(spool.path, name, stray)
-                )
-        return positions
+            result.views[name] = compared = Compared(name, tables[name])
+            _strays(snapshot, view, positions, compared)
+        records = _records(positions)
+        shares = _shares(positions.readings, engine.at_once(len(positions.readings), records))
+        parts = [
+            _Part(settings, positions.topic, number, share, positions.blocked, views, tables, snapshot.shared)
+            for number, share in enumerate(shares)
+        ]
+        snapshot.expect(len(parts))
+
+        def advance(count: int) -> None:
+            progress.advance(count)
+            snapshot.watch()
+
+        progress.begin("verify", records)
+        for part in engine.run(_compare_part, parts, records, advance):
+            result.add(part)
+    return result
+
+
+def _records(positions: Positions) -> int:
+    return sum(reading.next_offset for reading in positions.readings.values())
+
+
+def _shares(readings: Mapping[int, Reading], count: int) -> list[dict[int, Reading]]:
+    """The partitions, dealt out so that the shares are about equally long; the largest partition first in each."""
+    shares: list[dict[int, Reading]] = [{} for _ in range(max(min(count, len(readings)), 1))]
+    for partition, end in sorted(readings.items(), key=lambda at: -at[1].next_offset):
+        shortest = min(shares, key=lambda share: sum(reading.next_offset for reading in share.values()))
+        shortest[partition] = end
+    return [share for share in shares if share]
+
+
+def _tables(positions: Positions | None, views: Mapping[str, View]) -> dict[str, str]:
+    """The live tables of these views. Raises NotLive."""
+    live = positions.live if positions else {}
+    if wrong := [name for name, view in views.items() if name not in live or live[name].version != view.version]:
+        raise NotLive(
+            f"What is live of {', '.join(wrong)} is not what this code has.",
+            "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
+        )
+    return {name: live[name].table for name in views}
+
+
+def _strays(snapshot: Snapshot, view: View, positions: Positions, compared: Compared) -> None:
+    """Rows of partitions that there are not."""
+    query = select_rows(view, compared.table, sql.SQL("<> all(%s)"))
+    for row in snapshot.connection.execute(query, (list(positions.readings),)):
+        compared.rows += 1
+        key = _named(view, row, keys=True)
+        compared.add([Difference(view.name, "extra", row[-1], key, None, _named(view, row))])
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """Some partitions: what a task is told."""
+
     settings: Settings
     topic: str
-    partition: int
-    end: Reading
+    number: int
+    ends: Mapping[int, Reading]
     blocked: Blocked
     views: Mapping[str, View]
-    folder: Path
+    tables: Mapping[str, str]
+    shared: Shared
 
 
-@dataclass(slots=True)
-class _PartCompared:
-    commits: int
-    position: Difference | None
-    totals: dict[str, int]
-    differences: dict[str, list[Difference]]
+def _compare_part(part: _Part, advance: Advance) -> Verified:
+    """Copy the rows of some partitions, then fold and compare one after the other.
+
+    Raises what folding raises, SnapshotGone, LogTrimmed, KafkaAway, DatabaseAway.
+    """
+    result = Verified({name: Compared(name, part.tables[name]) for name in part.views})
+    with naming(part.settings), Spool() as spool:
+        with imported(part.settings, part.shared, part.number) as connection:
+            for name, view in part.views.items():
+                result.views[name].rows += spool.copy(connection, view, part.tables[name], list(part.ends), advance)
+        for partition, end in part.ends.items():
+            result.add(_compare_partition(part, partition, end, spool.path, advance))
+    return result
 
 
-def _compare(
-    settings: Settings,
-    positions: Positions,
-    views: Mapping[str, View],
-    folder: Path,
-    engine_for: EngineFor,
-    progress: Progress,
-    result: Verified,
-) -> None:
-    records = sum(reading.next_offset for reading in positions.readings.values())
-    engine = engine_for(records)
-    progress.begin("verify", records)
-    largest_first = sorted(positions.readings.items(), key=lambda at: -at[1].next_offset)
-    parts = [
-        _Part(settings, positions.topic, partition, end, positions.blocked, views, folder)
-        for partition, end in largest_first
-    ]
-    for part in engine.run(_compare_part, parts, records, progress.advance):
-        result.commits += part.commits
-        if part.position is not None:
-            result.positions.append(part.position)
-        for name, differences in part.differences.items():
-            compared = result.views[name]
-            compared.differences = (compared.differences + differences)[:SHOWN]
-            compared.total += part.totals[name]
-
-
-def _compare_part(part: _Part, advance: Advance) -> _PartCompared:
-    comparisons = {name: _Comparison(view, part) for name, view in part.views.items()}
+def _compare_partition(part: _Part, partition: int, end: Reading, folder: Path, advance: Advance) -> Verified:
+    comparisons = {name: _Comparison(view, partition, folder, advance) for name, view in part.views.items()}
     folded = Folded(Plan(part.views), part.blocked)
-    reading, commits = START, 0
-    for records in read_range(part.settings, part.topic, part.partition, 0, part.end.next_offset):
+    result = Verified()
+    reading = START
+    for records in read_range(part.settings, part.topic, partition, 0, end.next_offset):
         was = reading
         reading, counted, _ = read(was, records)
-        changes = folded.fold(Batch(part.partition, was, reading, counted))
+        changes = folded.fold(Batch(partition, was, reading, counted))
         for comparison in comparisons.values():
             comparison.added(changes)
-        commits += len(counted)
+        result.commits += len(counted)
         advance(reading.next_offset - was.next_offset)
     for name, comparison in comparisons.items():
         comparison.end(folded)
         comparison.result.add(
-            Difference(name, "poison", part.partition, {"stream": one.stream, "version": one.version}, one.error, None)
+            Difference(name, "poison", partition, {"stream": one.stream, "version": one.version}, one.error, None)
             for one in folded.parked_of(name)
         )
-    return _PartCompared(
-        commits,
-        None if reading == part.end else _position(part, reading),
-        {name: comparison.result.total for name, comparison in comparisons.items()},
-        {name: comparison.result.differences for name, comparison in comparisons.items()},
-    )
-
-
-def _position(part: _Part, reading: Reading) -> Difference:
-    return Difference(
-        "positions", "position", part.partition, {"partition": part.partition}, reading._asdict(), part.end._asdict()
-    )
+        result.views[name] = comparison.result
+    if reading != end:
+        key = {"partition": partition}
+        result.positions.append(Difference("positions", "position", partition, key, reading._asdict(), end._asdict()))
+    return result
 
 
 class _Comparison:
     """One view's rows of one partition: those of the database are taken away one by one as the fold produces them."""
 
-    def __init__(self, view: View, part: _Part) -> None:
+    def __init__(self, view: View, partition: int, folder: Path, advance: Advance) -> None:
         self.view = view
-        self.partition = part.partition
+        self.partition = partition
         self.result = Compared(view.name, "")
         self._key = tuple_getter(view.key_places)
-        self._left = {self._key(row): row for row in spooled(part.folder, view.name, part.partition)}
+        self._left: dict[tuple[Any, ...], StoredRow] = {}
+        for rows in spooled(folder, view.name, partition):
+            self._left.update((self._key(row), row) for row in rows)
+            advance(0)
 
     def added(self, changes: Changes) -> None:
         if self.view.kind in (Kind.JOURNAL, Kind.OUTCOMES):

@@ -6,20 +6,19 @@ however that ended, so nothing goes on loading for a builder that is gone.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_for_handles
 from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
 from infra.errors import SamefoldError
+from projections.engine.memory import folding
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,22 +47,32 @@ def processes_for(records: int, wanted: int | None = None) -> int:
 
 
 def run(
-    task: Callable[[T, Advance], R], arguments: Iterable[T], processes: int, advance: Advance = lambda _count: None
+    task: Callable[[T, Advance], R],
+    arguments: Iterable[T],
+    processes: int,
+    advance: Advance = lambda _count: None,
+    *,
+    memory_mb: int | None = None,
 ) -> list[R]:
     """`task(argument, advance)` for each argument; the results in the arguments' order.
 
     With one process, the tasks run in this one. Otherwise `task`, arguments and results are pickled. The first error
-    stops the other tasks and is raised.
+    stops the other tasks and is raised. Raises WorkerDied, and MemoryShort: see `memory` for what a process may hold.
     """
     waiting = list(arguments)
     if processes <= 1 or len(waiting) <= 1:
-        with _without_collector():
-            return [task(argument, advance) for argument in waiting]
+        with folding(memory_mb) as look:
+
+            def checked(count: int) -> None:
+                advance(count)
+                look()
+
+            return [task(argument, checked) for argument in waiting]
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     counts = context.Array("q", len(waiting), lock=False)
     with ProcessPoolExecutor(
-        min(processes, len(waiting)), mp_context=context, initializer=_begin, initargs=(stop, counts)
+        min(processes, len(waiting)), mp_context=context, initializer=_begin, initargs=(stop, counts, memory_mb)
     ) as pool:
         try:
             futures = [pool.submit(_task, task, argument, slot) for slot, argument in enumerate(waiting)]
@@ -79,19 +88,6 @@ def run(
             pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """What a fold makes lives as long as the fold; the garbage collector, looking through it again and again, took half
-    of a load's time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def _watch(futures: list[Future[R]], counts: Any, advance: Advance) -> None:
     """Tell the progress until all are done or one has failed, which is raised."""
     told = 0
@@ -105,12 +101,12 @@ def _watch(futures: list[Future[R]], counts: Any, advance: Advance) -> None:
             future.result()
 
 
-_shared: list[tuple[Event, Any]] = []
-"""What a worker got when it began: whether to stop, and where it counts."""
+_shared: list[tuple[Event, Any, int | None]] = []
+"""What a worker got when it began: whether to stop, where it counts, and what it may hold."""
 
 
-def _begin(stop: Event, counts: Any) -> None:
-    _shared.append((stop, counts))
+def _begin(stop: Event, counts: Any, memory_mb: int | None) -> None:
+    _shared.append((stop, counts, memory_mb))
     # Ctrl-C reaches the whole group: the parent decides, and stops the tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -124,12 +120,14 @@ def _end_with_parent() -> None:
 
 
 def _task(task: Callable[[T, Advance], R], argument: T, slot: int) -> R:
-    ((stop, counts),) = _shared
+    ((stop, counts, memory_mb),) = _shared
 
-    def advance(count: int) -> None:
-        counts[slot] += count
-        if stop.is_set():
-            raise Stopped("Another part failed.")
+    with folding(memory_mb) as look:
 
-    with _without_collector():
+        def advance(count: int) -> None:
+            counts[slot] += count
+            if stop.is_set():
+                raise Stopped("Another part failed.")
+            look()
+
         return task(argument, advance)

@@ -1,0 +1,159 @@
+"""The Spark engine: one Spark task per argument, which runs the very same function as a local process would.
+
+A task reads its part of the log itself (ADR 9) and writes or compares in place, so nothing is shuffled and hardly anything
+goes through the JVM: Spark hands out tasks, tries those again whose process was lost, and brings the results back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from psycopg import sql
+
+from infra.database.connect import connect, naming
+from infra.errors import SamefoldError
+from projections.engine.engines import Argument
+from projections.engine.workers import Advance
+from spark_jobs.session import first_line, is_local
+from spark_jobs.task import CodeMissing, Failure, Returned, Task, pack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=Argument)
+R = TypeVar("R")
+
+TICK_S = 0.1
+NOTHING_RUNS_S = 20.0
+STOP_S = 10.0
+
+
+class SparkGaveUp(SamefoldError):
+    """Spark ended the job: a task's process was lost too often, or Spark itself is gone."""
+
+
+class Spark:
+    """Runs tasks on a Spark session, which stays the caller's."""
+
+    name = "spark"
+
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session
+
+    def at_once(self, tasks: int, records: int) -> int:  # noqa: ARG002
+        """On a cluster whose executors are still coming, nobody knows: all of them."""
+        context = self.session.sparkContext
+        return min(tasks, context.defaultParallelism) if is_local(context.master) else tasks
+
+    def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:  # noqa: ARG002
+        if not arguments:
+            return []
+        with naming(arguments[0].settings):
+            job = _Job(self.session.sparkContext, task, arguments)
+            returned = job.result(advance)
+        return [one.value for one in sorted(returned, key=lambda one: one.slot)]
+
+
+class _Job:
+    """One Spark job, run in a thread, so that this one can tell the progress, hear Ctrl-C and end the job."""
+
+    def __init__(self, context: Any, task: Callable[[Any, Advance], Any], arguments: Sequence[Argument]) -> None:
+        from pyspark.accumulators import AddingAccumulatorParam
+
+        self._context = context
+        self._settings = arguments[0].settings
+        self._name = f"samefold_{uuid4().hex}"
+        self._failed = context.accumulator((), AddingAccumulatorParam(()))
+        self._task = Task(task, self._name, attempts_of(context), self._failed)
+        self._sent = [pack(slot, argument) for slot, argument in enumerate(arguments)]
+        self._folded = [0] * len(arguments)
+        self._returned: list[Returned] = []
+        self._error: Exception | None = None
+
+    def result(self, advance: Advance) -> list[Returned]:
+        """Raises what a task raised, SparkGaveUp, psycopg.Error."""
+        from pyspark import InheritableThread
+
+        with connect(self._settings, "samefold progress") as listening:
+            listening.execute(sql.SQL("listen {}").format(sql.Identifier(self._name)))
+            thread = InheritableThread(target=self._run, daemon=True)
+            thread.start()
+            try:
+                told = 0
+                waiting = _Waiting(self._context, self._name)
+                while thread.is_alive() and not self._failed.value:
+                    for note in listening.notifies(timeout=TICK_S):
+                        slot, folded = map(int, note.payload.split())
+                        # an attempt that began later tells of less
+                        self._folded[slot] = max(self._folded[slot], folded)
+                    advance(sum(self._folded) - told)
+                    told = sum(self._folded)
+                    waiting.look(running=told > 0)
+            finally:
+                if thread.is_alive():
+                    self._context.cancelJobGroup(self._name)
+                    thread.join(STOP_S)
+        failures: Sequence[Failure] = self._failed.value
+        if failures:
+            raise failures[0].error()
+        if self._error is not None:
+            raise _gave_up(self._error) from self._error
+        advance(sum(one.folded for one in self._returned) - told)
+        return self._returned
+
+    def _run(self) -> None:
+        try:
+            self._context.setJobGroup(self._name, "samefold", interruptOnCancel=True)
+            self._returned = self._context.parallelize(self._sent, len(self._sent)).map(self._task).collect()
+        except Exception as error:
+            self._error = error
+
+
+class _Waiting:
+    """Says so once, when no executor takes a task for long."""
+
+    def __init__(self, context: Any, group: str) -> None:
+        self._tracker = context.statusTracker()
+        self._group = group
+        self._next: float | None = time.monotonic() + NOTHING_RUNS_S
+
+    def look(self, *, running: bool) -> None:
+        if running:
+            self._next = None
+        if self._next is None or time.monotonic() < self._next:
+            return
+        self._next = None
+        jobs = filter(None, map(self._tracker.getJobInfo, self._tracker.getJobIdsForGroup(self._group)))
+        stages = filter(None, (self._tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
+        if not any(stage.numActiveTasks for stage in stages):
+            log.warning(
+                "Spark has no executor for the job yet; waiting. Has the cluster workers, and free cores and memory?"
+            )
+
+
+def attempts_of(context: Any) -> int:
+    """How often Spark tries a task: `local[2]` once, `local[2,4]` and a cluster four times."""
+    master = str(context.master)
+    if is_local(master):
+        _, _, rest = master.partition(",")
+        return int(rest.rstrip("]")) if rest else 1
+    return int(context.getConf().get("spark.task.maxFailures", "4"))
+
+
+def _gave_up(error: Exception) -> SamefoldError:
+    text = first_line(error)
+    if "ModuleNotFoundError" in str(error):
+        return CodeMissing(
+            f"Executors can't import this code: {text}",
+            "Ship the very same code and packages to the executors: docs/operating.md, “Spark”.",
+        )
+    return SparkGaveUp(
+        f"Spark gave the job up: {text}",
+        "If a process was killed, it was short of memory: see docs/operating.md. Nothing is half done; run the command again.",
+    )

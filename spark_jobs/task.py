@@ -1,0 +1,197 @@
+"""A task on an executor: settings come from its own environment, errors go back as values, and it tells how far it is."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+
+from infra.database.connect import Connection, DatabaseAway, connect
+from infra.errors import BadSettings, NotConfigured, SamefoldError
+from infra.log.clients import KafkaAway
+from infra.settings import Settings
+from projections.engine.engines import Argument
+from projections.engine.memory import folding
+from projections.engine.workers import Advance
+
+TELL_S = 1.0
+PASSING = (KafkaAway, DatabaseAway)
+PAUSE_S = 3.0
+"""Before Spark is let try a task again that failed for a reason that may pass."""
+
+
+class ExecutorNotConfigured(SamefoldError):
+    """An executor's environment does not say where Kafka and PostgreSQL are."""
+
+
+class CodeMissing(SamefoldError):
+    """An executor can't import this code, or what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An argument on its way: pickled, its settings left out."""
+
+    slot: int
+    argument: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that a task ended with, as a value: raised in the driver, it is what it was."""
+
+    pickled: bytes | None
+    trace: str
+
+    def error(self) -> BaseException:
+        error = pickle.loads(self.pickled) if self.pickled else RuntimeError("A task failed.")  # noqa: S301  # our own task's
+        assert isinstance(error, BaseException), "it was one when it was packed"
+        error.__cause__ = _Trace(self.trace)
+        return error
+
+
+class _Trace(Exception):
+    """The traceback of another process, for people."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"\n{text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What came of a task: its value or its failure, and how many records it told of."""
+
+    slot: int
+    folded: int
+    value: Any = None
+    failure: Failure | None = None
+
+
+def pack(slot: int, argument: Argument) -> Sent:
+    return Sent(slot, pickle.dumps(replace(argument, settings=None)))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What Spark calls with each `Sent`. It is pickled, so it holds names and numbers only."""
+
+    function: Callable[[Any, Advance], Any]
+    channel: str
+    attempts: int
+    """How often Spark tries a task in all."""
+    failed: Any = field(compare=False)
+    """A Spark accumulator: a failure is known to the driver as soon as its task has ended, not when all have."""
+
+    def __call__(self, sent: Sent) -> Returned:
+        from pyspark import TaskContext
+
+        attempt = TaskContext.get().attemptNumber()
+        told = 0
+        try:
+            settings = _settings()
+            _use_sparks_disk()
+            with folding(settings.task_memory_mb) as look, _Told(settings, self.channel, sent.slot) as telling:
+                try:
+
+                    def advance(count: int) -> None:
+                        telling.advance(count)
+                        look()
+
+                    value = self.function(_unpack(sent, settings), advance)
+                finally:
+                    told = telling.folded
+        except PASSING as error:
+            if attempt + 1 < self.attempts:
+                time.sleep(PAUSE_S)
+                raise
+            return self._failed(sent, told, error)
+        except Exception as error:
+            return self._failed(sent, told, error)
+        return Returned(sent.slot, told, value)
+
+    def _failed(self, sent: Sent, told: int, error: Exception) -> Returned:
+        try:
+            pickled = pickle.dumps(error)
+            pickle.loads(pickled)  # noqa: S301  # what can't be read again is lost on the way
+        except Exception:
+            pickled = None
+        failure = Failure(pickled, "".join(traceback.format_exception(error)))
+        self.failed.add((failure,))
+        return Returned(sent.slot, told, failure=failure)
+
+
+def _settings() -> Settings:
+    """This place's. Raises ExecutorNotConfigured, BadSettings."""
+    try:
+        settings = Settings()
+        _ = settings.kafka, settings.database
+    except NotConfigured as error:
+        raise ExecutorNotConfigured(
+            f"On an executor: {error.message}",
+            "Set SAMEFOLD_KAFKA_BOOTSTRAP, SAMEFOLD_DATABASE_URL and whatever else is not the default in the environment of "
+            "the executors, not in Spark's configuration: docs/operating.md, “Spark”.",
+        ) from error
+    except BadSettings as error:
+        raise ExecutorNotConfigured(f"On an executor: {error.message}", error.cure) from error
+    return settings
+
+
+def _unpack(sent: Sent, settings: Settings) -> Any:
+    """Raises CodeMissing."""
+    try:
+        return replace(pickle.loads(sent.argument), settings=settings)  # noqa: S301  # the driver's
+    except (ImportError, AttributeError) as error:
+        raise CodeMissing(
+            f"On an executor: {error}.",
+            "Ship the very same code and packages to the executors: docs/operating.md, “Spark”.",
+        ) from error
+
+
+def _use_sparks_disk() -> None:
+    """Temporary files go where Spark removes them with the application, however this process ends."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    if folder and os.path.isdir(folder):  # noqa: PTH112  # a string is what tempfile wants
+        tempfile.tempdir = folder
+
+
+class _Told:
+    """Tells the driver through PostgreSQL's NOTIFY how many records a task has folded, once a second.
+
+    It goes without saying that nobody fails for it: without a connection, nothing is told.
+    """
+
+    def __init__(self, settings: Settings, channel: str, slot: int) -> None:
+        self.folded = 0
+        self._settings = settings
+        self._channel = channel
+        self._slot = slot
+        self._next = time.monotonic() + TELL_S
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> _Told:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def advance(self, count: int) -> None:
+        self.folded += count
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + TELL_S
+            with suppress(psycopg.Error, SamefoldError):
+                self._tell()
+
+    def _tell(self) -> None:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._settings, "samefold progress")
+        self._connection.execute("select pg_notify(%s, %s)", (self._channel, f"{self._slot} {self.folded}"))
