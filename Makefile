@@ -12,7 +12,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet $(shell test -w "
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
-setup: $(VENV)/.installed $(VENV)/kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
+setup: $(VENV)/.installed $(VENV)/kafka/.verified $(VENV)/spark-kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
 
 demo: setup ## load a bank's transactions, kill processes on the way, prove that nothing was lost or doubled
 	@$(BIN)/samefold demo $(ARGS)
@@ -41,19 +41,24 @@ clean: ## stop the development stack, remove its data (asks first) and .venv
 
 $(VENV)/.packages: requirements-build.txt requirements.txt
 	@sh infra/dev/prerequisites.sh $(PYTHON)
-	@echo "setup 1/3: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
+	@echo "setup 1/4: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --require-hashes --requirement requirements-build.txt
 	@$(PIP) install --require-hashes --no-build-isolation --requirement requirements.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml
-	@echo "setup 2/3: Samefold itself"
+	@echo "setup 2/4: Samefold itself"
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/kafka/.verified: $(VENV)/.packages infra/dev/kafka-jars.sha256
-	@echo "setup 3/3: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
-	@$(BIN)/python -m infra.dev.jars
+	@echo "setup 3/4: Kafka's jars into $(VENV)/kafka (46 jars, 44 MB; about a minute)"
+	@$(BIN)/python -m infra.dev.jars kafka
 	@$(BIN)/python -m infra.dev.kafka
+	@touch $@
+
+$(VENV)/spark-kafka/.verified: $(VENV)/.packages $(VENV)/kafka/.verified infra/dev/spark-jars.sha256
+	@echo "setup 4/4: Spark's connector to Kafka into $(VENV)/spark-kafka (3 jars, 1 MB; some seconds)"
+	@$(BIN)/python -m infra.dev.jars spark
 	@touch $@

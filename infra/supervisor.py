@@ -151,5 +151,11 @@ def agents(count: int, place: str, agent: str = "core") -> list[Child]:
     return [Child(name, "projections.agent", ("--agent", agent, "--name", f"{place}-{name}")) for name in names]
 
 
+def spark_agent(place: str, agent: str, master: str) -> Child:
+    """An agent as a Spark query, whose name begins with `place`."""
+    name = f"agent-{agent}-spark"
+    return Child(name, "spark_jobs.agent", ("--agent", agent, "--name", f"{place}-{name}", "--master", master))
+
+
 def _ended(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

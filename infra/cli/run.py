@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,14 @@ run = typer.Typer(
     help="Run handlers and agents; they are started again when they end. One Ctrl-C stops all cleanly.",
     no_args_is_help=True,
 )
+
+
+class On(StrEnum):
+    """What runs an agent."""
+
+    FAUST = "faust"
+    SPARK = "spark"
+
 
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=64, help="How many processes.")]
 Name = Annotated[
@@ -40,11 +49,20 @@ def agent(
     count: Count = 1,
     name: Name = "",
     agent: Annotated[str, typer.Option("--agent", help="The group of views to keep.")] = "core",
+    on: Annotated[On, typer.Option(help="What runs it; they may take over from each other at any moment.")] = On.FAUST,
+    master: Annotated[str, typer.Option(help="Spark's master, for `--on spark`.")] = "local[*,4]",
 ) -> None:
     """Run agents: they fold the log into the read models. Several share the partitions."""
-    from infra.supervisor import agents
+    from infra.supervisor import agents, spark_agent
 
-    _supervise(name, lambda place: agents(count, place, agent))
+    if on is On.FAUST:
+        _supervise(name, lambda place: agents(count, place, agent))
+        return
+    if count > 1:
+        raise typer.BadParameter(
+            "one query has a task for each partition: give it a larger --master", param_hint="--count"
+        )
+    _supervise(name, lambda place: [spark_agent(place, agent, master)])
 
 
 @run.command("all")

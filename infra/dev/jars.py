@@ -1,7 +1,8 @@
-"""Kafka's jars, resolved by the Ivy that PySpark ships, so that set-up needs nothing but Java and pip.
+"""Jars, resolved by the Ivy that PySpark ships, so that set-up needs nothing but Java and pip.
 
-`python -m infra.dev.jars` fetches and checks them against kafka-jars.sha256; `--lock` writes that file anew, after
-KAFKA was raised. They live inside the virtual environment: one folder to delete, no HOME needed.
+Kafka's for the development stack, and those that Spark lacks to read from Kafka. `python -m infra.dev.jars [kafka] [spark]`
+fetches both sets, or one, and checks them against kafka-jars.sha256 and spark-jars.sha256; `--lock` writes these files anew,
+after a version was raised. They live inside the virtual environment: one folder to delete, no HOME needed.
 """
 
 import hashlib
@@ -19,41 +20,65 @@ SLF4J_BINDING = "2.25.4"  # of log4j, at the version that Kafka brings: without 
 FOLDER = Path(sys.prefix, "kafka")
 LOCK = Path(__file__).with_name("kafka-jars.sha256")
 
-_MODULE = f"""\
+CONNECTOR = "4.2.0"  # PySpark's own version
+TOKENS = "4.0.0"  # what the connector asks for beside it; its own version was never published
+POOL = "2.13.1"
+CONNECTOR_FOLDER = Path(sys.prefix, "spark-kafka")
+CONNECTOR_LOCK = Path(__file__).with_name("spark-jars.sha256")
+
+_MODULE = """\
 <ivy-module version="2.0">
-  <info organisation="samefold" module="kafka"/>
+  <info organisation="samefold" module="{name}"/>
   <dependencies>
-    <dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA}" conf="default"/>
-    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{SLF4J_BINDING}" conf="default"/>
+{dependencies}
   </dependencies>
 </ivy-module>
 """
+_DEPENDENCY = '    <dependency org="{0}" name="{1}" rev="{2}" conf="default" transitive="{3}"/>'
+_KAFKA = (
+    ("org.apache.kafka", "kafka_2.13", KAFKA, "true"),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", SLF4J_BINDING, "true"),
+)
+_CONNECTOR = (  # not what they depend on: PySpark has the rest, and the broker's jars the Kafka client
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR, "false"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", TOKENS, "false"),
+    ("org.apache.commons", "commons-pool2", POOL, "false"),
+)
 
 
 class JarsMissing(SamefoldError):
-    """Kafka's jars are not all there, could not be fetched, or are not the ones that the lock names."""
+    """Jars are not all there, could not be fetched, or are not the ones that the lock names."""
 
 
 def classpath() -> str:
     """What `java -cp` needs to run Kafka. Raises JarsMissing."""
-    missing = [name for name in locked() if not (FOLDER / name).is_file()]
-    if missing:
-        raise JarsMissing(f"{len(missing)} of Kafka's {len(locked())} jars are not in {FOLDER}.", "Run `make setup`.")
+    _require("Kafka", FOLDER, locked())
     return str(FOLDER / "*")
 
 
-def locked() -> dict[str, str]:
-    """File name to SHA-256, as committed."""
-    return {name: digest for digest, name in (line.split() for line in LOCK.read_text().splitlines())}
+def connector() -> list[Path]:
+    """The jars that Spark lacks to read from Kafka. Raises JarsMissing."""
+    names = locked(CONNECTOR_LOCK)
+    _require("Spark's connector to Kafka", CONNECTOR_FOLDER, names)
+    client = f"kafka-clients-{KAFKA}.jar"
+    _require("Kafka", FOLDER, {client: locked()[client]})
+    return [*(CONNECTOR_FOLDER / name for name in names), FOLDER / client]
 
 
-def fetch() -> dict[str, str]:
+def locked(lock: Path | None = None) -> dict[str, str]:
+    """File name to SHA-256, as committed; Kafka's, unless another lock is named."""
+    lines = (lock or LOCK).read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def fetch(name: str, folder: Path, dependencies: tuple[tuple[str, str, str, str], ...]) -> dict[str, str]:
     """Resolve and download what is not there yet; file name to SHA-256 of what is there now."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    home = Path(sys.prefix, ".ivy")  # not in FOLDER: -sync empties that of all that is not a jar
+    folder.mkdir(parents=True, exist_ok=True)
+    home = Path(sys.prefix, ".ivy")  # not in the folder: -sync empties that of all that is not a jar
     home.mkdir(exist_ok=True)
-    module = home / "kafka.xml"
-    module.write_text(_MODULE)
+    module = home / f"{name}.xml"
+    listed = "\n".join(_DEPENDENCY.format(*dependency) for dependency in dependencies)
+    module.write_text(_MODULE.format(name=name, dependencies=listed))
     spark = find_spec("pyspark")
     if spark is None or spark.origin is None:
         raise JarsMissing("PySpark, which brings Ivy, is not installed.", "Run `make setup`.")
@@ -67,23 +92,36 @@ def fetch() -> dict[str, str]:
         "-ivy",
         module,
     ]
-    command += ["-types", "jar", "bundle", "-sync", "-retrieve", f"{FOLDER}/[artifact]-[revision](-[classifier]).[ext]"]
+    command += ["-types", "jar", "bundle", "-sync", "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        raise JarsMissing(f"Ivy could not fetch Kafka's jars:\n{said}", "Is the network there? Run `make setup` again.")
+        raise JarsMissing(
+            f"Ivy could not fetch the jars for {name}:\n{said}", "Is the network there? Run `make setup` again."
+        )
     shutil.rmtree(home)
-    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(FOLDER.glob("*.jar"))}
+    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(folder.glob("*.jar"))}
+
+
+def _require(whose: str, folder: Path, names: dict[str, str]) -> None:
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        which = f"{len(missing)} of {whose}'s {len(names)} jars are not in {folder}."
+        raise JarsMissing(which, "Run `make setup`.")
 
 
 def main() -> None:
-    found = fetch()
-    if "--lock" in sys.argv[1:]:
-        LOCK.write_text("".join(f"{digest}  {name}\n" for name, digest in found.items()))
-    wrong = sorted(name for name, _ in found.items() ^ locked().items())
-    if wrong:
-        cure = "Remove that folder and run `make setup` again; if it persists, do not run these jars."
-        raise JarsMissing(f"In {FOLDER}, not as {LOCK.name} says: {', '.join(sorted(set(wrong)))}.", cure)
+    sets = {"kafka": (FOLDER, LOCK, _KAFKA), "spark": (CONNECTOR_FOLDER, CONNECTOR_LOCK, _CONNECTOR)}
+    wanted = [name for name in sets if name in sys.argv[1:]] or [*sets]
+    for name in wanted:
+        folder, lock, dependencies = sets[name]
+        found = fetch(name, folder, dependencies)
+        if "--lock" in sys.argv[1:]:
+            lock.write_text("".join(f"{digest}  {jar}\n" for jar, digest in found.items()))
+        wrong = sorted({jar for jar, _ in found.items() ^ locked(lock).items()})
+        if wrong:
+            cure = "Remove that folder and run `make setup` again; if it persists, do not run these jars."
+            raise JarsMissing(f"In {folder}, not as {lock.name} says: {', '.join(wrong)}.", cure)
 
 
 if __name__ == "__main__":

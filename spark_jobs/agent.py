@@ -1,0 +1,329 @@
+"""The agent as a Spark Structured Streaming query. `python -m spark_jobs.agent --agent core --master 'local[*]'`.
+
+Same views, same positions, same compare-and-set as the Faust agent's: either may take over from the other at any moment, and both
+may run at once. The database is the only truth. So a query begins at the positions, with a checkpoint made for it, which is
+thrown away at its end; whatever goes wrong ends the query, and the next one begins at the positions again. The plain part of the
+work, what a task does with its records, is in `stream`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+from uuid import uuid4
+
+from infra import logs
+from infra.collector import collect_seldom
+from infra.database.connect import DatabaseAway
+from infra.dev.jars import connector
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.clients import KafkaAway
+from infra.log.source import LogTrimmed
+from infra.settings import Settings
+from projections.engine.positions import Positions
+from projections.engine.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S
+from projections.engine.start import set_difference
+from projections.engine.system import agent_views, code_set
+from projections.engine.work import Work
+from spark_jobs import stream, stream_source
+from spark_jobs.session import first_line, session, submitted
+from spark_jobs.stream import COLUMNS, TOLD, Share, Told, Verdict
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 5.0
+"""How often the topic is compared with the contract."""
+LOOK_S = 0.1
+"""How often the main thread looks whether the query still runs."""
+LEAVE_S = 5.0
+"""At the end, how long to wait for Spark."""
+
+Session = Callable[[], Any]
+"""Makes the SparkSession; called once, after Kafka and PostgreSQL have answered."""
+
+
+class Agent:
+    """One agent process. `run` returns after `stop`, and raises the named error that ended it."""
+
+    def __init__(self, settings: Settings, agent: str, name: str, session: Session) -> None:
+        self.settings = settings
+        self.agent = agent
+        self.name = name
+        self.code = code_set(agent_views(agent))
+        self.work = Work(settings, agent, agent_views(agent), name)
+        self.error: BaseException | None = None
+        self._session = session
+        self._run = uuid4().hex
+        self._ended = threading.Event()
+        self._failures = 0
+        self._holes: dict[int, tuple[int, int]] = {}
+        self._said: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Fold until `stop`. Raises SamefoldError."""
+        log.info("agent %s: starts, on Spark", self.name)
+        events = self._started()
+        if events is not None:
+            spark = self._session()
+            spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.agent_batch)
+            spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
+            spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
+            while (positions := self._positions(events)) is not None:
+                self._query(spark, events, positions)
+        self.work.close()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End, with an error or cleanly; the first one counts."""
+        if not self._ended.is_set():
+            self.error = error
+            self._ended.set()
+
+    # ── before a query ──
+
+    def _started(self) -> topics.Topic | None:
+        """Wait for Kafka and PostgreSQL, then make or check the agent's start; the log's topic, None after `stop`."""
+        while not self._ended.is_set():
+            try:
+                _, events = topics.ensure(self.settings)
+                self.work.start(events)
+            except (KafkaAway, DatabaseAway) as error:
+                self._say("start", error.message)
+                self._ended.wait(1)
+            else:
+                self._said_well("start", "both are there")
+                return events
+        return None
+
+    def _positions(self, events: topics.Topic) -> Positions | None:
+        """Where the next query begins, once its views are live and the log is there; None after `stop`."""
+        while not self._ended.wait(self._backoff()):
+            try:
+                now = topics.describe(self.settings, events.name)
+                positions = self.work.positions()
+            except DatabaseAway as error:
+                self._say("database", error.message)
+                self._failures += 1
+                continue
+            except KafkaAway as error:
+                self._say("kafka", error.message)
+                self._failures += 1
+                continue
+            self._said_well("database", "the database answers again")
+            self._said_well("kafka", "Kafka answers again")
+            difference = set_difference(positions.live_set if positions else {}, self.code)
+            if positions is None or difference is not None:
+                self._say("set", f"holding: {difference or 'the agent has no positions yet'}")
+                self._failures = 0
+                self._ended.wait(LOOK_AGAIN_S)
+                continue
+            self._said_well("set", "folding: the live set is this code's")
+            _require_same(events, now)
+            _require_reach(now, positions)
+            return positions
+        return None
+
+    def _backoff(self) -> float:
+        """At once the first time; two that fence each other, or a broker that is away, are asked less and less often."""
+        if self._failures <= 1:
+            return 0.0
+        longest = min(BACKOFF_S[0] * 2.0 ** min(self._failures, 10), BACKOFF_S[1])
+        return random.uniform(longest / 2, longest)
+
+    # ── a query ──
+
+    def _query(self, spark: Any, events: topics.Topic, positions: Positions) -> None:
+        """One query, until it must begin anew or the agent ends."""
+        share = Share(self._run, self.agent, self.name, dict(self._holes))
+        over = threading.Event()
+
+        def batch(frame: Any, _number: int) -> None:
+            # what comes after the end is not applied; the checkpoint says it was, but nobody believes that one
+            if over.is_set() or self._ended.is_set():
+                return
+            try:
+                rows = frame.mapInArrow(partial(stream.fold, share), TOLD).collect()
+            except Exception as error:
+                self._lost(error, over)
+            else:
+                self._heard([pickle.loads(row.told) for row in rows], over)  # noqa: S301  # our own tasks' answers
+
+        with TemporaryDirectory(prefix="samefold-", ignore_cleanup_errors=True) as checkpoint:
+            source = spark.readStream.format("kafka").options(
+                **stream_source.options(self.settings, positions.readings)
+            )
+            writer = source.load().selectExpr(*COLUMNS).writeStream.foreachBatch(batch)
+            query = writer.option("checkpointLocation", Path(checkpoint).as_uri()).queryName(self.name).start()
+            try:
+                self._watch(query, events, over)
+            finally:
+                with suppress(Exception):  # it may be dead already, or Spark with it
+                    query.stop()
+
+    def _watch(self, query: Any, events: topics.Topic, over: threading.Event) -> None:
+        """Until the query is over, or the agent. Raises SamefoldError where the log is not the one it was."""
+        check_at = time.monotonic() + CHECK_S
+        while not over.wait(LOOK_S) and not self._ended.is_set():
+            if not query.isActive:
+                self._say(
+                    "query",
+                    f"the query ended, and begins again: {first_line(query.exception() or RuntimeError('without a word'))}",
+                )
+                self._failures += 1
+                return
+            if time.monotonic() > check_at:
+                self._check(events)
+                check_at = time.monotonic() + CHECK_S
+
+    def _check(self, events: topics.Topic) -> None:
+        """Compare the topic with the contract now and then, and notice who is away also while there is nothing to do."""
+        try:
+            self.work.ping()
+            now = topics.describe(self.settings, events.name)
+        except DatabaseAway as error:
+            self._say("database", error.message)
+        except KafkaAway as error:
+            self._say("kafka", error.message)
+        else:
+            self._said_well("database", "the database answers again")
+            self._said_well("kafka", "Kafka answers again")
+            _require_same(events, now)
+
+    def _heard(self, answers: Sequence[Told], over: threading.Event) -> None:
+        """What a micro-batch came to."""
+        for told in answers:
+            if told.folded:
+                self._failures = 0
+                self._holes.pop(told.partition, None)
+                self._said_well("query", "folding again")
+        for told in answers:
+            match told.verdict:
+                case Verdict.FOLDED:
+                    continue
+                case Verdict.STOPPED:
+                    self.stop(told.error)
+                case Verdict.AWAY if told.error is not None:
+                    self._say("database", told.error.message)
+                case Verdict.HOLE if told.hole is not None:
+                    at, came = told.hole
+                    log.info("agent %s: at %d of partition %d came %d; reading", self.name, at, told.partition, came)
+                    # if the same comes to a query that begins there, the hole is the log's own
+                    self._holes[told.partition] = told.hole
+                case Verdict.FENCED:
+                    log.info("agent %s: others have been here; reading the positions", self.name)
+                case _:
+                    pass
+            self._failures += 1
+            over.set()
+
+    def _lost(self, error: Exception, over: threading.Event) -> None:
+        """Tasks of a micro-batch did not answer: their workers were killed, or they raised what nobody foresaw."""
+        if over.is_set() or self._ended.is_set():
+            return
+        if type(error).__name__ == "PythonException":
+            self.stop(error)
+        else:
+            self._say("query", f"tasks were lost, and the query begins again: {first_line(error)}")
+        self._failures += 1
+        over.set()
+
+    # ── little helpers ──
+
+    def _say(self, subject: str, what: str) -> None:
+        """One log line a change, not one a try."""
+        if self._said.get(subject) != what:
+            self._said[subject] = what
+            log.warning("agent %s: %s", self.name, what)
+
+    def _said_well(self, subject: str, what: str) -> None:
+        """What was complained of is over."""
+        if self._said.pop(subject, None) is not None:
+            log.info("agent %s: %s", self.name, what)
+
+
+def _require_same(was: topics.Topic, now: topics.Topic) -> None:
+    if (now.id, now.partitions) != (was.id, was.partitions):
+        raise topics.changed(was, now)
+
+
+def _require_reach(events: topics.Topic, positions: Positions) -> None:
+    """Raises LogTrimmed where Kafka does not hold what comes next for some partition: the connector reads no archive."""
+    for partition, reading in positions.readings.items():
+        if not events.first[partition] <= reading.next_offset <= events.end[partition]:
+            raise LogTrimmed(
+                f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
+                f"agent '{positions.agent}' goes on at {reading.next_offset}.",
+                "Spark's connector reads Kafka alone: let `--on faust` fold what is archived, or restore the log.",
+            )
+
+
+def main() -> NoReturn:
+    """Exit code 0 after SIGTERM or SIGINT, 1 after an error."""
+    parser = argparse.ArgumentParser(prog="python -m spark_jobs.agent")
+    parser.add_argument("--agent", default="core")
+    parser.add_argument("--name", default="agent-spark")
+    parser.add_argument("--master", default=None, help="where spark-submit does not say it")
+    arguments = parser.parse_args()
+    settings = Settings()
+    logs.configure(settings.log_level)
+    if settings.log_level != "DEBUG":
+        for library in ("py4j", "psycopg", "pyspark"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+    collect_seldom()
+    # Spark's processes on this machine are our children, and take their settings from the environment
+    os.environ.update(settings.environment())
+    stack = ExitStack()
+    code = 0
+    try:
+        _serve(settings, arguments.agent, arguments.name, arguments.master, stack)
+    except SamefoldError as error:
+        log.error("agent %s stops: %s: %s", arguments.name, error.code, error)
+        code = error.exit_code
+    except BaseException:
+        log.exception("agent %s stops: a defect", arguments.name)
+        code = 1
+    logging.shutdown()
+    leave = threading.Timer(LEAVE_S, os._exit, [code])
+    leave.daemon = True
+    leave.start()
+    stack.close()
+    # not sys.exit: it would wait for whatever Spark still does, and dying is always safe here
+    os._exit(code)
+
+
+def _serve(settings: Settings, agent: str, name: str, master: str | None, stack: ExitStack) -> None:
+    def session_of_mine() -> Any:
+        spark = stack.enter_context(session(f"agent {agent}", master, connector_conf()))
+        take_signals()  # Spark took Ctrl-C for itself
+        return spark
+
+    def take_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: serving.stop())
+
+    serving = Agent(settings, agent, name, session_of_mine)
+    take_signals()
+    serving.run()
+
+
+def connector_conf() -> dict[str, str]:
+    """What a session needs to read from Kafka; spark-submit was told with `--jars`. Raises JarsMissing."""
+    return {} if submitted() else {"spark.jars": ",".join(map(str, connector()))}
+
+
+if __name__ == "__main__":
+    main()
