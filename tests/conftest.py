@@ -1,4 +1,4 @@
-"""What tests share: `stack`, the embedded Kafka and PostgreSQL, and `world`, a piece of it that is one test's alone."""
+"""What tests share: `stack`, the embedded Kafka and PostgreSQL, `world`, a piece of it that is one test's alone, and `spark`."""
 
 import atexit
 import os
@@ -17,7 +17,10 @@ import pytest
 from infra.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from infra.dev.stack import Stack
+    from spark_jobs.engine import Spark
 
 SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
 SEARCHES = {"model", "model_read", "test_hot_path"}
@@ -122,3 +125,40 @@ def world(stack: "Stack") -> Iterator[Settings]:
     )
     with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
         connection.execute(f'drop database "{database}" with (force)')
+
+
+@pytest.fixture(scope="session")
+def spark_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of Spark's executors: what stands in its `dev.env` are their settings, read anew by each task."""
+    return tmp_path_factory.mktemp("executors")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_place: Path) -> Iterator["SparkSession"]:
+    """One Spark on two cores for the whole run; a task whose process dies is tried again, up to four times."""
+    from spark_jobs.session import session
+
+    with pytest.MonkeyPatch.context() as patch:
+        # the JVM's environment, and so the tasks', is that of the moment when it starts
+        for name in [name for name in os.environ if name.startswith(PREFIX)]:
+            patch.delenv(name)
+        patch.setenv(f"{PREFIX}DATA_DIR", str(spark_place))
+        starting = session("tests", "local[2,4]")
+        found = starting.__enter__()
+    yield found
+    starting.__exit__(None, None, None)
+
+
+@pytest.fixture
+def spark_engine(spark: "SparkSession", world: Settings, spark_place: Path) -> "Spark":
+    """The Spark engine, whose executors have this world's settings."""
+    from spark_jobs.engine import Spark
+
+    (spark_place / "dev.env").write_text(dev_env(world))
+    return Spark(spark)
+
+
+def dev_env(world: Settings) -> str:
+    """The lines of a `dev.env` that say what these settings say."""
+    values = world.environment().items()
+    return "".join(f"{name}='{value}'\n" for name, value in values if name != f"{PREFIX}DATA_DIR")
