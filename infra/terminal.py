@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -52,7 +54,7 @@ def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[C
 
 
 class Stages:
-    """A bar per stage of a longer piece of work, with what it does in a second, on standard error."""
+    """A bar per stage of a longer piece of work, with what it does in a second and the time left, on standard error."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._bar = Progress(
@@ -60,6 +62,7 @@ class Stages:
             BarColumn(),
             TextColumn("{task.fields[done]}"),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             console=stderr,
             disable=quiet,
             transient=not sys.stderr.isatty(),
@@ -79,18 +82,22 @@ class Stages:
         """The stage before has ended; this one has so many steps, if that is known."""
         self._end()
         self._bar.start()  # not before: a bar without a stage leaves an empty line
-        self._task = self._bar.add_task(stage, total=total, done="")
+        self._task = self._bar.add_task(stage, total=total, done="", left="")
 
     def advance(self, count: int) -> None:
-        if self._task is not None:
-            self._bar.advance(self._task, count)
-            task = self._bar.tasks[self._task]
-            speed = f", {task.speed:,.0f}/s" if task.speed and task.completed > 1 else ""
-            self._bar.update(self._task, done=f"{task.completed:,.0f}{speed}")
+        if self._task is None:
+            return
+        self._bar.advance(self._task, count)
+        task = self._now(self._task)
+        of = f" of {task.total:,.0f}" if task.total else ""
+        speed = f", {task.speed:,.0f}/s" if task.speed and task.completed > 1 else ""
+        left = f"{timedelta(seconds=task.time_remaining)} left" if task.time_remaining else ""
+        self._bar.update(self._task, done=f"{task.completed:,.0f}{of}{speed}", left=left)
 
     def _end(self) -> None:
         if self._task is not None:
-            task = self._bar.tasks[self._task]
-            if task.total is None:
-                self._bar.update(self._task, total=1)
-            self._bar.update(self._task, completed=self._bar.tasks[self._task].total)
+            total = self._now(self._task).total
+            self._bar.update(self._task, total=total or 1, completed=total or 1, left="")
+
+    def _now(self, task: TaskID) -> Task:
+        return next(one for one in self._bar.tasks if one.id == task)

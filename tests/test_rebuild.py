@@ -18,7 +18,9 @@ from infra.database.migrate import check
 from infra.log.records import Commit, encode
 from infra.settings import PREFIX, Settings
 from projections.engine import builds as engine_builds
-from projections.engine.builds import BuildAbandoned, BuildAlive, NotStarted, State, abandon, begin, builds_of
+from projections.engine import claims
+from projections.engine.builds import BuildAbandoned, NotStarted, State, abandon, begin, builds_of
+from projections.engine.claims import BuildAlive
 from projections.engine.errors import LogChanged, PoisonEvent
 from projections.engine.local import _Table, load, parts
 from projections.engine.rebuild import UnknownView, rebuild
@@ -189,9 +191,9 @@ def test_an_unknown_view_and_an_agent_that_never_started_are_named(world: Settin
 # ── builders that die ──
 
 STAGES = {
-    "before the load": "projections.engine.rebuild.load",
+    "before the load": "projections.engine.filling.load",
     "inside a part, its rows copied": "projections.engine.local._Table.finish",
-    "before the keys": "projections.engine.rebuild.index",
+    "before the keys": "projections.engine.filling.index",
     "before it is ready": "projections.engine.rebuild.make_ready",
     "before the switch": "projections.engine.rebuild.switch",
     "under the locks, all written": "projections.engine.switch._Switch._new_generation",
@@ -278,7 +280,7 @@ def test_an_orphaned_part_writes_nothing_into_a_build_that_was_abandoned(bank: B
 
 def test_one_builder_per_view(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
-    monkeypatch.setattr(engine_builds, "CLAIM_S", 0.2)
+    monkeypatch.setattr(claims, "CLAIM_S", 0.2)
     with connect(world, "another builder") as other:
         begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
         with pytest.raises(BuildAlive, match="balances"):

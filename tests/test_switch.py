@@ -14,8 +14,10 @@ from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine import builds as engine_builds
-from projections.engine.builds import Build, BuildAlive, abandon, builds_of, claim
+from projections.engine import claims
+from projections.engine.builds import Build, abandon, builds_of
 from projections.engine.catching_up import Ahead, Group, MovedElsewhere
+from projections.engine.claims import BuildAlive, claim
 from projections.engine.commit import Applied, Committer, Fenced, Outcome, prepare
 from projections.engine.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.fold import State
@@ -467,7 +469,7 @@ def test_a_frozen_transaction_on_the_positions_delays_the_switch_and_no_more(ban
 
 
 def test_one_switch_of_a_view_at_a_time(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_builds, "CLAIM_S", 0.2)
+    monkeypatch.setattr(claims, "CLAIM_S", 0.2)
     _ready(bank.world, "balances")
     with connect(bank.world, "another") as db:
         claim(db, "balances")

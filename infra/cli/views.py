@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from projections.engine.builds import Build
     from projections.engine.overview import Overview, ViewNow
 
 
@@ -41,7 +42,7 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Drop tables that readers do not see: old ones, and ones that were abandoned."""
+    """Drop tables that readers do not see: old ones, ones that were abandoned, and by their name those of the past."""
     from infra.settings import Settings
     from infra.terminal import print_json, stdout
     from projections.engine.dropping import drop_tables, droppable
@@ -51,7 +52,8 @@ def drop(
     builds = droppable(settings, view, which)
     names = ", ".join(build.table for build in builds)
     if not yes:
-        typer.confirm(f"Drop {names}? Going back to it then needs a rebuild.", abort=True, err=True)
+        back = "" if all(build.as_of for build in builds) else " Going back to it then needs a rebuild."
+        typer.confirm(f"Drop {names}?{back}", abort=True, err=True)
     drop_tables(settings, builds, views.get(view))
     if as_json:
         print_json({"dropped": [build.table for build in builds]})
@@ -73,7 +75,7 @@ def _tell(found: Overview) -> None:
             view.live.table if view.live else "–",
             view.live.agent if view.live else view.code.agent if view.code else "–",
             str(len(view.parked)) if view.parked else "–",
-            ", ".join(f"{build.table} ({build.state})" for build in _others(view)) or "–",
+            ", ".join(f"{build.table} ({_what(build)})" for build in _others(view)) or "–",
         )
     stdout.print(table)
     for agent, now in found.agents.items():
@@ -84,8 +86,12 @@ def _tell(found: Overview) -> None:
             stdout.print(f"  [yellow]{now.difference}[/yellow]", soft_wrap=True)
 
 
-def _others(view: ViewNow) -> list[Any]:
+def _others(view: ViewNow) -> list[Build]:
     return [build for build in view.builds if build.state != "live"]
+
+
+def _what(build: Build) -> str:
+    return f"{build.state}, as of {build.as_of}" if build.as_of else build.state
 
 
 def _as_json(found: Overview) -> dict[str, Any]:
@@ -98,7 +104,14 @@ def _as_json(found: Overview) -> dict[str, Any]:
                 "agent": view.live.agent if view.live else view.code.agent if view.code else None,
                 "parked": len(view.parked),
                 "builds": [
-                    {"table": b.table, "version": b.version, "state": b.state, "created_at": b.created_at}
+                    {
+                        "table": b.table,
+                        "version": b.version,
+                        "state": b.state,
+                        "as_of": b.as_of,
+                        "positions": {p: at.next_offset for p, at in sorted(b.positions.items())},
+                        "created_at": b.created_at,
+                    }
                     for b in view.builds
                 ],
             }

@@ -30,7 +30,7 @@ from infra.settings import Settings
 
 T = TypeVar("T")
 
-VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_r\d+)?")
+VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_(r|asof_)\d+)?")
 
 _LOCK = 0x53414D45464F4C44  # "SAMEFOLD": two upgrades at once take turns
 
@@ -106,7 +106,7 @@ def declared() -> sa.MetaData:
 
 
 def include_object(_object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """Tables of older versions and other builds are not drift, and never dropped by a migration."""
+    """Tables of older versions, other builds and the past are not drift, and never dropped by a migration."""
     return not (kind == "table" and reflected and compare_to is None and name and VIEW_TABLE.fullmatch(name))
 
 

@@ -41,7 +41,7 @@ live = sa.Table(
     comment="The pointer: which table readers of a view see",
 )
 
-BUILD_STATES = ("loading", "ready", "live", "old", "abandoned")
+BUILD_STATES = ("loading", "ready", "live", "old", "abandoned", "past-loading", "past")
 
 builds = sa.Table(
     "builds",
@@ -55,7 +55,9 @@ builds = sa.Table(
     sa.Column("code_set", JSONB, nullable=False, comment="{view: version} of the code that made it"),
     sa.Column("shape", sa.Text, nullable=False, comment="fingerprint of columns and key, or of the state's fields"),
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    sa.Column("as_of", sa.Text, comment="the moment that a build of the past shows: a time, or positions"),
     sa.CheckConstraint(sa.column("state").in_(BUILD_STATES), name="builds_state"),
+    sa.CheckConstraint("as_of is not null or state not in ('past-loading', 'past')", name="builds_of_the_past"),
     comment="Each table of a view is one fold of one version",
 )
 

@@ -4,6 +4,8 @@
           ↘      ↘            ↘
               abandoned                 its builder died, another build took its place, or an event was dropped
 
+    past-loading → past                 a look at the past: never live, moved on or replaced; it stays until it is dropped
+
 No table serves two builds, not even one after the other, so whatever is late can only ever reach its own table. An
 abandoned table is emptied or dropped at once, except where readers may still ask it.
 """
@@ -27,6 +29,8 @@ from infra.database.connect import Connection, DatabaseBehind
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log.rule import Reading
+from projections.engine.claims import TERMINATE_MS, claim
+from projections.engine.cut import Cut
 from projections.engine.fold import Blocked
 from projections.engine.people import replace_people_view
 from projections.engine.positions import skips_of
@@ -37,9 +41,6 @@ T = TypeVar("T")
 
 DDL_LOCK_TIMEOUT_MS = 200
 GIVE_UP_S = 60.0
-CLAIM_S = 5.0
-"""A builder that was killed still holds its claim until PostgreSQL notices."""
-TERMINATE_MS = 5_000
 
 
 class State(StrEnum):
@@ -48,10 +49,12 @@ class State(StrEnum):
     LIVE = "live"
     OLD = "old"
     ABANDONED = "abandoned"
+    PAST_LOADING = "past-loading"
+    PAST = "past"
 
 
-class BuildAlive(SamefoldError):
-    """Somebody else is building the same view."""
+FILLING = (State.LOADING, State.PAST_LOADING)
+"""While rows are loaded, which is then only."""
 
 
 class BuildAbandoned(SamefoldError):
@@ -78,11 +81,13 @@ class Build:
     state: State
     shape: str
     created_at: datetime
+    as_of: str | None
+    """Of a look at the past: which moment."""
     positions: Mapping[int, Reading]
 
 
 _SELECT = """
-select b.id, b.view, b.version, b.agent, b.table_name, b.state, b.shape, b.created_at,
+select b.id, b.view, b.version, b.agent, b.table_name, b.state, b.shape, b.created_at, b.as_of,
        (select json_agg(json_build_array(p.partition, p.next_offset, p.epoch, p.seq, p.command_offset))
           from build_positions p where p.build = b.id)
   from builds b
@@ -110,8 +115,8 @@ def by_id(connection: Connection, ids: Sequence[UUID]) -> list[Build]:
 def _builds(connection: Connection, rest: str, arguments: Sequence[Any]) -> list[Build]:
     found = connection.execute(_SELECT + rest, arguments)
     return [
-        Build(build, view, version, agent, table, State(state), shape, created, _readings(at))
-        for build, view, version, agent, table, state, shape, created, at in found
+        Build(build, view, version, agent, table, State(state), shape, created, as_of, _readings(at))
+        for build, view, version, agent, table, state, shape, created, as_of, at in found
     ]
 
 
@@ -124,9 +129,9 @@ def _readings(rows: list[list[int]] | None) -> dict[int, Reading]:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What a load folds: everything below these positions, without these events."""
+    """What a load folds: everything up to these ends, without these events."""
 
-    readings: Mapping[int, Reading]
+    ends: Mapping[int, Reading | Cut]
     skips: Blocked
 
 
@@ -149,33 +154,6 @@ def begin(
     return _pin(connection, ids, names, leader, topic)
 
 
-def claim(connection: Connection, view: str) -> None:
-    """One builder per view; the claim ends with the connection, however that ends."""
-    deadline = time.monotonic() + CLAIM_S
-    while True:
-        row = connection.execute(
-            "select pg_try_advisory_lock(hashtextextended(%s, 0))", (_claim_name(view),)
-        ).fetchone()
-        if row and row[0]:
-            return
-        if time.monotonic() > deadline:
-            raise BuildAlive(
-                f"View '{view}' is being built by another process just now.",
-                "Wait for it (`samefold views` shows it), or end it and run the command again.",
-            )
-        time.sleep(0.1)
-
-
-def release(connection: Connection, views: Iterable[str]) -> None:
-    """Give the claims up before the connection ends."""
-    for view in views:
-        connection.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (_claim_name(view),))
-
-
-def _claim_name(view: str) -> str:
-    return f"samefold build {view}"
-
-
 def _create(connection: Connection, view: View, code_set: Mapping[str, int]) -> UUID:
     def create() -> UUID:
         table, is_new = _free_table(connection, view)
@@ -187,7 +165,7 @@ def _create(connection: Connection, view: View, code_set: Mapping[str, int]) -> 
         )
         if is_new:
             _make_table(connection, view, table)
-        _drop_keys(connection, table)
+        drop_keys(connection, table)
         return build
 
     return patiently(connection, create)
@@ -214,11 +192,7 @@ def _make_table(connection: Connection, view: View, table: str) -> None:
         "select reloptions from pg_class where oid = to_regclass(quote_ident(%s))", (view.table_name,)
     ).fetchone()
     if template is None:  # dropped since
-        declared = table_of(view, table)
-        comments = [SetColumnComment(column) for column in declared.columns if column.comment]
-        statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
-        for statement in statements:
-            connection.execute(_compiled(statement))
+        make_declared_table(connection, view, table)
     else:
         options = template[0] or []
         connection.execute(
@@ -233,7 +207,16 @@ def _make_table(connection: Connection, view: View, table: str) -> None:
     )
 
 
-def _drop_keys(connection: Connection, table: str) -> None:
+def make_declared_table(connection: Connection, view: View, table: str) -> None:
+    """An empty table as this code declares the view."""
+    declared = table_of(view, table)
+    comments = [SetColumnComment(column) for column in declared.columns if column.comment]
+    statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
+    for statement in statements:
+        connection.execute(_compiled(statement))
+
+
+def drop_keys(connection: Connection, table: str) -> None:
     """Rows are loaded without keys and indexes, which are made at the end, all at once."""
     name = sql.Identifier(table)
     for (constraint,) in connection.execute(
@@ -312,30 +295,35 @@ def index(connection: Connection, build: Build, view: View) -> None:
         *map(CreateIndex, table.indexes),
     ]
     try:
-        patiently(connection, lambda: _drop_keys(connection, build.table))
+        patiently(connection, lambda: drop_keys(connection, build.table))
         for statement in statements:
             connection.execute(_compiled(statement))
         connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
     except errors.UndefinedTable as error:
-        raise _gone(build) from error
+        raise gone(build) from error
 
 
 def make_ready(connection: Connection, build: Build, partitions: int) -> None:
     """`loading` → `ready`, when all parts are there; then people's SQL view learns of it. Raises BuildAbandoned."""
     with connection.transaction():
-        row = connection.execute("select count(*) from build_parts where build = %s", (build.id,)).fetchone()
-        if row is None or row[0] != partitions:
-            raise _gone(build)
+        require_parts(connection, build, partitions)
         moved = connection.execute(
             "update builds set state = 'ready' where id = %s and state = 'loading'", (build.id,)
         ).rowcount
         if moved != 1:
-            raise _gone(build)
+            raise gone(build)
     reach("build ready")
     replace_people_view(connection, build.view)
 
 
-def _gone(build: Build) -> BuildAbandoned:
+def require_parts(connection: Connection, build: Build, partitions: int) -> None:
+    """Raises BuildAbandoned unless all parts are there."""
+    row = connection.execute("select count(*) from build_parts where build = %s", (build.id,)).fetchone()
+    if row is None or row[0] != partitions:
+        raise gone(build)
+
+
+def gone(build: Build) -> BuildAbandoned:
     return BuildAbandoned(
         f"Build {build.table} was abandoned while it was made: another took its place, or an event was dropped.",
         "Run the command again.",
@@ -377,13 +365,17 @@ def remove_table(connection: Connection, build: Build, *, keep: bool | None = No
     that is so for every table whose name has no build number.
     """
     replace_people_view(connection, build.view, without=build.table)
-    keep = build.table == f"{build.view}_v{build.version}" if keep is None else keep
-    statement = sql.SQL("truncate {}" if keep else "drop table {}").format(sql.Identifier(build.table))
+    drop_table(connection, build.table, keep=build.table == f"{build.view}_v{build.version}" if keep is None else keep)
+
+
+def drop_table(connection: Connection, table: str, *, keep: bool = False) -> None:
+    """Drop, or only empty, a table that no view of people's reads, with what is parked of it. Raises TableBusy."""
+    statement = sql.SQL("truncate {}" if keep else "drop table {}").format(sql.Identifier(table))
 
     def remove() -> None:
-        if exists(connection, build.table):
+        if exists(connection, table):
             connection.execute(statement)
-        connection.execute("delete from parked where table_name = %s", (build.table,))
+        connection.execute("delete from parked where table_name = %s", (table,))
 
     patiently(connection, remove)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from psycopg import sql
 
 from infra.database.connect import Connection
+from infra.log.rule import START, Reading
 from infra.settings import Settings
 from projections.engine.builds import Build, Pin, index, patiently
 from projections.engine.commit import prepare
@@ -24,8 +25,8 @@ from projections.engine.writing import fold_and_write
 
 def load_carefully(
     settings: Settings, connection: Connection, build: Build, view: View, pin: Pin, advance: Advance
-) -> int:
-    """Empty the build's table, make its keys, and fold the log into it up to the pin; the number of rows.
+) -> tuple[int, dict[int, Reading]]:
+    """Empty the build's table, make its keys, and fold the log into it up to the pin; the number of rows, and how far.
 
     Raises PoisonEvent where the view does not park, and what folding raises.
     """
@@ -40,7 +41,8 @@ def load_carefully(
     patiently(connection, empty)
     index(connection, build, view)
     plan = Plan({view.name: view})
-    for partition, end in sorted(pin.readings.items()):
+    reached = dict.fromkeys(pin.ends, START)
+    for partition, end in sorted(pin.ends.items()):
         held, blocked = Held(plan), pin.skips
         for batch in counted_to(settings, settings.events_topic, partition, end):
             decoded = [decode(plan, partition, batch.counted)]
@@ -51,6 +53,7 @@ def load_carefully(
                 insert_parked(connection, build.table, parked)
             held.absorb(changes[0])
             blocked = blocking(blocked, parked)
+            reached[partition] = batch.next
             advance(batch.next.next_offset - batch.was.next_offset)
         connection.execute(
             sql.SQL(
@@ -59,4 +62,4 @@ def load_carefully(
             (build.id, partition, partition),
         )
     row = connection.execute(sql.SQL("select count(*) from {}").format(table)).fetchone()
-    return int(row[0]) if row else 0
+    return int(row[0]) if row else 0, reached

@@ -1,4 +1,4 @@
-"""Dropping tables of views that readers do not see any more."""
+"""Dropping tables of views that readers do not see any more, and tables of the past."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.builds import Build, State, builds_of, claim, end_loaders, exists, lock_builds, remove_table
+from projections.engine.builds import Build, State, builds_of, end_loaders, exists, lock_builds, remove_table
+from projections.engine.claims import BuildAlive, claim, session_name, try_claim
+from projections.engine.past import abandon_past
 from projections.engine.view import View
+
+LEFT = (State.OLD, State.ABANDONED)
+OF_THE_PAST = (State.PAST, State.PAST_LOADING)
 
 
 class NotDroppable(SamefoldError):
@@ -16,15 +21,19 @@ class NotDroppable(SamefoldError):
 
 
 def droppable(settings: Settings, view: str, which: str) -> list[Build]:
-    """The builds of a version (`2`), or of a table, whose tables are there and may go. Raises NotDroppable."""
+    """The builds of a version (`2`), or of a table, whose tables are there and may go; a version's do not include the past's.
+
+    Raises NotDroppable.
+    """
     with naming(settings), connect(settings, "samefold views") as connection:
-        named = [b for b in builds_of(connection, [view]) if which in (b.table, str(b.version), f"v{b.version}")]
-        found = [b for b in named if b.state in (State.OLD, State.ABANDONED) and exists(connection, b.table)]
+        of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
+    named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]
+    found = [build for build in named if build.state in LEFT or (build.state in OF_THE_PAST and build.table == which)]
     if not found:
-        states = ", ".join(f"{build.table} is {build.state}" for build in named)
+        there = ", ".join(f"{build.table} is {build.state}" for build in named or of_view)
         raise NotDroppable(
-            f"View '{view}' has no table {which} that could be dropped{f': {states}' if states else ''}.",
-            "Only old and abandoned tables can be: `samefold views --json` lists them.",
+            f"View '{view}' has no table {which} that could be dropped{f': {there}' if there else ''}.",
+            "Old and abandoned tables can be, by version or name, and those of the past by name: `samefold views` lists them.",
         )
     return found
 
@@ -35,16 +44,23 @@ def drop_tables(settings: Settings, builds: Sequence[Build], view: View | None) 
     The table that this code's version got from its migration is emptied, not dropped: rebuilds are made like it.
     Raises NotDroppable when one has come back to life, BuildAlive, TableBusy.
     """
-    with naming(settings), connect(settings, "samefold views", statement_timeout_ms=0) as connection:
-        for name in sorted({build.view for build in builds}):
+    past = [build for build in builds if build.state in OF_THE_PAST]
+    left = [build for build in builds if build.state not in OF_THE_PAST]
+    with naming(settings), connect(settings, session_name("views drop"), statement_timeout_ms=0) as connection:
+        for build in past:
+            if not try_claim(connection, str(build.id)):
+                raise BuildAlive(f"{build.table} is still being made.", "Wait until it is ready, or end what makes it.")
+        for name in sorted({build.view for build in left}):
             claim(connection, name)
         with connection.transaction():
-            for build in lock_builds(connection, [build.id for build in builds]):
-                if build.state not in (State.OLD, State.ABANDONED):
+            for build in lock_builds(connection, [build.id for build in left]):
+                if build.state not in LEFT:
                     raise NotDroppable(f"{build.table} is {build.state} by now.", "Nothing was dropped.")
             connection.execute(
-                "update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in builds],)
+                "update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in left],)
             )
-        for build in builds:
+        for build in left:
             end_loaders(connection, build.id)
             remove_table(connection, build, keep=view is not None and build.table == view.table_name)
+        for build in past:
+            abandon_past(connection, build)

@@ -21,9 +21,10 @@ from infra.faultpoints import reach
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
-from projections.engine.builds import Build, BuildAbandoned, Pin, loader_name
+from projections.engine.builds import FILLING, Build, BuildAbandoned, Pin, loader_name
 from projections.engine.columns import PARTITION, Column, Scalar
 from projections.engine.commit import Batch
+from projections.engine.cut import Cut
 from projections.engine.errors import LogChanged
 from projections.engine.fold import Blocked, Parked
 from projections.engine.folded import Folded, StoredRow, added_rows
@@ -49,8 +50,8 @@ class Part:
     settings: Settings
     topic: str
     partition: int
-    end: Reading
-    """The pin, which the fold must reach exactly."""
+    end: Reading | Cut
+    """The pin, which the fold must reach exactly, or where it is cut."""
     builds: tuple[Build, ...]
     views: Mapping[str, View]
     skips: Blocked
@@ -58,9 +59,10 @@ class Part:
 
 @dataclass(slots=True)
 class Loaded:
-    """What a part came to. `rows` is by view."""
+    """What a part came to, and how far. `rows` is by view."""
 
     partition: int
+    end: Reading = START
     commits: int = 0
     events: int = 0
     rows: dict[str, int] = field(default_factory=dict)
@@ -68,12 +70,12 @@ class Loaded:
 
 def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mapping[str, View], pin: Pin) -> list[Part]:
     """A load's parts, the largest first."""
-    by_size = sorted(pin.readings.items(), key=lambda at: -at[1].next_offset)
+    by_size = sorted(pin.ends.items(), key=lambda at: -at[1].next_offset)
     return [Part(settings, topic, partition, end, tuple(builds), views, pin.skips) for partition, end in by_size]
 
 
 def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
-    """Fold a partition from its beginning to the pin and write its rows. Tables that have the part already are left alone.
+    """Fold a partition from its beginning to its end and write its rows. Tables that have the part already are left alone.
 
     Raises what folding raises, RowsRefused, LogChanged, BuildAbandoned, KafkaAway, DatabaseAway.
     """
@@ -90,6 +92,7 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
             changes = folded.fold(batch)
             for view, stream in streams.items():
                 stream.write(added_rows(part.views[view], changes))
+            loaded.end = batch.next
             loaded.commits += len(batch.counted)
             loaded.events += sum(len(one.commit.events) for one in batch.counted)
             advance(batch.next.next_offset - batch.was.next_offset)
@@ -103,14 +106,19 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
     return loaded
 
 
-def counted_to(settings: Settings, topic: str, partition: int, end: Reading, start: Reading = START) -> Iterator[Batch]:
+def counted_to(
+    settings: Settings, topic: str, partition: int, end: Reading | Cut, start: Reading = START
+) -> Iterator[Batch]:
     """What counts from `start` up to exactly `end`, in batches. Raises LogChanged when the log leads elsewhere."""
     reading = start
     for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
         was = reading
-        reading, counted, _ = read(was, records)
+        taken = end.before(records) if isinstance(end, Cut) else records
+        reading, counted, _ = read(was, taken)
         yield Batch(partition, was, reading, counted)
-    if reading != end:
+        if len(taken) < len(records):
+            return
+    if isinstance(end, Reading) and reading != end:
         raise LogChanged(topic, partition, start, reading, end)
 
 
@@ -151,7 +159,7 @@ class _Table:
     def _enter(self) -> bool:
         """Whether this is the one that writes the part. Raises BuildAbandoned."""
         row = self._connection.execute("select state from builds where id = %s", (self.build.id,)).fetchone()
-        if row is None or row[0] != "loading":
+        if row is None or row[0] not in FILLING:
             raise BuildAbandoned(f"Build {self.build.table} was abandoned while it was made.", "Run the command again.")
         entered = self._connection.execute(
             "insert into build_parts (build, partition, rows) values (%s, %s, 0) on conflict do nothing",

@@ -13,18 +13,30 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from infra.database.connect import Connection, connect, naming
+from infra.database.connect import Connection, DatabaseAway, connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.builds import Build, Pin, State, abandon, begin, builds_of, by_id, claim, index, make_ready
-from projections.engine.careful import load_carefully
+from projections.engine.builds import (
+    Build,
+    State,
+    abandon,
+    begin,
+    builds_of,
+    by_id,
+    gone,
+    make_ready,
+)
+from projections.engine.claims import claim, end_builders, session_name
 from projections.engine.contract import require_contract
 from projections.engine.engines import EngineFor, Local
-from projections.engine.local import RowsRefused, load, parts
+from projections.engine.filling import Filled, Filling
 from projections.engine.progress import Progress, Silent
 from projections.engine.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.system import code_set
 from projections.engine.view import View
+
+LOOK_S = 2.0
+"""Whoever ends a builder abandons its builds a moment later."""
 
 
 class UnknownView(SamefoldError):
@@ -38,18 +50,11 @@ class NoBuild(SamefoldError):
 
 
 @dataclass(slots=True)
-class Rebuilt:
-    """What a rebuild did. `rows` is by view; without `switched`, the builds are ready."""
+class Rebuilt(Filled):
+    """What a rebuild did. Without `switched`, the builds are ready."""
 
     tables: dict[str, str] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
-    commits: int = 0
-    events: int = 0
-    rows: dict[str, int] = field(default_factory=dict)
-    engine: str = ""
-    """What the load ran on."""
-    load_ms: float = 0
-    index_ms: float = 0
     switched: Switched | None = None
 
 
@@ -68,6 +73,7 @@ def rebuild(
     views: Mapping[str, View],
     *,
     make_live: bool = True,
+    end_others: bool = False,
     engine_for: EngineFor | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
@@ -75,44 +81,57 @@ def rebuild(
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
     The load runs on `engine_for(records)`, by default on `processes` of this machine, which also do the switch's part.
+    With `end_others`, whoever builds or switches one of the views just now is ended first.
 
     Views that this code no longer has leave with the switch; those that have a build that is ready and that this code needs
-    come along. Raises UnknownView, SetDiffers, BuildAlive, SwitchTimedOut and what folding raises.
+    come along. Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut and what folding raises.
     """
-    progress = progress or Silent()
-    engine_for = engine_for or (lambda _records: Local(processes))
-    with naming(settings), connect(settings, "samefold rebuild", statement_timeout_ms=0) as connection:
-        require_contract(settings, connection)
-        live = pointers(connection)
-        wanted = _wanted(names, live, views)
-        along: list[Build] = []
-        if make_live:
-            along = _ready(connection, [name for name in needed(live, views) if name not in wanted], views)
-            move = plan_move(live, [*wanted, *(build.view for build in along)], views)
-            if not wanted and not along and not move.removed:
-                return Rebuilt()
-        result = Rebuilt()
-        job = _Job(settings, connection, views, live, engine_for, progress, result)
-        made = job.build([views[name] for name in wanted])
-        if make_live:
-            for build in along:
-                claim(connection, build.view)
-            progress.begin("switch")
-            result.switched = switch(settings, connection, [*made, *along], views, processes=processes)
-            result.tables = dict(result.switched.tables)
-            result.removed = list(result.switched.removed)
-        return result
+    result = Rebuilt()
+    made: list[Build] = []
+    try:
+        with naming(settings), connect(settings, session_name("rebuild"), statement_timeout_ms=0) as connection:
+            require_contract(settings, connection)
+            if end_others:
+                end_builders(connection, _wanted(names, pointers(connection), views))
+            filling = Filling(
+                settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
+            )
+            _Job(views, filling, result, made).run(names, make_live, processes)
+    except DatabaseAway as error:
+        if made and _are_abandoned(settings, made):
+            raise gone(made[0]) from error
+        raise
+    return result
+
+
+def _are_abandoned(settings: Settings, builds: Sequence[Build]) -> bool:
+    """Whether it was another builder who ended this one's sessions."""
+    deadline = time.monotonic() + LOOK_S
+    with suppress(psycopg.Error, SamefoldError), connect(settings, "samefold rebuild") as connection:
+        while True:
+            now = by_id(connection, [build.id for build in builds])
+            if any(build.state is State.ABANDONED for build in now):
+                return True
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    return False
 
 
 def go_to(
-    settings: Settings, names: Iterable[str], views: Mapping[str, View], *, processes: int | None = None
+    settings: Settings,
+    names: Iterable[str],
+    views: Mapping[str, View],
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
 
     A ready build is taken first, else the old one that is the furthest: going back. Raises NoBuild, UnknownView and what
     `switch` raises.
     """
-    with naming(settings), connect(settings, "samefold switch", statement_timeout_ms=0) as connection:
+    with naming(settings), connect(settings, session_name("switch"), statement_timeout_ms=0) as connection:
         require_contract(settings, connection)
         live = pointers(connection)
         wanted = _wanted(names, live, views)
@@ -121,102 +140,87 @@ def go_to(
         found = [_existing(connection, views[name]) for name in wanted]
         if not found and not plan_move(live, [], views).removed:
             return Switched({}, (), 0, 0, 0, 0, 0)
-        return switch(settings, connection, found, views, processes=processes)
+        return switch(settings, connection, found, views, processes=processes, progress=progress)
+
+
+def views_named(names: Iterable[str], views: Mapping[str, View]) -> list[View]:
+    """These views of this code. Raises UnknownView."""
+    asked = sorted(set(names))
+    _require_known(asked, views)
+    return [views[name] for name in asked]
 
 
 def _wanted(names: Iterable[str], live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
     """Names of views of this code. One that is only live leaves by itself, so it may be named too."""
     asked = sorted(set(names))
-    if unknown := [name for name in asked if name not in views and name not in live]:
+    _require_known([name for name in asked if name not in live], views)
+    return [name for name in asked if name in views] if asked else needed(live, views)
+
+
+def _require_known(names: Iterable[str], views: Mapping[str, View]) -> None:
+    if unknown := [name for name in names if name not in views]:
         raise UnknownView(
             f"There is no view {', '.join(repr(name) for name in unknown)}.",
             f"The views are {', '.join(sorted(views))}.",
         )
-    return [name for name in asked if name in views] if asked else needed(live, views)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What one run of `rebuild` works with."""
+    """What one run of `rebuild` works with. `made` are the builds it would leave behind if it ended now."""
 
-    settings: Settings
-    connection: Connection
     views: Mapping[str, View]
-    live: Mapping[str, Pointer]
-    engine_for: EngineFor
-    progress: Progress
+    filling: Filling
     result: Rebuilt
+    made: list[Build]
 
-    def build(self, wanted: Sequence[View]) -> list[Build]:
-        """Load and index these views, agent by agent; their builds, ready."""
-        made: list[Build] = []
+    def run(self, names: Iterable[str], make_live: bool, processes: int | None) -> None:
+        """Build what is wanted and make it live, unless there is nothing to do."""
+        views, connection, result = self.views, self.filling.connection, self.result
+        live = pointers(connection)
+        wanted = _wanted(names, live, views)
+        along: list[Build] = []
+        if make_live:
+            along = _ready(connection, [name for name in needed(live, views) if name not in wanted], views)
+            move = plan_move(live, [*wanted, *(build.view for build in along)], views)
+            if not wanted and not along and not move.removed:
+                return
+        ready = self._build([views[name] for name in wanted], live)
+        result.tables = {build.view: build.table for build in ready}
+        if make_live:
+            for build in along:
+                claim(connection, build.view)
+            result.switched = switch(
+                self.filling.settings,
+                connection,
+                [*ready, *along],
+                views,
+                processes=processes,
+                progress=self.filling.progress,
+            )
+            result.tables = dict(result.switched.tables)
+            result.removed = list(result.switched.removed)
+
+    def _build(self, wanted: Sequence[View], live: Mapping[str, Pointer]) -> list[Build]:
+        """Fill these views' tables, agent by agent; their builds, ready."""
+        connection, topic = self.filling.connection, self.filling.settings.events_topic
         try:
             for agent in sorted({view.agent for view in wanted}):
                 of_agent = {view.name: view for view in wanted if view.agent == agent}
                 whole = code_set({name: view for name, view in self.views.items() if view.agent == agent})
-                topic, leader = self.settings.events_topic, leader_of(agent, self.live)
-                fresh, pin = begin(self.connection, list(of_agent.values()), topic, whole, leader)
-                made += fresh
-                self._load(fresh, pin, of_agent)
-            self.result.tables = {build.view: build.table for build in made}
-            return by_id(self.connection, [build.id for build in made])
+                fresh, pin = begin(connection, list(of_agent.values()), topic, whole, leader_of(agent, live))
+                self.made.extend(fresh)
+                self.filling.fill(fresh, pin, of_agent)
+                for build in fresh:
+                    make_ready(connection, build, len(pin.ends))
+            return by_id(connection, [build.id for build in self.made])
         except BaseException:
             # for a tidy database only: without it, the next run does the same
             with suppress(psycopg.Error, SamefoldError):
-                for build in made:
-                    abandon(self.connection, build)
+                for build in self.made:
+                    abandon(connection, build)
+                self.made.clear()
             raise
-
-    def _load(self, fresh: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> None:
-        """Fill the tables, make their keys, and declare them ready."""
-        careful: set[str] = set()
-        while True:
-            quick = [build for build in fresh if build.view not in careful]
-            try:
-                self._load_quickly(quick, pin, views)
-                self._index(quick, views)
-                break
-            except RowsRefused as refused:
-                careful.add(refused.view)
-        for build in fresh:
-            if build.view in careful:
-                self.progress.begin("careful", self._records(pin))
-                self.result.rows[build.view] = load_carefully(
-                    self.settings, self.connection, build, views[build.view], pin, self.progress.advance
-                )
-        for build in fresh:
-            make_ready(self.connection, build, len(pin.readings))
-
-    def _load_quickly(self, quick: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> None:
-        if not quick:
-            return
-        engine = self.engine_for(self._records(pin))
-        self.progress.begin("load", self._records(pin))
-        began = time.monotonic()
-        some = {build.view: views[build.view] for build in quick}
-        work = parts(self.settings, self.settings.events_topic, quick, some, pin)
-        done = engine.run(load, work, self._records(pin), self.progress.advance)
-        result = self.result
-        result.engine = engine.name
-        result.commits = max(result.commits, sum(part.commits for part in done))
-        result.events = max(result.events, sum(part.events for part in done))
-        result.rows |= {name: sum(part.rows[name] for part in done) for name in some}
-        result.load_ms += 1000 * (time.monotonic() - began)
-
-    def _index(self, quick: Sequence[Build], views: Mapping[str, View]) -> None:
-        self.progress.begin("index", len(quick))
-        began = time.monotonic()
-        for build in quick:
-            try:
-                index(self.connection, build, views[build.view])
-            except psycopg.errors.UniqueViolation as error:
-                raise RowsRefused(build.view, error) from error
-            self.progress.advance(1)
-        self.result.index_ms += 1000 * (time.monotonic() - began)
-
-    @staticmethod
-    def _records(pin: Pin) -> int:
-        return sum(reading.next_offset for reading in pin.readings.values())
 
 
 def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:

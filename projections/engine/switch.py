@@ -25,6 +25,7 @@ from projections.engine.catching_up import Ahead, Group, groups_at
 from projections.engine.commit import Batch, channel, prepare
 from projections.engine.fold import Changes
 from projections.engine.people import is_in_people_view, replace_people_view
+from projections.engine.progress import Progress, Silent
 from projections.engine.states import LogStates, Snapshot
 from projections.engine.tail import Tail
 from projections.engine.view import CORE, View
@@ -125,6 +126,7 @@ def switch(
     views: Mapping[str, View],
     *,
     processes: int | None = None,
+    progress: Progress | None = None,
     give_up_s: float = GIVE_UP_S,
 ) -> Switched:
     """Catch the builds up and make them live; `views` are all of this code's. The builds are `ready` or `old`.
@@ -133,7 +135,7 @@ def switch(
     MovedElsewhere, Ahead and what folding raises.
     """
     prepare(connection)
-    return _Switch(settings, connection, builds, views, processes).run(give_up_s)
+    return _Switch(settings, connection, builds, views, processes, progress or Silent()).run(give_up_s)
 
 
 class _Switch:
@@ -144,6 +146,7 @@ class _Switch:
         builds: Sequence[Build],
         views: Mapping[str, View],
         processes: int | None,
+        progress: Progress,
     ) -> None:
         self.settings = settings
         self.topic = settings.events_topic
@@ -151,6 +154,7 @@ class _Switch:
         self.builds = builds
         self.views = views
         self.processes = processes
+        self.progress = progress
         self.live = pointers(connection)
         self.move = plan_move(self.live, [build.view for build in builds], views)
         self.groups: dict[str, Group] = {}
@@ -168,6 +172,8 @@ class _Switch:
                     replace_people_view(self.connection, build.view)
             while True:
                 self._round()
+                if not tries:
+                    self.progress.begin("switch")
                 tries += 1
                 trying = time.monotonic()
                 try:
@@ -219,7 +225,7 @@ class _Switch:
                     self.groups[agent] = group
                     self.tails[agent] = Tail(self.settings, self.topic, group.at)
                 else:
-                    self.commits += group.catch_up(self.connection, self.tails[agent], to, snapshot.keep)
+                    self._catch_up(group, self.tails[agent], to, snapshot)
                 kept = bool(group.foreign_states)
                 group.tell_states(snapshot if kept else None)
             finally:
@@ -234,6 +240,8 @@ class _Switch:
     def _level(self, leader: str, builds: Sequence[Build], to: Mapping[int, Reading], snapshot: Snapshot) -> Group:
         """The first round: builds that stand at different positions come to the same ones, each from its own."""
         for group in groups_at(leader, self.views, builds):
+            if group.foreign_states and _distance(group.at, to):
+                self.progress.begin("states", sum(reading.next_offset for reading in group.at.values()))
             states = LogStates(
                 self.settings,
                 self.topic,
@@ -241,12 +249,27 @@ class _Switch:
                 to,
                 group.foreign_states,
                 processes=self.processes,
-                advance=lambda _count: snapshot.keep(),
+                advance=lambda count: self._keep(snapshot, count),
             )
             group.tell_states(states)
+            self.progress.begin("catch up", _distance(group.at, to))
             with Tail(self.settings, self.topic, group.at) as tail:
-                self.commits += group.catch_up(self.connection, tail, to, snapshot.keep)
+                self._catch_up(group, tail, to, snapshot)
         return Group(leader, self.views, by_id(self.connection, [build.id for build in builds]))
+
+    def _catch_up(self, group: Group, tail: Tail, to: Mapping[int, Reading], snapshot: Snapshot) -> None:
+        left = _distance(group.at, to)
+
+        def moved() -> None:
+            nonlocal left
+            was, left = left, _distance(group.at, to)
+            self._keep(snapshot, was - left)
+
+        self.commits += group.catch_up(self.connection, tail, to, moved)
+
+    def _keep(self, snapshot: Snapshot, count: int) -> None:
+        snapshot.keep()
+        self.progress.advance(count)
 
     # ── under the locks ──
 
@@ -269,7 +292,7 @@ class _Switch:
             for agent, group in self.groups.items():
                 group.check([build for build in builds if build.id in group.ids])
                 self._refuse_what_is_ahead(group, to[agent])
-                if sum(to[agent][p].next_offset - reading.next_offset for p, reading in group.at.items()) > few:
+                if _distance(group.at, to[agent]) > few:
                     raise _TooMuch
             self._require_in_people_views()
             for agent, group in self.groups.items():
@@ -367,6 +390,11 @@ class _Switch:
                 (agent, generation, *_columns(to[agent]), self.topic),
             )
             self.connection.execute("select pg_notify(%s, %s)", (channel(agent), "switch"))
+
+
+def _distance(at: Mapping[int, Reading], to: Mapping[int, Reading]) -> int:
+    """Records between two positions."""
+    return sum(to[partition].next_offset - reading.next_offset for partition, reading in at.items())
 
 
 def _columns(readings: Mapping[int, Reading]) -> list[list[int]]:

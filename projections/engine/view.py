@@ -28,7 +28,7 @@ NOT_VIEWS = {"agent"}
 
 RESERVED = re.compile(
     r"streams_.*|command_outcomes|positions|live|builds|build_positions|build_parts|parked|skips|topics|alembic_version"
-    r"|.*_v\d+(_r\d+)?"
+    r"|.*_v\d+(_(r|asof_)\d+)?"
 )
 CORE = "core"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")

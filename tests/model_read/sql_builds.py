@@ -12,7 +12,7 @@ from tests.model_read.sql_positions import READING, reading_of
 from tests.model_read.sql_rows import key_columns
 
 _BUILDS = """
-select b.id, b.view, b.version, b.agent, b.table_name, b.state, b.shape, b.created_at,
+select b.id, b.view, b.version, b.agent, b.table_name, b.state, b.shape, b.created_at, b.as_of,
        (select json_agg(json_build_array(p.partition, p.next_offset, p.epoch, p.seq, p.command_offset))
           from build_positions p where p.build = b.id)
   from builds b
@@ -24,7 +24,7 @@ def _builds(statement: Statement, rows: list[Row]) -> Result:
     for row in rows:
         at = [[p["partition"], *reading_of(p)] for p in statement.where("build_positions", build=row["id"])]
         names = ("id", "view", "version", "agent", "table_name", "state", "shape", "created_at")
-        found.append((*(row[name] for name in names), at or None))
+        found.append((*(row[name] for name in names), None, at or None))
     return Result(found, len(found))
 
 
@@ -159,6 +159,16 @@ def count_parts(statement: Statement, parameters: Any) -> Result:
 def claim(statement: Statement, parameters: Any) -> Result:
     statement.session.footprint.locked.add(("claims", tuple(parameters)))
     return Result([(statement.database.claim(statement.session, parameters[0]),)])
+
+
+@reads(
+    "select a.application_name, host(a.client_addr), a.backend_start, a.pid from pg_locks l "
+    "join pg_stat_activity a on a.pid = l.pid where l.locktype = 'advisory' and l.granted and l.objsubid = 1 "
+    "and l.pid <> pg_backend_pid() and l.database = (select oid from pg_database where datname = current_database()) "
+    "and (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended(%s, 0)"
+)
+def holder(_statement: Statement, _parameters: Any) -> Result:
+    return Result([])  # for people
 
 
 @reads("select pg_advisory_unlock(hashtextextended(%s, 0))")

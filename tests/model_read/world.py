@@ -16,7 +16,7 @@ import psycopg
 from infra.log import clients, partitioner, source, topics
 from infra.log.topics import Topic
 from infra.settings import Settings
-from projections.engine import builds, commit, local, people, rebuild, replaying, switch, tail, workers
+from projections.engine import builds, claims, commit, filling, local, people, replaying, switch, tail, workers
 from projections.engine.view import View
 from tests.model_read.client import Connection
 from tests.model_read.log import TOPIC, Log
@@ -26,6 +26,7 @@ from tests.model_read.postgres import Database, Key, Row, Tables
 from tests.model_read.views import code
 
 TOPIC_ID = "topic"
+_WITH_A_CLOCK = (builds, claims, commit, filling, people, replaying, source, switch, tail)
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
@@ -91,7 +92,7 @@ class World:
             (psycopg, "connect", self.connect),
             (clients, "range_consumer", self.log.consumer),
             (topics, "describe", self._describe),
-            *((module, "time", clock) for module in (builds, commit, people, rebuild, replaying, source, switch, tail)),
+            *((module, "time", clock) for module in _WITH_A_CLOCK),
             *((logging.getLogger(f"projections.engine.{name}"), "disabled", True) for name in ("work", "commit")),
             (workers, "run", self.work),
             *((module, "uuid4", self.uuid) for module in (builds, replaying, switch)),
