@@ -27,7 +27,6 @@ from uuid import uuid4
 from infra import logs
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
-from infra.dev.jars import connector
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.clients import KafkaAway
@@ -39,7 +38,7 @@ from projections.engine.start import set_difference
 from projections.engine.system import agent_views, code_set
 from projections.engine.work import Work
 from spark_jobs import stream, stream_source
-from spark_jobs.session import first_line, session, submitted
+from spark_jobs.session import first_line, session
 from spark_jobs.stream import COLUMNS, TOLD, Share, Told, Verdict
 
 log = logging.getLogger(__name__)
@@ -307,7 +306,7 @@ def main() -> NoReturn:
 
 def _serve(settings: Settings, agent: str, name: str, master: str | None, stack: ExitStack) -> None:
     def session_of_mine() -> Any:
-        spark = stack.enter_context(session(f"agent {agent}", master, connector_conf()))
+        spark = stack.enter_context(session(f"agent {agent}", master, stream_source.session_conf()))
         take_signals()  # Spark took Ctrl-C for itself
         return spark
 
@@ -318,11 +317,6 @@ def _serve(settings: Settings, agent: str, name: str, master: str | None, stack:
     serving = Agent(settings, agent, name, session_of_mine)
     take_signals()
     serving.run()
-
-
-def connector_conf() -> dict[str, str]:
-    """What a session needs to read from Kafka; spark-submit was told with `--jars`. Raises JarsMissing."""
-    return {} if submitted() else {"spark.jars": ",".join(map(str, connector()))}
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from infra.dev.jars import connector
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.settings import PREFIX, Settings
+from spark_jobs.session import submitted
 
 MOST_OFFSETS = 100_000
 """Of one micro-batch: its tasks commit in small transactions all the same, and it should not take minutes."""
@@ -29,6 +31,11 @@ _USERNAME, _PASSWORD = f"{PREFIX}KAFKA_SASL_USERNAME", f"{PREFIX}KAFKA_SASL_PASS
 
 class SecretUnfit(SamefoldError):
     """Kafka's Java client can't be given this user name or password safely."""
+
+
+def session_conf() -> dict[str, str]:
+    """What a session needs to read from Kafka; spark-submit was told with `--jars`. Raises JarsMissing."""
+    return {} if submitted() else {"spark.jars": ",".join(map(str, connector()))}
 
 
 def options(settings: Settings, readings: Mapping[int, Reading]) -> dict[str, str]:
