@@ -7,19 +7,17 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import psycopg
-
 from infra.bench.check import check_count, check_rows, require
 from infra.bench.fill import fill_log
+from infra.bench.peers.applied import applied_orders, balances_of
 from infra.bench.peers.job import Job
 from infra.bench.peers.turn import turn
 from infra.bench.processes import Process, wait_until
 from infra.bench.reading import progress_of
 from infra.bench.results import Aim, Result, Sample, middle
 from infra.bench.run import Bench, World
-from infra.bench.workload import Ledger, Order, history, stream_of
+from infra.bench.workload import Ledger, Order, history
 from infra.database.connect import connect
-from infra.log.partitioner import partition_of
 from projections.engine.start import Contract, ensure_started
 from projections.engine.system import all_views
 
@@ -110,31 +108,14 @@ def _peer(bench: Bench, log: World, orders: Sequence[Order], contender: str, cas
         job = Job(orders=list(orders[:count]))
     with turn(bench, log.settings, PEERS[contender], job, contender, case, number) as (done, sample, url):
         require(done.count == count, f"{contender} did {done.count} events, not {count}")
-        applied = orders[:count] if own else _applied(orders, partitions, url)
+        applied = orders[:count] if own else applied_orders(orders, partitions, url)
         require(len(applied) == count, f"{contender}: its offsets stand for {len(applied)} events, not {count}")
         ledger = Ledger(1 + max(order.account for order in applied))
         ledger.enter_all(applied)
-        require((done.rows if own else _balances(url)) == ledger.rows(), f"{contender}: its rows are not the ledger's")
+        require(
+            (done.rows if own else balances_of(url)) == ledger.rows(), f"{contender}: its rows are not the ledger's"
+        )
     return sample
-
-
-def _applied(orders: Sequence[Order], partitions: int, url: str) -> list[Order]:
-    """The orders before the offsets where a peer stands: the opening has the first."""
-    with psycopg.connect(url) as connection:
-        left = {partition: offset - 1 for partition, offset in connection.execute("table offsets") if offset}
-    applied = []
-    for order in orders:
-        partition = partition_of(stream_of(order.account), partitions)
-        if left.get(partition, 0) > 0:
-            left[partition] -= 1
-            applied.append(order)
-    return applied
-
-
-def _balances(url: str) -> dict[str, tuple[int, int]]:
-    with psycopg.connect(url) as connection:
-        found = connection.execute("select account, version, cents from balances")
-        return {account: (version, cents) for account, version, cents in found}
 
 
 def _start_held(world: World) -> None:

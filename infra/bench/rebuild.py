@@ -44,7 +44,7 @@ def run(bench: Bench) -> Result:
     with bench.world() as log:
         bench.progress.begin("rebuild: load events", max(sizes.values()))
         marks: dict[int, Rows] = {}
-        orders = _entered(history(streams, max(sizes.values()), bench.chance("rebuild")), streams, sizes, marks)
+        orders = entered(history(streams, max(sizes.values()), bench.chance("rebuild")), streams, sizes, marks)
         _, pins = fill_log(log.settings, log.commands.id, orders, bench.progress.advance, marks=sizes.values())
         for case, number in _turns(sizes, bench.options.rounds):
             count = sizes[case]
@@ -73,9 +73,7 @@ def _turns(sizes: Mapping[str, int], rounds: int) -> Iterator[tuple[str, int]]:
                 yield case, number
 
 
-def _entered(
-    orders: Iterator[Order], streams: int, sizes: Mapping[str, int], marks: dict[int, Rows]
-) -> Iterator[Order]:
+def entered(orders: Iterator[Order], streams: int, sizes: Mapping[str, int], marks: dict[int, Rows]) -> Iterator[Order]:
     """Enters the orders into a ledger on their way, and keeps its rows at each of the sizes."""
     ledger = Ledger(streams)
     wanted = set(sizes.values())
@@ -92,7 +90,7 @@ def _ours(bench: Bench, log: World, pin: Pin, rows: Rows, case: str, count: int,
     The rate with start-up apart is that of everything behind the first step that is told, until the keys are made.
     """
     with bench.beside(log) as world:
-        _stand_at(world, pin)
+        stand_at(world, pin)
         with (
             Process(
                 world.settings, bench.folder, f"rebuild-{case}-{number}", "infra.bench.rebuilding", VIEW
@@ -110,7 +108,7 @@ def _ours(bench: Bench, log: World, pin: Pin, rows: Rows, case: str, count: int,
         table = told["tables"][VIEW]
         check_rows(world.settings, BALANCES.format(sql.Identifier(table)), rows, table)
     started = process.started_at
-    ready = told["began"]["switch"]
+    ready = told["began"]["catch up"]
     after_start = (count - told["first_step"]) / (ready - told["first_step_at"])
     more = {
         "start_up_s": told["first_step_at"] - started,
@@ -126,7 +124,7 @@ def _ours(bench: Bench, log: World, pin: Pin, rows: Rows, case: str, count: int,
     ]
 
 
-def _stand_at(world: World, pin: Pin) -> None:
+def stand_at(world: World, pin: Pin) -> None:
     """Record that the agent has folded so many commits of each partition: all that a rebuild asks of what is live."""
     with connect(world.settings, "samefold bench") as connection:
         ensure_started(connection, "core", agent_views("core"), Contract.of(world.events))

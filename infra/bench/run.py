@@ -130,9 +130,15 @@ Benchmark = Callable[[Bench], Result]
 
 def benchmarks() -> Mapping[str, Benchmark]:
     """All benchmarks by name, in the order in which `all` runs them."""
-    from infra.bench import handle, latency, project, rebuild
+    from infra.bench import handle, latency, project, rebuild, spark
 
-    return {"handle": handle.run, "project": project.run, "rebuild": rebuild.run, "latency": latency.run}
+    return {
+        "handle": handle.run,
+        "project": project.run,
+        "rebuild": rebuild.run,
+        "spark": spark.run,
+        "latency": latency.run,
+    }
 
 
 def run(name: str, options: Options, progress: Progress) -> Result:

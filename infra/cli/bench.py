@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle", "project", "rebuild", "latency")
+NAMES = ("handle", "project", "rebuild", "spark", "latency")
 
 
 def register(app: typer.Typer) -> None:

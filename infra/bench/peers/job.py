@@ -30,13 +30,15 @@ class Job:
 class Done:
     """`seconds` from the first to the last, `cpu_s` of its own processor time meanwhile.
 
-    `rows` are (version, balance) by account name, where the peer holds them itself.
+    `rows` are (version, balance) by account name, where the peer holds them itself. `first_s` is of the same before, where that
+    was slower because it was the first.
     """
 
     count: int
     seconds: float
     cpu_s: float
     rows: dict[str, tuple[int, int]] = field(default_factory=dict)
+    first_s: float = 0.0
 
 
 class Stopwatch:
