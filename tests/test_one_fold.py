@@ -1,33 +1,42 @@
 """One fold: whoever folds a log, live or from its beginning, in one process or on a cluster, ends with the same rows at the same
-positions, and they are those of a fold that shares no line with the engine."""
+positions, and they are those of a fold that shares no line with the engine (`tests/one_fold/oracle.py`)."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
+import psycopg
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from infra.bench.processes import Process
+from infra.demo.bank import bank
 from infra.dev.stack import Stack
+from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.rebuild import go_to
+from projections.engine import commit as engine_commit
+from projections.engine.engines import A, EngineFor, Local, R
+from projections.engine.errors import PoisonEvent
+from projections.engine.local import _Table
+from projections.engine.progress import Silent
+from projections.engine.rebuild import go_to, rebuild
+from projections.engine.system import agent_views
+from projections.engine.workers import Advance
+from tests import spine
 from tests.conftest import SEED
-from tests.one_fold.folding import (
-    Live,
-    build_differences,
-    built,
-    expected_at,
-    in_memory,
-    live_differences,
-    verified,
-)
+from tests.one_fold.folding import Live, build_differences, built, expected_at, live_differences, verified
 from tests.one_fold.histories import History, history
 from tests.one_fold.kinds import all_kinds
-from tests.one_fold.oracle import Entry, Expected, fold
-from tests.one_fold.places import Places, places, read_log, write_skips
+from tests.one_fold.oracle import Entry, Expected, Parked, StoppedAt, fold
+from tests.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, write_skips
+from tests.one_fold.views.holders import TOO_LARGE
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -44,71 +53,10 @@ def ground(stack: Stack) -> Iterator[Places]:
         yield made
 
 
-def timed(made: History) -> list[list[Entry]]:
-    """The log as a broker would have it, a record each second."""
-    return [[Entry(1_767_225_600_000 + 1000 * n, value) for n, value in enumerate(log)] for log in made.logs]
-
-
-def memory_differences(made: History, chance: random.Random) -> list[str]:
-    logs = timed(made)
-    expected = fold(logs, skips=made.skips)
-    found = in_memory(logs, VIEWS, made.skips, chance)
-    return [
-        *(["positions"] if found.places != expected.places else []),
-        *(["parked"] if found.parked != expected.parked else []),
-        *(line for view in VIEWS for line in expected.differences(view, found.rows[view])),
-    ]
-
-
-# ── without a database: many histories ──
-
-
-@seed(SEED)
-@settings(generated, max_examples=40)
-@given(chance=st.randoms(use_true_random=False), partitions=st.integers(1, 16), steps=st.integers(1, 40))
-def test_in_memory_any_short_history(chance: random.Random, partitions: int, steps: int) -> None:
-    assert memory_differences(history(chance, partitions, steps, poison=0.2), chance) == []
-
-
-@seed(SEED)
-@settings(generated, max_examples=15)
-@given(chance=st.randoms(use_true_random=True), partitions=st.integers(1, 16))
-def test_in_memory_any_long_history(chance: random.Random, partitions: int) -> None:
-    assert memory_differences(history(chance, partitions, RICH), chance) == []
-
-
-def test_what_histories_are_made_of() -> None:
-    """All that a log may hold is in them, or the tests here would prove little."""
-    made: Counter[str] = Counter()
-    commits = void = parked = 0
-    for number in range(3):
-        one = history(random.Random(f"{SEED} {number}"), 2, RICH)
-        expected = fold(timed(one), skips=one.skips)
-        made += one.made
-        commits, void, parked = commits + expected.commits, void + expected.void, parked + len(expected.parked)
-        assert all(expected.rows.values())
-    assert commits > 500
-    assert void > 200
-    assert parked > 3
-    happened = [
-        "commit",
-        "open",
-        "superseded",
-        "lose",
-        "hold",
-        "release",
-        "swap",
-        "repeat",
-        "garbage",
-        "impostor",
-        "refused",
-        "poison",
-        "skip",
-    ]
-    assert [what for what in (*happened, "sent twice", "of 1 events", "of 3 events") if not made[what]] == []
-
-
-# ── on PostgreSQL and Kafka ──
+@pytest.fixture
+def engines() -> dict[str, EngineFor]:
+    """What loads and comparisons run on."""
+    return {"local": lambda _: Local(1)}
 
 
 def live_to_the_middle_and_built(
@@ -144,3 +92,174 @@ def test_live_agents_and_the_local_engine(ground: Places, chance: random.Random,
     assert set(switched.tables) == set(VIEWS)
     assert live_differences(place, expected) == []
     assert verified(place, VIEWS) == 0
+
+
+def test_agents_that_do_not_compare_before_they_set_are_caught(ground: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
+    assert compare in engine_commit._MOVE
+    monkeypatch.setattr(engine_commit, "_MOVE", engine_commit._MOVE.replace(compare, ""))
+    chance = random.Random(SEED)
+    made = history(chance, 2, RICH, letters="")
+    place = ground.make(made.logs)
+    logs = read_log(place)
+    with Live(place, VIEWS, chance, sizes=(1, 7)) as live:
+        try:
+            stopped = live.fold(logs)
+        except (SamefoldError, psycopg.Error):
+            return
+    assert stopped or live_differences(place, fold(logs)) != []
+
+
+class Twice:
+    """An engine whose every task runs twice, one after the other, as Spark's may."""
+
+    name = "twice"
+
+    def at_once(self, tasks: int, records: int) -> int:
+        return tasks
+
+    def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
+        return [[task(argument, advance) for _ in range(2)][1] for argument in arguments]
+
+
+class Stages(Silent):
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        self.begun.append(stage)
+
+
+@pytest.mark.parametrize("entered", [True, False])
+def test_a_part_that_is_loaded_twice(ground: Places, monkeypatch: pytest.MonkeyPatch, entered: bool) -> None:
+    """Is there once. Without its entry in `build_parts` the keys refuse it, and the view is loaded anew, row by row."""
+    chance = random.Random(SEED)
+    made = history(chance, 2, 100, letters="")
+    place = ground.make(made.logs)
+    logs = read_log(place)
+    with Live(place, VIEWS, chance) as live:
+        assert live.fold(logs) is None
+    if not entered:
+        monkeypatch.setattr(_Table, "_enter", lambda _: True)
+    stages = Stages()
+    tables = rebuild(place, VIEWS, VIEWS, make_live=False, engine_for=lambda _: Twice(), progress=stages).tables
+    assert build_differences(place, fold(logs), tables) == []
+    assert ("careful" in stages.begun) == (not entered)
+
+
+# ── poison that stops ──
+
+
+def test_all_stop_at_the_same_event(ground: Places, engines: Mapping[str, EngineFor]) -> None:
+    chance = random.Random(SEED)
+    made = history(chance, 3, RICH, letters="s", poison=0.1)
+    place = ground.make(made.logs)
+    logs = read_log(place)
+    made.skips.clear()
+    with Live(place, VIEWS, chance) as live:
+        stopped = live.fold(logs)
+    assert isinstance(stopped, PoisonEvent)
+    ends = {partition: at.next_offset for partition, at in enumerate(places_of(place))}
+    assert ends[stopped.partition] == stopped.offset
+    _stops(logs, {**ends, stopped.partition: stopped.offset + 1}, stopped)
+    expected = fold(logs, ends)
+    assert live_differences(place, expected) == []
+    for engine_for in engines.values():
+        assert build_differences(place, expected, built(place, VIEWS, engine_for)) == []
+        assert verified(place, VIEWS, engine_for) == 0
+
+
+def test_a_build_stops_where_a_new_view_would(ground: Places, engines: Mapping[str, EngineFor]) -> None:
+    chance = random.Random(SEED)
+    made = history(chance, 3, RICH, letters="s", poison=0.1)
+    place = ground.make(made.logs)
+    logs = read_log(place)
+    without = {name: view for name, view in VIEWS.items() if name != "strict"}
+    with Live(place, without, chance) as live:
+        assert live.fold(logs) is None
+    for engine_for in engines.values():
+        with pytest.raises(PoisonEvent) as stopped:
+            rebuild(place, ["strict"], VIEWS, make_live=False, engine_for=engine_for, processes=1)
+        ends = dict.fromkeys(range(len(logs)), 0)
+        _stops(logs, {**ends, stopped.value.partition: len(logs[stopped.value.partition])}, stopped.value)
+
+
+def _stops(logs: Sequence[Sequence[Entry]], ends: Mapping[int, int], stopped: PoisonEvent) -> None:
+    """The oracle's fold to these offsets stops at the same event."""
+    with pytest.raises(StoppedAt) as expected:
+        fold(logs, ends)
+    at = expected.value.at
+    assert (expected.value.view, at.stream, at.version) == (stopped.view, stopped.stream, stopped.version)
+    assert (at.partition, at.offset) == (stopped.partition, stopped.offset)
+
+
+# ── rows that the database refuses ──
+
+
+def test_rows_that_the_database_refuses_park_their_streams(ground: Places, engines: Mapping[str, EngineFor]) -> None:
+    """From where on is for each table to say: its batch's first event of the stream. Its rows are the fold without those."""
+    chance = random.Random(SEED)
+    made = history(chance, 2, RICH, letters="", refused=0.02)
+    place = ground.make(made.logs)
+    logs = read_log(place)
+    write_skips(place, made.skips)
+    with Live(place, VIEWS, chance) as live:
+        assert live.fold(logs) is None
+    parked = _refused_of(place, logs, live_tables(place))
+    assert live_differences(place, fold(logs, skips=made.skips, parked=parked)) == []
+    assert verified(place, VIEWS) == 0
+    for engine_for in engines.values():
+        tables = built(place, VIEWS, engine_for)
+        parked = _refused_of(place, logs, tables)
+        assert build_differences(place, fold(logs, skips=made.skips, parked=parked), tables) == []
+
+
+def _refused_of(place: Settings, logs: Sequence[Sequence[Entry]], tables: Mapping[str, str]) -> set[Parked]:
+    """What is parked in these tables: streams whose rows are refused indeed."""
+    parked = parked_of(place, tables.values())
+    assert parked
+    for one in parked:
+        stream, refused = f'"stream":{json.dumps(one.stream, ensure_ascii=False)}'.encode(), TOO_LARGE.encode()
+        assert one.view == "holders"
+        assert any(entry.value and stream in entry.value and refused in entry.value for entry in logs[one.partition])
+    return parked
+
+
+# ── the agent's process, and a bank ──
+
+
+COMMANDS = 1_500
+
+
+def test_the_agents_process_on_a_banks_real_transactions(
+    world: Settings, tmp_path: Path, engines: Mapping[str, EngineFor]
+) -> None:
+    """Two agents, one of which is killed on the way; commands as the demo sends them, through a real handler."""
+    views = agent_views("core")
+    spine.set_up(world)
+    commands = bank(tmp_path, None, overdraft_limit=0, seed=None).commands[:COMMANDS]
+    with ExitStack() as open_:
+        first, _ = (
+            open_.enter_context(
+                Process(world, tmp_path, name, "projections.agent", "--name", f"{world.group_prefix}-{name}")
+            )
+            for name in ("one", "two")
+        )
+        open_.enter_context(spine.handler(world))
+        spine.send(world, *commands[: COMMANDS // 2])
+        spine.until(lambda: _answered(world) > COMMANDS // 4, "the agents are at it")
+        os.kill(first.pid, signal.SIGKILL)
+        spine.send(world, *commands[COMMANDS // 2 :])
+        spine.until(lambda: _answered(world) == COMMANDS, "all commands are answered", 60)
+    logs = read_log(world)
+    expected = fold(logs)
+    assert expected.commits == COMMANDS
+    assert 0 < sum(row[2] == "rejected" for row in expected.rows["command_outcomes"]) < COMMANDS
+    assert live_differences(world, expected) == []
+    for engine_for in engines.values():
+        assert build_differences(world, expected, built(world, views, engine_for)) == []
+        assert verified(world, views, engine_for) == 0
+
+
+def _answered(world: Settings) -> int:
+    return int(spine.scalar(world, "select count(*) from command_outcomes_v1"))

@@ -23,7 +23,8 @@ from projections.engine.rebuild import rebuild
 from projections.engine.verify import verify
 from projections.engine.view import Kind, View
 from projections.engine.work import Work
-from tests.one_fold.oracle import Entry, Expected, Parked, Place, Skip, fold
+from tests.chaos.ledger import Place
+from tests.one_fold.oracle import Entry, Expected, Parked, Skip, fold
 from tests.one_fold.places import live_tables, parked_of, places_of, rows_of
 
 LANES = 2
@@ -63,8 +64,16 @@ class Live:
     """Two agents' own work on one database, without their processes: they take turns as chance has it, each ahead of the other
     now and then, which fences the other."""
 
-    def __init__(self, place: Settings, views: Mapping[str, View], chance: random.Random) -> None:
+    def __init__(
+        self,
+        place: Settings,
+        views: Mapping[str, View],
+        chance: random.Random,
+        sizes: Sequence[int] = (1, 7, 40, 400),
+    ) -> None:
+        """`sizes` are those of a batch's share of one partition, in records."""
         self.place = place
+        self.sizes = sizes
         self.chance = chance
         self.fenced = 0
         self._workers = [Work(place, "core", views, f"agent-{n}", lanes=LANES) for n in range(2)]
@@ -100,7 +109,7 @@ class Live:
             takes = {}
             for partition in self.chance.sample(left, self.chance.randint(1, len(left))):
                 start = at[partition].next_offset
-                stop = min(start + self.chance.choice((1, 7, 40, 400)), ends[partition])
+                stop = min(start + self.chance.choice(self.sizes), ends[partition])
                 takes[partition] = (at[partition], records[partition][start:stop])
             done = worker.apply(takes, self._turns[number], self.chance.randrange(LANES))
             if done.fate is not Fate.APPLIED:

@@ -34,6 +34,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import EventRecord, Reason
 from tests.log import commit, opening
 from tests.one_fold.oracle import PARKING, POISON, Skip
+from tests.one_fold.views.holders import TOO_LARGE
 
 GARBAGE: tuple[bytes | None, ...] = (
     None,
@@ -62,12 +63,20 @@ class History:
 
 
 def history(
-    chance: random.Random, partitions: int, steps: int, *, letters: str = "hpme", poison: float = 0.03, streams: int = 4
+    chance: random.Random,
+    partitions: int,
+    steps: int,
+    *,
+    letters: str = "hpme",
+    poison: float = 0.03,
+    refused: float = 0.0,
+    streams: int = 4,
 ) -> History:
-    """So many steps in all. `letters` are those of the views that meet poison, in `poison` of the movements."""
+    """So many steps in all. `letters` are those of the views that meet poison, in `poison` of the movements; of `refused` a
+    view makes rows that the database refuses."""
     made: Counter[str] = Counter()
     parts = [
-        _Partition(n, _streams(chance, n, partitions, streams), chance, made, letters, poison)
+        _Partition(n, _streams(chance, n, partitions, streams), chance, made, (letters, poison, refused))
         for n in range(partitions)
     ]
     for _ in range(steps):
@@ -139,15 +148,13 @@ class _Partition:
         streams: Sequence[str],
         chance: random.Random,
         made: Counter[str],
-        letters: str,
-        poison: float,
+        trouble: tuple[str, float, float],
     ) -> None:
         self.number = number
         self.streams = streams
         self.chance = chance
         self.made = made
-        self.letters = letters
-        self.poison = poison
+        self.letters, self.poison, self.refused = trouble
         self.log: list[bytes | None] = []
         self.commands: list[_Sent] = []
         self.writers: list[_Writer] = []
@@ -244,7 +251,7 @@ class _Partition:
     def _next(self, writer: _Writer) -> _Appended:
         """The writer's next commit: of the next command that it has not answered."""
         offset = writer.known.last + 1
-        while (sent := self._sent(offset)) and (sent.stream, sent.id) in writer.known.answered:
+        while ((sent := self._sent(offset)).stream, sent.id) in writer.known.answered:
             offset += 1
         version, state = writer.known.states.get(sent.stream, (0, State()))
         events: list[Event] = []
@@ -315,6 +322,8 @@ class _Partition:
         if self.letters and chance.random() < self.poison:
             self.made["poison"] += 1
             purpose = POISON + "".join(letter for letter in self.letters if chance.randrange(2)) + self.letters[0]
+        elif self.refused and chance.random() < self.refused:
+            purpose = TOO_LARGE
         return Details(
             operation=chance.choice(WORDS), purpose=purpose, counter_bank=chance.choice(("", "YZ")), counter_account=""
         )

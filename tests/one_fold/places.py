@@ -21,7 +21,8 @@ from infra.log.clients import producer
 from infra.settings import Settings
 from projections.engine.view import View
 from tests.bankviews import make_tables
-from tests.one_fold.oracle import Entry, Parked, Place, Skip
+from tests.chaos.ledger import Place
+from tests.one_fold.oracle import Entry, Parked, Skip
 
 PATIENCE_S = 30.0
 
