@@ -38,6 +38,14 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """1,500 generated transactions."""
+    made = tmp_path / "few.csv.gz"
+    generate.write(made, generate.generate(accounts=40, transactions=1_500))
+    return made
+
+
+@pytest.fixture
 def place(tmp_path: Path) -> Iterator[Settings]:
     """A data folder for a demo; whatever a failed one left running there is stopped."""
     settings = Settings(data_dir=tmp_path / "data")
@@ -63,6 +71,7 @@ def expected(verdict: Verdict, kills: int) -> dict[str, Any]:
         "lost": 0,
         "doubled": 0,
         "differences": 0,
+        "release": None,
     }
 
 
@@ -78,7 +87,7 @@ def running_in(folder: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("file", FILES, indirect=True)
 def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(file), "--json", settings=place, seconds=240)
+    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, seconds=240)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last.pop("seconds") > 0
@@ -87,11 +96,36 @@ def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: 
     assert running_in(place.data_dir) == []
 
 
+def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, seconds=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    found = last.pop("release")
+    verdict = judge(few, LIMIT)
+    assert found["commands"] > 100
+    assert (found["lost"], found["doubled"], found["differences"]) == (0, 0, 0)
+    assert found["rebuild"]["tables"] == {"balances": "balances_v2"}
+    assert found["rebuild"]["engine"] == "spark"
+    assert found["then"]["balance"] == f"{sum(verdict.balances.values()):.2f}"
+    assert found["then"]["spent"] == f"{verdict.debits:.2f}"
+    # deposits of 2.00 and withdrawals of 1.00 in turn
+    pairs, odd = divmod(found["commands"], 2)
+    assert Decimal(found["spent"]) == verdict.debits + pairs
+    assert Decimal(found["balance"]) == sum(verdict.balances.values()) + pairs + 2 * odd
+    assert set(found["seconds"]) == {"migrate", "beside", "rebuild", "handover", "stop", "verify", "as_of"}
+    assert "+    spent: int" in done.stdout
+    assert "-VERSION = 1" in done.stdout
+    assert f"samefold views drop balances {found['then']['table']}" in done.stdout
+    assert running_in(place.data_dir) == []
+
+
 def test_generated_data_without_kills_and_without_overdraft(place: Settings, samefold: Samefold) -> None:
     """A second demo takes the first one's place."""
     for _ in range(2):
         done = samefold(
-            "demo", "--seed", "7", "--no-kill", "--overdraft-limit", "0", "--json", settings=place, seconds=120
+            *("demo", "--seed", "7", "--no-kill", "--no-release", "--overdraft-limit", "0", "--json"),
+            settings=place,
+            seconds=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         last = json.loads(done.stdout.splitlines()[-1])
@@ -101,10 +135,17 @@ def test_generated_data_without_kills_and_without_overdraft(place: Settings, sam
         assert last["rejected"] > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_interrupted_it_leaves_nothing_running(number: signal.Signals, place: Settings) -> None:
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        pytest.param(signal.SIGINT, "2 agents at work", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, "2 agents at work", id="sigterm"),
+        pytest.param(signal.SIGINT, "beside the old ones", id="ctrl-c while Spark begins"),
+    ],
+)
+def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: str, few: Path, place: Settings) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--seed", "7"],
+        [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--data", str(few), "--no-kill"],
         env=os.environ | place.environment() | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -114,12 +155,12 @@ def test_interrupted_it_leaves_nothing_running(number: signal.Signals, place: Se
         said = ""
         for line in demo.stdout:
             said += line
-            if "at work" in line:
+            if moment in line:
                 demo.send_signal(number)
                 break
         said += demo.stdout.read()
         assert demo.wait(60) == 130, said
-    assert "at work" in said
+    assert moment in said
     assert "Traceback" not in said
     assert running_in(place.data_dir) == []
 

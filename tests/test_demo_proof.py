@@ -219,6 +219,7 @@ def test_the_last_line_has_money_with_two_decimals(small: Bank) -> None:
         "doubled": 0,
         "differences": 0,
         "seconds": 0.0,
+        "release": None,
     }
     assert [money(cents) for cents in (0, 5, -5, 123_456_789_012_345_67)] == [
         "0.00",

@@ -25,6 +25,9 @@ def demo(
         str, typer.Option(metavar="AMOUNT", help="How far an account may be overdrawn, e.g. 0 or 5000.00.")
     ] = "5000.00",
     no_kill: Annotated[bool, typer.Option("--no-kill", help="Kill nothing, send everything at once.")] = False,
+    no_release: Annotated[
+        bool, typer.Option("--no-release", help="End with the proof: no next release, and no Spark.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Generate the transactions from this seed.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the proof as one JSON object, as the last line.")
@@ -32,17 +35,21 @@ def demo(
 ) -> None:
     """Load a bank's transactions, kill handlers and agents on the way, and prove that nothing was lost or doubled.
 
+    Then the next release of the code changes a read model, is rolled out beside this one, rebuilds with Spark and takes over.
+
     Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
     """
-    from infra.demo.report import show, told
-    from infra.demo.run import KILLS, Options, Telling, run
+    from infra.demo.release_report import show_change, show_release
+    from infra.demo.report import show_next, show_proof, told
+    from infra.demo.run import KILLS, Options, run
+    from infra.demo.telling import Telling
     from infra.settings import Settings
     from infra.terminal import print_json, progress, stdout
 
     if data is not None and seed is not None:
         raise typer.BadParameter("--data and --seed exclude each other.")
-    options = Options(data, _cents(overdraft_limit), 0 if no_kill else KILLS, seed)
-    telling = Telling(told, progress)
+    options = Options(data, _cents(overdraft_limit), 0 if no_kill else KILLS, seed, release=not no_release)
+    telling = Telling(told, show_change, progress)
     interrupted = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -55,13 +62,15 @@ def demo(
         signal.signal(number, interrupt)
     stdout.print("[bold]Samefold's demo[/bold]")
     try:
-        result = run(Settings(), options, telling)
+        result = run(Settings(), options, telling, show_proof)
     except Exception:
         # code in C that was interrupted raises errors of its own
         if interrupted:
             raise KeyboardInterrupt from None
         raise
-    show(result)
+    if result.released:
+        show_release(result.released)
+    show_next(result)
     if as_json:
         print_json(result.as_dict())
     if not result.holds:

@@ -6,6 +6,7 @@ import logging
 import signal
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -28,14 +29,25 @@ class CrewGone(SamefoldError):
 class Crew:
     """`with Crew(settings, folder) as crew:` runs the processes; leaving the block ends them, whatever happened in it.
 
-    `folder` gets their logs, one file each, and the supervisor's. What `settings` says is the processes' whole environment.
+    `folder` gets their logs, one file each, and the supervisor's. They see what `settings` says and `environment`. Their names
+    begin with `place`; two crews at a time need two.
     """
 
-    def __init__(self, settings: Settings, folder: Path, *, handler_count: int = 2, agent_count: int = 2) -> None:
-        self.handlers = handlers(handler_count, settings.group_prefix)
-        self.agents = agents(agent_count, settings.group_prefix)
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        *,
+        handler_count: int = 2,
+        agent_count: int = 2,
+        place: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.handlers = handlers(handler_count, place or settings.group_prefix)
+        self.agents = agents(agent_count, place or settings.group_prefix)
         self.folder = folder
-        self._supervisor = Supervisor([*self.handlers, *self.agents], settings.environment(), folder)
+        theirs = settings.environment() | dict(environment or {})
+        self._supervisor = Supervisor([*self.handlers, *self.agents], theirs, folder)
         self._thread = threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True)
         self._log: logging.Handler | None = None
 
@@ -51,12 +63,17 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the processes, in order."""
         self._supervisor.stop()
         self._thread.join(JOIN_S)
         if self._log:
-            supervisor.log.propagate = True
             supervisor.log.removeHandler(self._log)
+            supervisor.log.propagate = not supervisor.log.handlers
             self._log.close()
+            self._log = None
 
     def members(self, role: Role) -> list[Child]:
         return self.handlers if role == "handler" else self.agents

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from infra.demo.load import Kill
+from infra.demo.release import FOLDER
 from infra.demo.run import Result
 from infra.terminal import stdout
 
@@ -22,8 +23,8 @@ def told(what: str, seconds: float) -> None:
     stdout.print(f"  {escape(what):<64}[dim]{seconds:>8.2f} s[/dim]")
 
 
-def show(result: Result) -> None:
-    """The proof, what it rests on, and what to try next."""
+def show_proof(result: Result) -> None:
+    """The proof, and what it rests on."""
     if result.loaded.kills:
         stdout.print("\n[bold]Killed with kill -9, in the midst of the load[/bold]")
         for kill in result.loaded.kills:
@@ -33,6 +34,10 @@ def show(result: Result) -> None:
     for wrong in [*result.proof.disagreements, *_differences(result)][:SHOWN]:
         stdout.print(f"  [red]{escape(wrong)}[/red]")
     stdout.print(_verdict(result))
+
+
+def show_next(result: Result) -> None:
+    """What to try next."""
     stdout.print(_next(result), soft_wrap=True)
 
 
@@ -56,11 +61,11 @@ def _proof(result: Result) -> Table:
     table.add_column()
     table.add_row("  accounts", f"{proof.accounts:,}", "opened")
     table.add_row("  transactions", f"{proof.accepted:,}", f"accepted, {proof.rejected:,} rejected")
-    table.add_row("  credits", _grouped(proof.credits), "")
-    table.add_row("  debits", _grouped(proof.debits), "")
+    table.add_row("  credits", grouped(proof.credits), "")
+    table.add_row("  debits", grouped(proof.debits), "")
     table.add_row(
         "  balance",
-        _grouped(proof.balance),
+        grouped(proof.balance),
         "" if proof.disagreements else "by balances, statement, daily totals and file",
     )
     table.add_row(
@@ -82,7 +87,8 @@ def _differences(result: Result) -> Iterator[str]:
         yield f"{one.view}, {one.what}: {one.key} should be {one.expected} and is {one.found}"
 
 
-def _grouped(cents: int) -> str:
+def grouped(cents: int) -> str:
+    """`-1,234.50`, exactly."""
     return f"{Decimal(cents).scaleb(-2):,}"
 
 
@@ -104,6 +110,13 @@ def _next(result: Result) -> str:
     account = result.bank.transactions[0].account if result.bank.transactions else "1"
     lines = (
         f"export SAMEFOLD_DATA_DIR={shlex.quote(str(result.folder))}",
+        *(
+            [
+                f"export PYTHONSAFEPATH=1 PYTHONPATH={shlex.quote(str(result.folder / FOLDER))}   # what is live is its code"
+            ]
+            if result.released
+            else []
+        ),
         "samefold dev up                     # Kafka and PostgreSQL again, with all of this in them",
         f"samefold history accounts/{account:<10}# what happened to an account, from the log",
         "samefold views                      # the read models: versions, tables, positions",

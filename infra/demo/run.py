@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from commands.client import send_all
 from infra.database import migrate
@@ -19,6 +19,8 @@ from infra.demo.bank import OVERDRAFT_LIMIT, Bank, bank
 from infra.demo.crew import Crew
 from infra.demo.load import Load, Loaded
 from infra.demo.proof import Proof, counted_in, prove, rows_of
+from infra.demo.release import Released, release
+from infra.demo.telling import Telling
 from infra.demo.watch import Watch
 from infra.dev.stack import Stack
 from infra.errors import SamefoldError
@@ -28,8 +30,6 @@ from infra.settings import Settings
 from projections.engine.rebuild import Rebuilt, rebuild
 from projections.engine.system import all_views
 from projections.engine.verify import Verified, verify
-
-T = TypeVar("T")
 
 FOLDER = "demo"
 REBUILT = "balances"
@@ -48,17 +48,21 @@ class NotReady(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`overdraft_limit` in cents; `kills` of handlers, and as many of agents; a `seed` asks for generated data."""
+    """`overdraft_limit` in cents; `kills` of handlers, and as many of agents; a `seed` asks for generated data.
+
+    `release` is whether the next release is rolled out behind the proof.
+    """
 
     data: Path | None = None
     overdraft_limit: int = OVERDRAFT_LIMIT
     kills: int = KILLS
     seed: int | None = None
+    release: bool = True
 
 
 @dataclass(slots=True)
 class Result:
-    """What the demo found. `took` is in seconds, by what was done, in order."""
+    """What the demo found. `took` is in seconds, by what was done, in order; `released` is there at the end, if wanted."""
 
     options: Options
     folder: Path
@@ -68,6 +72,7 @@ class Result:
     rebuilt: Rebuilt
     verified: Verified
     took: dict[str, float]
+    released: Released | None = None
 
     @property
     def differences(self) -> int:
@@ -75,10 +80,14 @@ class Result:
         return self.verified.differences + len(self.proof.disagreements)
 
     @property
-    def holds(self) -> bool:
+    def is_proven(self) -> bool:
         killed = self.loaded.effective("handler"), self.loaded.effective("agent")
         wrong = self.proof.lost, self.proof.doubled, self.differences
         return not any(wrong) and killed == (self.options.kills, self.options.kills)
+
+    @property
+    def holds(self) -> bool:
+        return self.is_proven and (self.released is None or self.released.holds)
 
     def as_dict(self) -> dict[str, Any]:
         """The last line of `samefold demo --json`."""
@@ -100,39 +109,34 @@ class Result:
             "doubled": proof.doubled,
             "differences": self.differences,
             "seconds": round(self.loaded.seconds, 2),
+            "release": _released(self.released) if self.released else None,
         }
 
 
-@dataclass(slots=True)
-class Telling:
-    """Where the demo tells what it does: `said` gets a line for what is done, `bar` makes a progress bar."""
-
-    said: Callable[[str, float], None]
-    bar: Callable[[str, int], Any]
-    took: dict[str, float] = field(default_factory=dict)
-    ending: bool = False
-    """Whether the demo is stopping what it started, in which it should not be disturbed."""
-
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.took[what] = time.monotonic() - started
-        self.said(what, self.took[what])
-
-    @contextmanager
-    def until_the_end(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.ending = True
+def _released(found: Released) -> dict[str, Any]:
+    return {
+        "commands": found.sent,
+        "lost": found.lost,
+        "doubled": found.doubled,
+        "differences": found.differences,
+        "balance": money(found.now.balance),
+        "spent": money(found.now.spent),
+        "then": {
+            "as_of": found.as_of.isoformat(),
+            "table": found.table_then,
+            "balance": money(found.then.balance),
+            "spent": money(found.then.spent),
+        },
+        "rebuild": dict(found.rebuilt),
+        "seconds": found.took,
+    }
 
 
-def run(settings: Settings, options: Options, telling: Telling) -> Result:
+def run(settings: Settings, options: Options, telling: Telling, proved: Callable[[Result], None]) -> Result:
     """Run the demo in a folder of its own below the data folder, removed first if it is there.
 
-    Everything that it starts is stopped when it returns or raises; the data stays. Raises DemoRuns and whatever keeps
-    the parts from working.
+    `proved` is given what was found before the next release is rolled out. Everything that it starts is stopped when it
+    returns or raises; the data stays. Raises DemoRuns and whatever keeps the parts from working.
     """
     folder = settings.data_dir.expanduser().resolve() / FOLDER
     with _alone(folder), _stack(folder, telling) as stack:
@@ -154,9 +158,13 @@ def run(settings: Settings, options: Options, telling: Telling) -> Result:
             loaded, rebuilt = _load(demo, read.commands, crew, watch, kills=options.kills, telling=telling)
             with telling.timed("all rows compared with a fold of the log (verify)"):
                 verified = verify(demo, all_views())
-        with telling.timed("file, log and rows compared"):
-            proof = prove(read.transactions, read.commands, counted_in(demo), rows_of(demo), read.expected)
-    return Result(options, folder, read, loaded, proof, rebuilt, verified, telling.took)
+            with telling.timed("file, log and rows compared"):
+                proof = prove(read.transactions, read.commands, counted_in(demo), rows_of(demo), read.expected)
+            result = Result(options, folder, read, loaded, proof, rebuilt, verified, telling.took)
+            proved(result)
+            if options.release and result.is_proven and read.transactions:
+                result.released = release(demo, folder, crew, watch, read, proof, telling)
+    return result
 
 
 def money(cents: int) -> str:
