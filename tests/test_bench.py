@@ -21,6 +21,7 @@ from infra.bench.plot import draw
 from infra.bench.processes import BenchmarkStalled, Process, wait_until
 from infra.bench.results import Aim, Result, Sample, middle
 from infra.bench.run import Bench, Options
+from infra.bench.switching import Answer, longest_waits, older_answers
 from infra.bench.workload import OPEN, OVERDRAFT_LIMIT, Expected, Ledger, Order, history, movements, opening_orders
 from infra.dev.stack import Stack
 from infra.log.records import Commit, encode
@@ -232,6 +233,32 @@ def test_rebuilding_is_measured_with_its_memory(stack: Stack, tmp_path: Path) ->
     result = rebuild.run(tiny(stack, tmp_path))
     assert [case for contender, case in result.contenders if contender == rebuild.IN_ALL] == list(rebuild.SIZES)
     assert all(one.more["peak_memory_mb"] > 10 for one in result.samples if one.contender == rebuild.AFTER_START)
+
+
+@pytest.mark.timeout(300)
+def test_switches_are_measured_for_readers_and_agents(stack: Stack, tmp_path: Path) -> None:
+    from infra.bench import switching
+
+    result = switching.run(tiny(stack, tmp_path))
+    assert result.size["switches"] == 3
+    assert result.size["releases"] == 1
+    assert {case for _, case in result.contenders} == {switching.WAIT, switching.GAP, switching.RELEASE}
+    assert all(sample.value > 0 for sample in result.samples)
+    assert result.samples[0].more["reads"] > 100
+
+
+def test_an_answer_is_older_only_than_what_was_seen_before_it_was_asked() -> None:
+    first = Answer(0.0, 0.0, 1.0, 7, 5)
+    meanwhile, other = first._replace(asked=0.9, answered=1.1, seen=4), first._replace(asked=2.0, account=8, seen=1)
+    older = first._replace(asked=1.05, answered=1.2, seen=4)
+    assert older_answers([older, meanwhile, other, first]) == [(older, 5)]
+
+
+def test_a_wait_is_that_of_the_answers_under_way_near_a_switch() -> None:
+    answers = [Answer(start, start, start + 0.004, 7, 1) for start in (0.0, 9.0, 9.95, 11.0)]
+    slow = Answer(10.05, 10.06, 10.25, 7, 1)
+    waits = longest_waits([*answers[:3], slow, answers[3]], [10.0, 20.0])
+    assert waits == [pytest.approx(200.0)]
 
 
 @pytest.mark.timeout(300)
