@@ -30,6 +30,7 @@ from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log import clients, topics
+from infra.log.archive_manifest import ends_of
 from infra.log.records import Opening, Record, encode
 from infra.log.source import read_range
 from infra.settings import Settings
@@ -326,6 +327,9 @@ class Handler:
             # after the snapshot, so that the end can't be older than the position
             here = TopicPartition(self.settings.events_topic, writer.partition)
             first, end = self._log_reader.get_watermark_offsets(here, timeout=topics.TIMEOUT_S)
+            position = snapshot.positions.get(writer.partition)
+            if position and first > position.next_offset and self._archived(writer.partition) < first:
+                return Refuse("events-trimmed")
         except (psycopg.Error, DatabaseAway) as error:
             self._database_away(error)
             return Wait("the database is away")
@@ -333,10 +337,12 @@ class Handler:
             if not clients.may_pass(error.args[0]):
                 raise
             return Wait("Kafka is away")
-        position = snapshot.positions.get(writer.partition)
-        if position and first > position.next_offset:
-            return Refuse("events-trimmed")
         return writer.on_position(snapshot, end)
+
+    def _archived(self, partition: int) -> int:
+        """The offset up to which a partition of the log is archived."""
+        assert self._database is not None, "a snapshot was just read from it"
+        return ends_of(self._database, self.settings.events_topic).get(partition, 0)
 
     def _read_log(self, writer: Writer, start: int, stop: int) -> Action | None:
         action: Action | None = None
@@ -347,7 +353,7 @@ class Handler:
                 action = writer.on_log(records)
                 if not isinstance(action, ReadLog):
                     break
-        except clients.KafkaAway as error:
+        except (clients.KafkaAway, DatabaseAway) as error:  # the database tells what is archived
             log.warning("handler %s: %s", self.name, error)
             return writer.start()
         return action
@@ -469,7 +475,7 @@ def _refused(why: str, settings: Settings) -> WorldChanged:
             )
         case "events-trimmed":
             return WorldChanged(
-                f"'{settings.events_topic}' does not reach back to the read model's position: it was trimmed.",
+                f"'{settings.events_topic}' does not reach back to the read model's position: it was trimmed without an archive.",
                 "Restore the topic: what is missing was never applied.",
             )
         case _:

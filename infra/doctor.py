@@ -54,7 +54,10 @@ def examine() -> list[Finding]:
         ("Kafka", lambda: _kafka(known)),
         ("PostgreSQL", lambda: _database(known)),
     ]
-    return findings + [_look(name, look) for name, look in more]
+    findings += [_look(name, look) for name, look in more]
+    if all(found.ok for found in findings[-2:]):  # or it would only say again that they do not answer
+        findings.append(_look("archive", lambda: _archive(known)))
+    return findings
 
 
 class Unfit(SamefoldError):
@@ -152,3 +155,27 @@ def _database(settings: Settings) -> str:
     with connect(settings, "doctor") as connection:
         row = connection.execute("select current_setting('server_version_num')::int / 10000").fetchone()
     return f"answers, version {row[0] if row else '?'}"
+
+
+def _archive(settings: Settings) -> str:
+    """That there is none is no fault, as long as Kafka holds the whole log."""
+    from infra.database.connect import connect, naming
+    from infra.log.archive_manifest import ends_of
+    from infra.log.topics import TopicMissing, describe
+
+    if settings.kafka_bootstrap is None or settings.database_url is None:
+        return "not looked for: Kafka or PostgreSQL is not configured yet"
+    try:
+        topic = describe(settings, settings.events_topic)
+    except TopicMissing:
+        return f"nothing to archive yet ({settings.archive})"
+    with naming(settings), connect(settings, "doctor") as connection:
+        row = connection.execute("select to_regclass('archive_files')").fetchone()
+        ends = ends_of(connection, topic.name) if row and row[0] else {}
+    for partition, first in topic.first.items():
+        if first > ends.get(partition, 0):
+            raise Unfit(
+                f"{topic.name}[{partition}] begins at {first}, but the archive ends at {ends.get(partition, 0)}.",
+                "Records are missing: restore the topic, or the database that knows the archive.",
+            )
+    return f"{sum(ends.values()):,} of {sum(topic.end.values()):,} records ({settings.archive})"

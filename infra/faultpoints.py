@@ -39,11 +39,25 @@ BuilderPoint: TypeAlias = Literal[
     "switch written",  # its COMMIT is the next statement
     "switch done",
 ]
-Point: TypeAlias = HandlerPoint | AgentPoint | BuilderPoint
+ArchiverPoint: TypeAlias = Literal[
+    "range read",  # of one file, out of the log
+    "file written",  # under a temporary name
+    "file placed",  # under its own; the manifest does not know it yet
+    "file entered",  # in the manifest
+    "archive swept",  # of one partition
+]
+TrimmerPoint: TypeAlias = Literal[
+    "trim planned",
+    "archive verified",  # all that is to be cut; the next thing is to cut
+    "partition trimmed",
+]
+Point: TypeAlias = HandlerPoint | AgentPoint | BuilderPoint | ArchiverPoint | TrimmerPoint
 
 HANDLER: tuple[HandlerPoint, ...] = get_args(HandlerPoint)
 AGENT: tuple[AgentPoint, ...] = get_args(AgentPoint)
 BUILDER: tuple[BuilderPoint, ...] = get_args(BuilderPoint)
+ARCHIVER: tuple[ArchiverPoint, ...] = get_args(ArchiverPoint)
+TRIMMER: tuple[TrimmerPoint, ...] = get_args(TrimmerPoint)
 
 hook: Callable[[Point], None] | None = None
 

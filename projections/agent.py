@@ -210,6 +210,9 @@ class Agent:
             except KafkaAway as error:
                 self._say("kafka", error.message)
                 await self._pause(0.1)
+            except DatabaseAway as error:  # which tells what is archived
+                self._say("database", error.message)
+                await self._pause(0.1)
 
     async def _fetch_once(self) -> None:
         wanted = self.reader.fetching

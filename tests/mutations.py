@@ -95,8 +95,8 @@ MUTATIONS = [
     Mutation(
         "a trimmed log is read from where it begins",
         "commands/handler.py",
-        "        if position and first > position.next_offset:",
-        "        if False:",
+        "            if position and first > position.next_offset and self._archived(writer.partition) < first:",
+        "            if False:",
         "tests/test_handler.py -k a_trimmed_log",
     ),
     Mutation(

@@ -157,7 +157,8 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
     behind = samefold("db", "check", settings=world)
     assert behind.returncode == 1
     assert "samefold db upgrade" in behind.stderr
-    assert samefold("db", "upgrade", "--json", settings=world).stdout == '{"before": null, "after": "0001"}\n'
+    upgraded = samefold("db", "upgrade", "--json", settings=world).stdout
+    assert upgraded == f'{{"before": null, "after": "{revisions.head()}"}}\n'
     assert "as this code needs it" in samefold("db", "upgrade", settings=world).stdout
     assert samefold("db", "check", settings=world).returncode == 0
     nothing = samefold("db", "revision", "-m", "nothing", settings=world)
@@ -166,12 +167,13 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
 
 
 def test_two_branches_that_each_added_a_migration_are_told(scripts: Path) -> None:
-    for name in ("0002_mine", "0002_theirs"):
-        (scripts / f"{name}.py").write_text(f"revision: str = \"{name}\"\ndown_revision: str | None = '0001'\n")
-    with pytest.raises(SamefoldError, match="several newest migrations: 0002_mine, 0002_theirs"):
+    before = revisions.head()
+    for name in ("9001_mine", "9001_theirs"):
+        (scripts / f"{name}.py").write_text(f"revision: str = \"{name}\"\ndown_revision: str | None = '{before}'\n")
+    with pytest.raises(SamefoldError, match="several newest migrations: 9001_mine, 9001_theirs"):
         revisions.head()
-    (scripts / "0003.py").write_text("revision = '0003'\ndown_revision = ('0002_mine', '0002_theirs')\n")
-    assert revisions.head() == "0003"
+    (scripts / "9002.py").write_text("revision = '9002'\ndown_revision = ('9001_mine', '9001_theirs')\n")
+    assert revisions.head() == "9002"
 
 
 def test_code_without_migrations_has_no_newest(scripts: Path) -> None:

@@ -1,11 +1,14 @@
-"""Reading a range of a topic's partition, without a group: for takeovers, rebuilds, verify and people."""
+"""Reading a range of a topic's partition, without a group: for takeovers, rebuilds, verify and people.
+
+One source: what Kafka does not hold any more comes out of the archive, the rest out of Kafka, without a seam.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from infra.errors import SamefoldError
 from infra.log import clients
@@ -18,7 +21,11 @@ NO_PROGRESS_S = 60.0
 
 
 class LogTrimmed(SamefoldError):
-    """A range of the log that is needed is not there: it was deleted, or the topic made anew."""
+    """A range of the log that is needed is not there: it was deleted without an archive, or the topic made anew."""
+
+
+class NotHeld(SamefoldError):
+    """Kafka does not hold an offset any more. The archive may; `read_range` asks it."""
 
 
 def read_range(
@@ -27,11 +34,50 @@ def read_range(
     """The records of `topic[partition]` with offsets in [start, stop), in order, in batches.
 
     The last offset counts as read only when a record at or beyond it, or the partition's end beyond it, was seen.
-    Raises LogTrimmed where the range does not exist, KafkaAway after 60 s without progress.
+    Raises LogTrimmed where the range does not exist, KafkaAway after 60 s without progress, and what `archived` raises.
+    """
+    new = tuple.__new__  # what Record() comes to, in half the time
+    position = start
+    while position < stop:
+        try:
+            for messages in read_messages(settings, topic, partition, position, stop, consumer=consumer):
+                position = messages[-1].offset() + 1
+                yield [new(Record, (partition, m.offset(), m.timestamp()[1], m.key(), m.value())) for m in messages]
+            return
+        except NotHeld:
+            for records, position in archived(settings, topic, partition, position, stop):  # noqa: B007, B020
+                if records:
+                    yield records
+
+
+def archived(
+    settings: Settings, topic: str, partition: int, start: int, stop: int | None = None
+) -> Iterator[tuple[list[Record], int]]:
+    """The records from `start` on that the archive holds, each batch with the offset after it, the last one perhaps empty.
+
+    Raises LogTrimmed where `start` is not archived; ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, DatabaseAway.
+    """
+    from infra.log.archive import read_archived  # brings Arrow, which only a trimmed log needs
+
+    position = start
+    for records, position in read_archived(settings, topic, partition, start, stop):
+        yield records, position
+    if position == start:
+        raise LogTrimmed(
+            f"{topic}[{partition}] does not hold offset {start} any more, and no archive has it.",
+            "It was trimmed without `samefold archive`, or made anew: restore the topic, or the database that knows the archive.",
+        )
+
+
+def read_messages(
+    settings: Settings, topic: str, partition: int, start: int, stop: int, *, consumer: Consumer | None = None
+) -> Iterator[list[Message]]:
+    """The messages that Kafka holds of [start, stop), in order, in batches without errors.
+
+    Raises NotHeld where it does not hold the next one any more, LogTrimmed where the partition ends before `stop`, KafkaAway.
     """
     if start >= stop:
         return
-    new = tuple.__new__  # what Record() comes to, in half the time
     own = consumer is None
     reader = consumer or clients.range_consumer(settings)
     try:
@@ -39,34 +85,31 @@ def read_range(
         position = start
         deadline = time.monotonic() + NO_PROGRESS_S
         while position < stop:
-            batch: list[Record] = []
             # consume(n) waits for all n: ask for one first, then for what is there
             messages = reader.consume(1, 0.2) or []
             if messages and messages[0].error() is None:
                 messages += reader.consume(min(BATCH, stop - position), 0)
-            for message in messages:
-                error = message.error()
-                if error is not None:
-                    if error.code() == KafkaError._PARTITION_EOF:
-                        position = max(position, message.offset() or 0)
-                        if message.offset() < stop:
-                            raise LogTrimmed(
-                                f"{topic}[{partition}] ends at {message.offset()}, but {stop} records were expected.",
-                                "The topic was made anew or lost records: restore it, or start with an empty database.",
-                            )
-                        continue
-                    raise named(settings, topic, partition, start, error)
-                offset = message.offset()
-                if offset >= stop:
-                    position = stop
-                    break
-                batch.append(new(Record, (partition, offset, message.timestamp()[1], message.key(), message.value())))
-                position = offset + 1
-            if batch:
+            wrong = next((number for number, message in enumerate(messages) if message.error() is not None), None)
+            good = messages if wrong is None else messages[:wrong]
+            if good and good[-1].offset() >= stop:
+                position = stop
+                good = [message for message in good if message.offset() < stop]
+            if good:
+                position = max(position, good[-1].offset() + 1)
                 deadline = time.monotonic() + NO_PROGRESS_S
-                yield batch
+                yield good
             elif time.monotonic() > deadline:
                 raise clients.away(settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+            if wrong is not None and position < stop:
+                error = messages[wrong].error()
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise named(settings, topic, partition, position, error)
+                position = max(position, messages[wrong].offset() or 0)
+                if position < stop:
+                    raise LogTrimmed(
+                        f"{topic}[{partition}] ends at {messages[wrong].offset()}, but {stop} records were expected.",
+                        "The topic was made anew or lost records: restore it, or start with an empty database.",
+                    )
     finally:
         if own:
             reader.close()
@@ -74,11 +117,13 @@ def read_range(
             reader.unassign()
 
 
+def is_not_held(error: KafkaError) -> bool:
+    """Whether the broker does not hold what was asked for."""
+    return error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+
+
 def named(settings: Settings, topic: str, partition: int, start: int, error: KafkaError) -> SamefoldError:
     """The named error for one of a consumer's, which was to read from `start` on."""
-    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-        return LogTrimmed(
-            f"{topic}[{partition}] does not hold offset {start} any more.",
-            "The log was trimmed or the topic made anew: restore it, or read from an archive.",
-        )
+    if is_not_held(error):
+        return NotHeld(f"{topic}[{partition}] does not hold offset {start} any more.", "Read it from the archive.")
     return clients.away(settings, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from infra.log import clients
 from infra.log.records import Record
 from infra.log.rule import Reading, read
-from infra.log.source import NO_PROGRESS_S, named
+from infra.log.source import NO_PROGRESS_S, archived, is_not_held, named
 from infra.settings import Settings
 from projections.engine.commit import Batch
 from projections.engine.errors import LogChanged
@@ -31,8 +31,10 @@ class Tail:
         self._ahead: dict[int, deque[Record]] = {partition: deque() for partition in at}
         self._end = {partition: reading.next_offset for partition, reading in at.items()}
         self._paused: set[int] = set()
+        self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
+        """Partitions that are read out of the archive, until it ends and Kafka goes on."""
         self._consumer = clients.range_consumer(settings)
-        self._consumer.assign([TopicPartition(topic, partition, end) for partition, end in self._end.items()])
+        self._assign()
 
     def __enter__(self) -> Tail:
         return self
@@ -49,7 +51,7 @@ class Tail:
         """What leads from `at` towards `to`: a batch for each partition that has not arrived, `most` records in all.
 
         The same call again, or one from a later position, gives the same records again, so a transaction that failed is
-        tried again. Raises LogChanged when the log does not lead to `to`, LogTrimmed, KafkaAway.
+        tried again. Raises LogChanged when the log does not lead to `to`, KafkaAway, and what reading the archive raises.
         """
         for partition, target in to.items():
             if at[partition].next_offset == target.next_offset and at[partition] != target:
@@ -99,16 +101,43 @@ class Tail:
             self._consumer.resume([TopicPartition(self.topic, partition) for partition in resume])
         self._paused = full
 
+    def _assign(self) -> None:
+        """Have Kafka go on wherever the archive does not."""
+        if self._paused:
+            self._consumer.resume([TopicPartition(self.topic, partition) for partition in self._paused])
+            self._paused = set()
+        ends = ((partition, end) for partition, end in self._end.items() if partition not in self._archived)
+        self._consumer.assign([TopicPartition(self.topic, partition, end) for partition, end in ends])
+
+    def _take_archived(self) -> int:
+        """Records taken in out of the archive: a batch for each partition of which not enough is at hand."""
+        taken = 0
+        for partition, batches in list(self._archived.items()):
+            if len(self._ahead[partition]) >= AHEAD:
+                continue
+            records, self._end[partition] = next(batches, (None, self._end[partition]))
+            if records is None:
+                del self._archived[partition]
+                self._assign()
+            else:
+                self._ahead[partition].extend(records)
+                taken += len(records)
+        return taken
+
     def _consume(self, timeout_s: float) -> int:
         """Records taken in; waits only for the first."""
-        messages = self._consumer.consume(1, timeout_s)
+        taken = self._take_archived()
+        messages = self._consumer.consume(1, 0 if taken else timeout_s)
         if messages:
             messages += self._consumer.consume(AHEAD, 0)
-        taken = 0
         for message in messages:
             partition = message.partition()
             if (error := message.error()) is not None:
-                if error.code() != KafkaError._PARTITION_EOF:
+                if is_not_held(error):
+                    self._archived.setdefault(
+                        partition, archived(self.settings, self.topic, partition, self._end[partition])
+                    )
+                elif error.code() != KafkaError._PARTITION_EOF:
                     raise named(self.settings, self.topic, partition, self._end.get(partition, 0), error)
                 continue
             offset = message.offset()

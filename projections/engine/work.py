@@ -10,6 +10,7 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
+from infra.log.archive_manifest import ends_of
 from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import Counted, Reading, Void, read
 from infra.log.source import LogTrimmed
@@ -71,7 +72,9 @@ class Work:
             positions = ensure_started(connection, self.agent, self.views, contract)
         if positions is not None:
             # described after the positions were read: others go on meanwhile, and the log's end with them
-            _check_reach(describe(self.settings, events.name), positions)
+            now = describe(self.settings, events.name)
+            with self._naming():
+                _check_reach(now, positions, ends_of(self._connected(), events.name))
 
     def ping(self, lane: int = 0) -> None:
         """Ask the database for nothing. Raises DatabaseAway."""
@@ -184,12 +187,14 @@ def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:
         )
 
 
-def _check_reach(events: Topic, positions: Positions) -> None:
-    """Raises LogTrimmed where the log does not hold what comes next for some partition."""
+def _check_reach(events: Topic, positions: Positions, archived: Mapping[int, int]) -> None:
+    """Raises LogTrimmed where neither the log nor the archive, up to these ends, holds what comes next for some partition."""
     for partition, reading in positions.readings.items():
         if not events.first[partition] <= reading.next_offset <= events.end[partition]:
+            if reading.next_offset < events.first[partition] <= archived.get(partition, 0):
+                continue
             raise LogTrimmed(
                 f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
-                f"agent '{positions.agent}' goes on at {reading.next_offset}.",
-                "The log was trimmed or lost its end: restore it, or start with an empty database.",
+                f"agent '{positions.agent}' goes on at {reading.next_offset}, and no archive has that.",
+                "The log was trimmed without `samefold archive`, or lost its end: restore it, or start with an empty database.",
             )

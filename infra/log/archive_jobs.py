@@ -1,0 +1,100 @@
+"""What `samefold archive` and its commands do: partition by partition, on an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from infra.database.connect import connect, naming
+from infra.log.archive_check import Checked, Portion, check_partition
+from infra.log.archive_manifest import ArchiveFile, ends_of, files_of
+from infra.log.archive_trim import Cut, plan, trim
+from infra.log.archive_write import Archived, archive_partition, shares
+from infra.log.topics import Topic
+from infra.settings import Settings
+from projections.engine.contract import require_contract
+from projections.engine.engines import EngineFor, Local
+from projections.engine.progress import Progress, Silent
+
+
+def archive_log(
+    settings: Settings, *, engine_for: EngineFor | None = None, progress: Progress | None = None
+) -> list[Archived]:
+    """Archive the log up to its ends of now; what was done, by partition.
+
+    Raises what `archive_partition` raises, ContractBroken.
+    """
+    progress = progress or Silent()
+    with naming(settings), connect(settings, "samefold archive") as connection:
+        topic = require_contract(settings, connection)
+        work = shares(settings, topic, ends_of(connection, topic.name))
+    records = sum(share.records for share in work)
+    engine = (engine_for or (lambda _records: Local()))(records)
+    progress.begin("archive", records)
+    return sorted(engine.run(archive_partition, work, records, progress.advance), key=lambda one: one.partition)
+
+
+def check_archive(
+    settings: Settings, *, engine_for: EngineFor | None = None, progress: Progress | None = None
+) -> list[Checked]:
+    """Read all files of the archive again; what was found, by partition. Raises ManifestBroken, ArchiveAway, ContractBroken."""
+    progress = progress or Silent()
+    with naming(settings), connect(settings, "samefold archive check") as connection:
+        topic = require_contract(settings, connection)
+        ends = _ends(files_of(connection, topic.name))
+    records = sum(ends.values())
+    engine = (engine_for or (lambda _records: Local()))(records)
+    progress.begin("check", records)
+    work = [Portion(settings, topic.name, partition) for partition in sorted(ends)]
+    return engine.run(check_partition, work, records, progress.advance)
+
+
+def plan_trim(settings: Settings, *, before: datetime | None = None, keep: int = 0) -> tuple[Topic, list[Cut]]:
+    """What `trim_log` would cut. Raises ContractBroken, KafkaAway, DatabaseAway."""
+    with naming(settings), connect(settings, "samefold archive trim") as connection:
+        topic = require_contract(settings, connection)
+        return topic, plan(settings, topic, connection, before=before, keep=keep)
+
+
+def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress | None = None) -> list[Cut]:
+    """Check the archive's files and cut. Raises what `trim` raises."""
+    progress = progress or Silent()
+    progress.begin("check", sum(cut.records for cut in cuts))
+    return trim(settings, topic, cuts, progress.advance)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionNow:
+    """Of a partition: Kafka holds [first, end), the archive [0, archived) in so many files; `size` is theirs in bytes."""
+
+    partition: int
+    first: int
+    end: int
+    archived: int
+    files: int
+    records: int
+    size: int
+
+
+def status(settings: Settings) -> list[PartitionNow]:
+    """What is archived and what is trimmed. Raises ContractBroken, ManifestBroken, KafkaAway, DatabaseAway."""
+    with naming(settings), connect(settings, "samefold archive status") as connection:
+        topic = require_contract(settings, connection)
+        files = files_of(connection, topic.name)
+    ends = _ends(files)
+    return [
+        PartitionNow(
+            partition,
+            topic.first[partition],
+            topic.end[partition],
+            ends.get(partition, 0),
+            len(mine := [file for file in files if file.partition == partition]),
+            sum(file.rows for file in mine),
+            sum(file.size for file in mine),
+        )
+        for partition in range(topic.partitions)
+    ]
+
+
+def _ends(files: list[ArchiveFile]) -> dict[int, int]:
+    return {file.partition: file.end.next_offset for file in files}

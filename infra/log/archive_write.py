@@ -1,0 +1,202 @@
+"""Archiving: the log up to now into files, each entered in the manifest once (DESIGN §5).
+
+A file is put under a name that says its range and its content, and then entered by one INSERT, which succeeds for one archiver
+only: a partition's files are a chain (`archive_files`). Killed between the two, it leaves a file that nobody names. Such a file
+is swept once the chain has passed its beginning, for then nothing can enter it any more, whoever wakes up and whenever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from confluent_kafka import Message
+from psycopg import errors
+
+from infra.database.connect import Connection, connect, naming
+from infra.faultpoints import reach
+from infra.log.archive_files import Row, encode
+from infra.log.archive_manifest import ArchiveFile, end_of, files_of
+from infra.log.archive_store import Store
+from infra.log.records import Record
+from infra.log.rule import Reading, read
+from infra.log.source import LogTrimmed, NotHeld, read_messages
+from infra.log.topics import Topic
+from infra.settings import Settings
+
+MOST_RECORDS = 50_000
+"""Of one file: it ends at a multiple of this, at the latest."""
+MOST_BYTES = 64_000_000
+"""Of the records of one file, about; it is made in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One partition to be archived, up to an offset: what a task is told. `records` of it were not archived when it was made."""
+
+    settings: Settings
+    topic: str
+    topic_id: str
+    partition: int
+    end: int
+    records: int
+
+
+@dataclass(slots=True)
+class Archived:
+    """What a task did to its partition. `first` and `end`: the range of offsets that it put there itself."""
+
+    partition: int
+    first: int
+    end: int
+    files: int = 0
+    records: int = 0
+    size: int = 0
+    swept: int = 0
+
+
+class _Range(NamedTuple):
+    start: Reading
+    end: Reading
+    rows: list[Row]
+
+
+def shares(settings: Settings, topic: Topic, archived: Mapping[int, int]) -> list[Share]:
+    """What there is to archive of a topic, up to its ends as they were described; the largest first. `archived`: see `ends_of`."""
+    found = [
+        Share(settings, topic.name, topic.id, partition, end, max(end - archived.get(partition, 0), 0))
+        for partition, end in topic.end.items()
+    ]
+    return sorted(found, key=lambda share: -share.records)
+
+
+def archive_partition(share: Share, advance: Callable[[int], None] = lambda _count: None) -> Archived:
+    """Archive a partition up to the share's end. Whatever others do at once, each record is archived once.
+
+    Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, ArchiveAway, KafkaAway, DatabaseAway.
+    """
+    store = Store(share.settings)
+    with naming(share.settings), connect(share.settings, f"samefold archive {share.partition}") as connection:
+        at = end_of(connection, share.topic, share.partition)
+        done = Archived(share.partition, at.next_offset, at.next_offset)
+        while at.next_offset < share.end:
+            for one in _ranges(share, at):
+                reach("range read")
+                file, content = _made(share, one)
+                if not (store.put(file.path, content) and _enter(connection, file)):
+                    break  # somebody else has been here; go on where the chain ends now
+                reach("file entered")
+                done.files, done.records, done.size = done.files + 1, done.records + file.rows, done.size + file.size
+                done.end = file.end.next_offset
+                advance(file.end.next_offset - file.start.next_offset)
+            at = end_of(connection, share.topic, share.partition)
+        done.swept = _sweep(store, connection, share)
+        reach("archive swept")
+    return done
+
+
+def _ranges(share: Share, at: Reading) -> Iterator[_Range]:
+    """What is to be archived from `at` on, a file at a time."""
+    rows: list[Row] = []
+    size = 0
+    next_boundary = _boundary_after(at.next_offset)
+    for messages in _read(share, at.next_offset):
+        for message in messages:
+            row = _row(message)
+            offset = row[0]
+            if offset >= next_boundary or size >= MOST_BYTES:
+                end = _end(share, at, rows, offset if offset < next_boundary else offset - offset % MOST_RECORDS)
+                yield _Range(at, end, rows)
+                at, rows, size, next_boundary = end, [], 0, _boundary_after(end.next_offset)
+            rows.append(row)
+            size += len(row[2] or b"") + len(row[3] or b"")
+    yield _Range(at, _end(share, at, rows, share.end), rows)
+
+
+def _read(share: Share, start: int) -> Iterator[list[Message]]:
+    try:
+        yield from read_messages(share.settings, share.topic, share.partition, start, share.end)
+    except NotHeld as error:
+        raise LogTrimmed(
+            f"{share.topic}[{share.partition}] does not hold offset {start} any more, where the archive ends.",
+            "It was trimmed without `samefold archive trim`, or the database was restored to before that: restore either.",
+        ) from error
+
+
+def _boundary_after(offset: int) -> int:
+    return (offset // MOST_RECORDS + 1) * MOST_RECORDS
+
+
+def _row(message: Message) -> Row:
+    return message.offset(), message.timestamp()[1], message.key(), message.value(), message.headers() or None
+
+
+def _end(share: Share, start: Reading, rows: list[Row], end: int) -> Reading:
+    """The reading state after these records, at an offset that may lie beyond the last one."""
+    after, _, _ = read(
+        start, (Record(share.partition, offset, time, key, value) for offset, time, key, value, _ in rows)
+    )
+    return after._replace(next_offset=end)
+
+
+def _made(share: Share, one: _Range) -> tuple[ArchiveFile, bytes]:
+    first, end = one.start.next_offset, one.end.next_offset
+    about = {"topic": share.topic, "topic_id": share.topic_id, "partition": str(share.partition)}
+    about |= {"first_offset": str(first), "end_offset": str(end)}
+    content = encode(one.rows, {f"samefold.{name}": value for name, value in about.items()})
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = f"{_folder(share)}/{first:020d}-{end:020d}-{sha256[:16]}.parquet"
+    last_ms = max((row[1] for row in one.rows), default=None)
+    file = ArchiveFile(
+        share.topic,
+        share.topic_id,
+        share.partition,
+        path,
+        len(one.rows),
+        len(content),
+        sha256,
+        last_ms,
+        one.start,
+        one.end,
+    )
+    return file, content
+
+
+def _folder(share: Share) -> str:
+    return f"{share.topic}/{share.topic_id}/partition={share.partition}"
+
+
+def _enter(connection: Connection, file: ArchiveFile) -> bool:
+    """Whether this file is now the end of the chain. Once it is, it stays in it for ever."""
+    (first, *start), (end, *after) = file.start, file.end
+    what = (file.topic_id, file.path, file.rows, file.size, file.sha256, file.last_ms)
+    try:
+        entered = connection.execute(
+            "insert into archive_files (topic, partition, first_offset, end_offset, follows, topic_id, path, rows, bytes, sha256, "
+            "last_ms, epoch, seq, command_offset, end_epoch, end_seq, end_command_offset) "
+            "values (%s, %s, %s, %s, nullif(%s, 0), %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict do nothing",
+            (file.topic, file.partition, first, end, first, *what, *start, *after),
+        )
+    except errors.ForeignKeyViolation:
+        return False  # the database was restored: the chain does not reach so far
+    return entered.rowcount == 1
+
+
+_NAME = re.compile(r"(\d{20})-\d{20}-[0-9a-f]{16}\.parquet(\.[0-9a-f]{32}\.tmp)?")
+
+
+def _sweep(store: Store, connection: Connection, share: Share) -> int:
+    """Remove what archivers that were killed or overtaken left: files that begin below the chain's end and are not in it."""
+    files = files_of(connection, share.topic, share.partition)
+    chain = {file.path for file in files}
+    end = files[-1].end.next_offset if files else 0  # of the same statement, or a file entered since would be swept
+    swept = 0
+    for name in store.names(_folder(share)):
+        path = f"{_folder(share)}/{name}"
+        if (found := _NAME.fullmatch(name)) and int(found[1]) < end and path not in chain:
+            store.remove(path)
+            swept += 1
+    return swept
