@@ -262,6 +262,38 @@ def test_a_wait_is_that_of_the_answers_under_way_near_a_switch() -> None:
 
 
 @pytest.mark.timeout(300)
+def test_spark_is_measured_beside_its_peers_and_void_when_its_rows_are_wrong(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infra.bench import spark
+
+    monkeypatch.setattr(spark, "SIZES", {spark.MEASURED: 5_000_000})
+    monkeypatch.setattr(spark, "CALLS", spark.CALLS[:1])
+    result = spark.run(tiny(stack, tmp_path))
+    grouped = {spark.first_job(spark.CALLS[0]), spark.warm(spark.CALLS[0])}
+    assert {contender for contender, _ in result.contenders} == {
+        *(spark.LOCAL, spark.FIRST, spark.WARM, spark.SIMPLE),
+        *grouped,
+    }
+    assert all(sample.value > 0 for sample in result.samples)
+    assert all(aim.found > 0 for aim in result.aims)
+    [first] = result.of(spark.FIRST, spark.MEASURED)
+    assert first.more["peak_memory_mb"] > 100, "the JVM's too"
+    assert first.more["first_event_s"] >= first.more["session_s"] > 0
+
+
+def test_spark_s_rows_are_compared_with_the_ledger_for_each_job(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infra.bench import spark
+
+    monkeypatch.setattr(spark, "SIZES", {spark.MEASURED: 5_000_000})
+    monkeypatch.setattr(Ledger, "rows", lambda ledger: {"000000": (1, 0)})
+    with pytest.raises(RunVoid, match=r"balances_v1_r2 \(local\)"):
+        spark.run(tiny(stack, tmp_path))
+
+
+@pytest.mark.timeout(300)
 def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: Samefold, tmp_path: Path) -> None:
     done = samefold(
         "bench", "latency", "--rounds", "1", "--scale", "0.05", "--json", "--out", str(tmp_path / "out"), seconds=240

@@ -19,6 +19,7 @@ from infra.dev.stack import Stack
 from infra.settings import Settings
 from tests.conftest import ROOT, Samefold
 from tests.oracle import Verdict, judge
+from tests.spine import until
 
 FILES = ["generated", *(["real"] if real_data() else [])]
 LIMIT = Decimal(5_000)
@@ -85,6 +86,10 @@ def running_in(folder: Path) -> list[list[str]]:
     return found
 
 
+def is_spark_running_in(folder: Path) -> bool:
+    return any("org.apache.spark.deploy.SparkSubmit" in command for command in running_in(folder))
+
+
 @pytest.mark.parametrize("file", FILES, indirect=True)
 def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
     done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, seconds=240)
@@ -140,7 +145,7 @@ def test_generated_data_without_kills_and_without_overdraft(place: Settings, sam
     [
         pytest.param(signal.SIGINT, "2 agents at work", id="ctrl-c"),
         pytest.param(signal.SIGTERM, "2 agents at work", id="sigterm"),
-        pytest.param(signal.SIGINT, "beside the old ones", id="ctrl-c while Spark begins"),
+        pytest.param(signal.SIGINT, "beside the old ones", id="ctrl-c while Spark starts"),
     ],
 )
 def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: str, few: Path, place: Settings) -> None:
@@ -156,6 +161,8 @@ def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: s
         for line in demo.stdout:
             said += line
             if moment in line:
+                if moment.startswith("beside"):
+                    until(lambda: is_spark_running_in(place.data_dir), "Spark's JVM is there", 60)
                 demo.send_signal(number)
                 break
         said += demo.stdout.read()
