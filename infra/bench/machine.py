@@ -21,7 +21,16 @@ from infra.dev.postgres import VERSION
 QUIET = 0.5
 """A load average above this at the start means that something else runs."""
 
-_PACKAGES = ("confluent-kafka", "aiokafka", "faust-streaming", "psycopg", "msgspec", "pydantic", "eventsourcing")
+_PACKAGES = (
+    "confluent-kafka",
+    "aiokafka",
+    "faust-streaming",
+    "psycopg",
+    "msgspec",
+    "pydantic",
+    "eventsourcing",
+    "pyspark",
+)
 
 
 def facts() -> dict[str, Any]:
