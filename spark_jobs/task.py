@@ -24,7 +24,7 @@ from projections.engine.workers import Advance
 
 TELL_S = 1.0
 PASSING = (KafkaAway, DatabaseAway)
-PAUSE_S = 3.0
+PAUSE_S = 1.0
 """Before Spark is let try a task again that failed for a reason that may pass."""
 
 

@@ -162,4 +162,4 @@ def spark_engine(spark: "SparkSession", world: Settings, spark_place: Path) -> "
 def dev_env(world: Settings) -> str:
     """The lines of a `dev.env` that say what these settings say."""
     values = world.environment().items()
-    return "".join(f"{name}='{value}'\n" for name, value in values if name != f"{PREFIX}DATA_DIR")
+    return "".join(f"{name}={value}\n" for name, value in values if name != f"{PREFIX}DATA_DIR")

@@ -31,6 +31,7 @@ from projections.engine.folded import Folded, StoredRow, added_rows
 from projections.engine.parking import insert_parked
 from projections.engine.plan import Plan
 from projections.engine.refusal import is_refusal
+from projections.engine.twins import Twin
 from projections.engine.view import Kind, View
 from projections.engine.workers import Advance
 
@@ -139,9 +140,17 @@ class _Table:
         self._connection = connect(part.settings, loader_name(build.id, part.partition), statement_timeout_ms=0)
 
     def __enter__(self) -> _Table:
+        twin = Twin(self.build.id, self.partition)
         try:
-            self._connection.execute("begin")
-            if self._enter():
+            while True:
+                self._connection.execute("begin")
+                try:
+                    entered = self._enter()
+                    break
+                except psycopg.errors.LockNotAvailable:
+                    self._connection.execute("rollback")
+                    twin.wait(self._connection)
+            if entered:
                 self._copying = self._connection.cursor().copy(copy_into(self.view, self.build.table))
                 self._copy = self._copying.__enter__()
                 self._copy.set_types(copy_types(self.view))
