@@ -184,6 +184,27 @@ MUTATIONS = [
         "tests/test_agent.py -k trimmed_log",
     ),
     Mutation(
+        "a file of the archive is believed without its hash",
+        "infra/log/archive.py",
+        "    if found != file.sha256:",
+        "    if False:",
+        "tests/test_archive.py -k flipped",
+    ),
+    Mutation(
+        "trim does not ask where the agents are",
+        "infra/log/archive_trim.py",
+        "        yield partition, Limit(offset, f\"agent '{agent}', which goes on there\")",
+        "        pass",
+        "tests/test_archive.py -k slowest_agent",
+    ),
+    Mutation(
+        "trim leaves the archive unread",
+        "infra/log/archive_trim.py",
+        "                check_file(store, file)\n",
+        "",
+        "tests/test_archive.py -k flipped",
+    ),
+    Mutation(
         "poison is passed over",
         "projections/engine/fold.py",
         '    if view.on_poison != "park":\n        raise poison from error\n',

@@ -69,7 +69,7 @@ def plan(
 
 
 def _cut(partition: int, first: int, wanted: int, limits: list[Limit]) -> Cut:
-    lowest = min(limits)
+    lowest = min(limits, key=lambda limit: limit.offset)
     to = max(min(wanted, lowest.offset), first)
     return Cut(partition, first, to, lowest.whose if lowest.offset < wanted else "")
 
