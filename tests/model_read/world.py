@@ -114,7 +114,13 @@ class World:
         self.restored = True
 
     def work(
-        self, task: Any, arguments: Iterable[Any], _processes: int, advance: Any = lambda _count: None
+        self,
+        task: Any,
+        arguments: Iterable[Any],
+        _processes: int,
+        advance: Any = lambda _count: None,
+        *,
+        memory_mb: int | None = None,
     ) -> list[Any]:
         """`workers.run`: each part of a load is an actor of its own, who goes on when whoever started it is gone."""
         if task is not local.load or self.loads_itself:
