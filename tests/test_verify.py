@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import connect
+from infra.dev.stack import Stack
 from infra.settings import Settings
+from projections.engine.columns import PARTITION, Scalar
 from projections.engine.positions import read_positions
 from projections.engine.rebuild import rebuild
 from projections.engine.system import agent_views, all_views
-from projections.engine.verify import SHOWN, Difference, NotLive, Verified, verify
+from projections.engine.verify import SHOWN, Difference, NotLive, Verified, What, verify
 from projections.engine.view import View
 from tests.bankviews import BALANCES_2, BROKEN, CORRECTED, make_tables, parking, view, with_views
 from tests.bookkeeper import DAY, Bookkeeper, LiveAgent, fold_all, start
+from tests.conftest import SEED
+from tests.one_fold.folding import Live, engines_with
+from tests.one_fold.histories import history
+from tests.one_fold.kinds import all_kinds
+from tests.one_fold.places import places, read_log, write_skips
 from tests.spine import set_up
 
 ACCOUNTS = [str(number) for number in range(25)]
@@ -111,6 +121,67 @@ def test_each_kind_of_damage_is_named(bank: Bookkeeper, statement: str, name: st
         "there it is extra, and here it is missing"
     )
     assert result.views[name].total == result.differences
+
+
+KINDS = all_kinds()
+
+
+@pytest.fixture
+def every_kind(stack: Stack) -> Iterator[Settings]:
+    """A log in which everything happens, folded into views of every kind, one of them with a key function."""
+    made = history(random.Random(SEED), 3, 600)
+    with places(stack, "verify", KINDS) as ground:
+        place = ground.make(made.logs)
+        write_skips(place, made.skips)
+        with Live(place, KINDS, random.Random(SEED)) as live:
+            assert live.fold(read_log(place)) is None
+        yield place
+
+
+def test_each_kind_of_damage_in_each_kind_of_view_on_each_engine(
+    every_kind: Settings, spark: Any, spark_place: Path
+) -> None:
+    """One row changed, one missing and one too many in each, and one wrong position: found, and nothing else is."""
+    planted = {found for name in KINDS for found in _plant(every_kind, KINDS[name])}
+    _change(every_kind, "update positions set command_offset = command_offset + 1 where partition = 1")
+    planted.add(("positions", "position", 1, (("partition", 1),)))
+    assert len(planted) == 3 * len(KINDS) + 1
+    for engine in engines_with(spark, spark_place).values():
+        result = verify(every_kind, KINDS, engine_for=engine(every_kind))
+        found = {(one.view, one.what, one.partition, tuple(one.key.items())) for one in _found(result)}
+        assert found == planted
+        assert result.differences == len(planted)
+
+
+def _plant(place: Settings, view: View) -> Iterator[tuple[str, What, int, tuple[tuple[str, Any], ...]]]:
+    """Change a row, take one away, and add one that is like another but for its key; what verify should say of each."""
+    keys = [column.name for column in view.key]
+    number = next(c.name for c in view.columns if not c.is_key and c.scalar in (Scalar.INT, Scalar.DECIMAL))
+    text = next(c.name for c in view.key if c.scalar is Scalar.STR)
+    table, key = sql.Identifier(view.table_name), sql.SQL(", ").join(map(sql.Identifier, [*keys, PARTITION]))
+    others = [sql.Identifier(c.name) for c in view.columns if c.name != text]
+    changed, missing, like = _keys_of_three(place, view, key)
+    statements: dict[What, sql.Composed] = {
+        "changed": sql.SQL("update {} set {} = {} + 1").format(table, *[sql.Identifier(number)] * 2),
+        "missing": sql.SQL("delete from {}").format(table),
+        "extra": sql.SQL("insert into {0} ({1}, {2}, {3}) select {1} || ' too', {2}, {3} from {0}").format(
+            table, sql.Identifier(text), sql.SQL(", ").join(others), sql.Identifier(PARTITION)
+        ),
+    }
+    for (what, statement), row in zip(statements.items(), (changed, missing, like), strict=True):
+        where = sql.SQL(" where ({}) = ({})").format(key, sql.SQL(", ").join([sql.Placeholder()] * len(row)))
+        with connect(place, "vandal") as db:
+            assert db.execute(statement + where, row).rowcount == 1
+        named = dict(zip(keys, row[:-1], strict=True))
+        if what == "extra":
+            named[text] += " too"
+        yield view.name, what, row[-1], tuple(named.items())
+
+
+def _keys_of_three(place: Settings, view: View, key: sql.Composed) -> list[tuple[Any, ...]]:
+    with connect(place, "vandal") as db:
+        found = db.execute(sql.SQL("select {0} from {1} order by {0}").format(key, sql.Identifier(view.table_name)))
+        return random.sample(found.fetchall(), 3)
 
 
 def test_a_difference_tells_the_key_and_both_values(bank: Bookkeeper) -> None:

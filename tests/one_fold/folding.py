@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from infra.errors import SamefoldError
@@ -13,7 +16,7 @@ from infra.log.records import Record
 from infra.log.rule import START
 from infra.settings import Settings
 from projections.engine.commit import Batch
-from projections.engine.engines import EngineFor
+from projections.engine.engines import EngineFor, Local
 from projections.engine.fold import Blocked
 from projections.engine.folded import Folded, added_rows
 from projections.engine.plan import Plan
@@ -23,9 +26,12 @@ from projections.engine.rebuild import rebuild
 from projections.engine.verify import verify
 from projections.engine.view import Kind, View
 from projections.engine.work import Work
+from spark_jobs.agent import Agent
+from spark_jobs.engine import Spark
 from tests.chaos.ledger import Place
+from tests.conftest import dev_env
 from tests.one_fold.oracle import Entry, Expected, Parked, Skip, fold
-from tests.one_fold.places import live_tables, parked_of, places_of, rows_of
+from tests.one_fold.places import PATIENCE_S, live_tables, parked_of, places_of, rows_of
 
 LANES = 2
 
@@ -124,6 +130,31 @@ class Live:
 
 def _records(partition: int, log: Sequence[Entry]) -> list[Record]:
     return [Record(partition, offset, entry.time_ms, None, entry.value) for offset, entry in enumerate(log)]
+
+
+@contextmanager
+def agent_on_spark(place: Settings, spark: Any) -> Iterator[None]:
+    """An agent with the sample's views, as a query on this Spark; its executors have the place's settings."""
+    agent = Agent(place, "core", "agent-on-spark", lambda: spark)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(agent.run)
+        try:
+            yield
+        finally:
+            agent.stop()
+        running.result(PATIENCE_S)
+
+
+Engines = Mapping[str, Callable[[Settings], EngineFor]]
+"""What loads and comparisons of a place run on."""
+
+
+def engines_with(spark: Any, spark_place: Path) -> Engines:
+    def on_spark(place: Settings) -> EngineFor:
+        (spark_place / "dev.env").write_text(dev_env(place))
+        return lambda _: Spark(spark)
+
+    return {"local": lambda _: lambda _: Local(1), "spark": on_spark}
 
 
 # ── comparing ──
