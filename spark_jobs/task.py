@@ -173,7 +173,7 @@ class _Told:
         self._settings = settings
         self._channel = channel
         self._slot = slot
-        self._next = time.monotonic() + TELL_S
+        self._next = 0.0  # the first time at once: somebody waits to see it go
         self._connection: Connection | None = None
 
     def __enter__(self) -> _Told:
