@@ -270,7 +270,7 @@ def test_an_agent_on_spark_folds_the_same(ground: Places, spark: Any, spark_plac
     with Live(place, views, chance) as live:
         assert live.fold(logs, {partition: len(log) // 3 for partition, log in enumerate(logs)}) is None
         with agent_on_spark(place, spark):
-            spine.until(lambda: [at.next_offset for at in places_of(place)] == list(map(len, logs)), "it arrives", 60)
+            spine.until(lambda: [at.next_offset for at in places_of(place)] == list(map(len, logs)), "it arrives", 120)
     assert live_differences(place, fold(logs, skips=skips)) == []
 
 
