@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from projections.engine.builds import begin
 from projections.engine.rebuild import rebuild
 from projections.engine.system import all_views, code_set
 from projections.engine.verify import verify
+from spark_jobs.engine import Spark
 from tests.archives import (
     ACCOUNTS,
     SHORT,
@@ -46,7 +48,7 @@ from tests.archives import (
 )
 from tests.bankviews import rows
 from tests.bookkeeper import Bookkeeper, fold_all
-from tests.conftest import SEED, Samefold
+from tests.conftest import SEED, Samefold, dev_env
 from tests.spine import deposit, handler, open_account, outcomes, project, records_of, scalar, send, set_up, until
 from tests.test_agent import agent
 
@@ -209,6 +211,23 @@ def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None
         manifest(world)
     with pytest.raises(ManifestBroken):
         archived_records(world)
+
+
+def test_a_restored_database_archives_the_same_files_again(bank: Bookkeeper) -> None:
+    world = bank.world
+    archive_log(world)
+    bank.life(ACCOUNTS, 3)
+    fold_all(world)
+    with connect(world, "test") as db:
+        db.execute("create table backup as select * from archive_files")
+        archive_log(world)
+        later = manifest(world)
+        db.execute("truncate archive_files")
+        db.execute("insert into archive_files select * from backup order by first_offset")
+    assert manifest(world) != later
+    archive_log(world)
+    assert manifest(world) == later
+    is_exact(world, records_of(world, world.events_topic))
 
 
 def test_a_log_that_lost_its_beginning_before_it_was_archived_is_refused(bank: Bookkeeper) -> None:
@@ -510,3 +529,27 @@ def test_where_an_archive_ends_says_the_manifest(bank: Bookkeeper) -> None:
         assert [end_of(db, world.events_topic, p) for p in range(world.partitions)] == [
             Reading(*row) for row in positions
         ]
+
+
+def test_on_spark_it_is_the_same(bank: Bookkeeper, spark_engine: Spark, spark_place: Path) -> None:
+    world = bank.world
+    (spark_place / "dev.env").write_text(dev_env(world))
+    records = records_of(world, world.events_topic)
+    done = archive_log(world, engine_for=lambda _records: spark_engine)
+    assert sum(one.records for one in done) == len(records)
+    is_exact(world, records)
+    assert [one.wrong for one in check_archive(world, engine_for=lambda _records: spark_engine)] == [
+        []
+    ] * world.partitions
+    delete_all(world)
+    assert verify(world, all_views(), engine_for=lambda _records: spark_engine).differences == 0
+
+
+def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tmp_path: Path) -> None:
+    world = bank.world
+    topic = topics.describe(world, world.events_topic)
+    share = archive_write.shares(world, topic, {})[0]
+    elsewhere = replace(share, settings=world.model_copy(update={"archive_url": str(tmp_path / "elsewhere")}))
+    with pytest.raises(ArchiveAway, match="elsewhere"):
+        archive_write.archive_partition(elsewhere)
+    assert manifest(world) == []

@@ -84,15 +84,19 @@ def status(as_json: Json = False) -> None:
     found = ask(settings)
     if as_json:
         named = {"partition", "first", "end", "archived", "files", "records"}
-        partitions = [{name: getattr(one, name) for name in sorted(named)} | {"bytes": one.size} for one in found]
+        partitions = [
+            {name: getattr(one, name) for name in sorted(named)} | {"bytes": one.size, "until": _time(one.until_ms)}
+            for one in found
+        ]
         print_json({"url": settings.archive, "partitions": partitions})
         return
-    table = Table("partition", "in the archive", "files", "size", "in Kafka", "not archived")
+    table = Table("partition", "in the archive", "until", "files", "size", "in Kafka", "not archived")
     for one in found:
         archived = f"[0, {one.archived:,})"
         kafka = f"[{one.first:,}, {one.end:,})"
         new = f"{one.end - one.archived:,}"
-        table.add_row(str(one.partition), archived, f"{one.files:,}", _size(one.size), kafka, new)
+        until = (_time(one.until_ms) or "")[:19].replace("T", " ")
+        table.add_row(str(one.partition), archived, until, f"{one.files:,}", _size(one.size), kafka, new)
     stdout.print(table)
     stdout.print(settings.archive, soft_wrap=True, markup=False)
 
@@ -174,6 +178,12 @@ def _size(size: float) -> str:
             return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
         size /= 1000
     return f"{size:,.1f} GB"
+
+
+def _time(time_ms: int | None) -> str | None:
+    from infra.log.records import time_of
+
+    return None if time_ms is None else time_of(time_ms).isoformat()
 
 
 def _quiet(_why: str) -> None:

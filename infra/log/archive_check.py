@@ -18,6 +18,8 @@ class Portion:
     """One partition of the archive: what a task is told."""
 
     settings: Settings
+    url: str
+    """Of the archive, as whoever asks has it."""
     topic: str
     partition: int
 
@@ -35,7 +37,7 @@ class Checked:
 
 def check_partition(portion: Portion, advance: Callable[[int], None] = lambda _count: None) -> Checked:
     """Check all files of a partition. Raises ManifestBroken, ArchiveAway, DatabaseAway."""
-    store = Store(portion.settings)
+    store = Store(portion.settings, portion.url)
     with naming(portion.settings), connect(portion.settings, "samefold archive check") as connection:
         files = files_of(connection, portion.topic, portion.partition)
     found = Checked(portion.partition)

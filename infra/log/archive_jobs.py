@@ -45,7 +45,7 @@ def check_archive(
     records = sum(ends.values())
     engine = (engine_for or (lambda _records: Local()))(records)
     progress.begin("check", records)
-    work = [Portion(settings, topic.name, partition) for partition in sorted(ends)]
+    work = [Portion(settings, settings.archive, topic.name, partition) for partition in sorted(ends)]
     return engine.run(check_partition, work, records, progress.advance)
 
 
@@ -65,7 +65,10 @@ def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Pro
 
 @dataclass(frozen=True, slots=True)
 class PartitionNow:
-    """Of a partition: Kafka holds [first, end), the archive [0, archived) in so many files; `size` is theirs in bytes."""
+    """Of a partition: Kafka holds [first, end), the archive [0, archived) in so many files; `size` is theirs in bytes.
+
+    `until_ms` is the time of the newest archived record, in ms since the epoch; None where there is none.
+    """
 
     partition: int
     first: int
@@ -74,6 +77,7 @@ class PartitionNow:
     files: int
     records: int
     size: int
+    until_ms: int | None
 
 
 def status(settings: Settings) -> list[PartitionNow]:
@@ -91,6 +95,7 @@ def status(settings: Settings) -> list[PartitionNow]:
             len(mine := [file for file in files if file.partition == partition]),
             sum(file.rows for file in mine),
             sum(file.size for file in mine),
+            max((file.last_ms for file in mine if file.last_ms is not None), default=None),
         )
         for partition in range(topic.partitions)
     ]

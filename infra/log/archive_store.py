@@ -23,11 +23,17 @@ class ArchiveAway(SamefoldError):
 class Store:
     """Files by their path below `archive_url`, each put wholly or not at all."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, url: str | None = None) -> None:
+        """Raises ArchiveAway for a URL that fsspec does not know, and where whoever sent the task here means another by `url`."""
         import fsspec
         from fsspec.implementations.local import LocalFileSystem
 
         self._url = settings.archive
+        if url is not None and url != self._url:
+            raise ArchiveAway(
+                f"The archive is at {url}, but at {self._url} for this worker.",
+                "Set SAMEFOLD_ARCHIVE_URL to the same URL wherever tasks run.",
+            )
         try:
             self._files, root = fsspec.core.url_to_fs(self._url)
         except (ImportError, ValueError) as error:

@@ -38,6 +38,8 @@ class Share:
     """One partition to be archived, up to an offset: what a task is told. `records` of it were not archived when it was made."""
 
     settings: Settings
+    url: str
+    """Of the archive: a task on another machine, which has settings of its own, must not write elsewhere."""
     topic: str
     topic_id: str
     partition: int
@@ -67,7 +69,9 @@ class _Range(NamedTuple):
 def shares(settings: Settings, topic: Topic, archived: Mapping[int, int]) -> list[Share]:
     """What there is to archive of a topic, up to its ends as they were described; the largest first. `archived`: see `ends_of`."""
     found = [
-        Share(settings, topic.name, topic.id, partition, end, max(end - archived.get(partition, 0), 0))
+        Share(
+            settings, settings.archive, topic.name, topic.id, partition, end, max(end - archived.get(partition, 0), 0)
+        )
         for partition, end in topic.end.items()
     ]
     return sorted(found, key=lambda share: -share.records)
@@ -78,7 +82,7 @@ def archive_partition(share: Share, advance: Callable[[int], None] = lambda _cou
 
     Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, ArchiveAway, KafkaAway, DatabaseAway.
     """
-    store = Store(share.settings)
+    store = Store(share.settings, share.url)
     with naming(share.settings), connect(share.settings, f"samefold archive {share.partition}") as connection:
         at = end_of(connection, share.topic, share.partition)
         done = Archived(share.partition, at.next_offset, at.next_offset)
