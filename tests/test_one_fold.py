@@ -29,6 +29,7 @@ from projections.engine.errors import PoisonEvent
 from projections.engine.local import _Table
 from projections.engine.progress import Silent
 from projections.engine.rebuild import go_to, rebuild
+from projections.engine.replaying import drop, replay
 from projections.engine.system import agent_views
 from projections.engine.workers import Advance
 from tests import spine
@@ -46,7 +47,7 @@ from tests.one_fold.folding import (
 )
 from tests.one_fold.histories import History, history
 from tests.one_fold.kinds import all_kinds
-from tests.one_fold.oracle import Entry, Expected, Parked, StoppedAt, fold
+from tests.one_fold.oracle import Entry, Expected, Parked, Skip, StoppedAt, fold
 from tests.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, write_skips
 from tests.one_fold.views.holders import TOO_LARGE
 
@@ -203,6 +204,35 @@ def _stops(logs: Sequence[Sequence[Entry]], ends: Mapping[int, int], stopped: Po
     at = expected.value.at
     assert (expected.value.view, at.stream, at.version) == (stopped.view, stopped.stream, stopped.version)
     assert (at.partition, at.offset) == (stopped.partition, stopped.offset)
+
+
+# ── parked streams that are put right ──
+
+
+def test_streams_that_are_dropped_or_replayed_fold_the_same(ground: Places, engines: Engines) -> None:
+    """While agents go on. A dropped event is a skip, which every fold leaves out; what else is poison is parked again."""
+    chance = random.Random(SEED)
+    made = history(chance, 3, RICH, poison=0.1)
+    place = ground.make(made.logs)
+    logs = read_log(place)
+    write_skips(place, made.skips)
+    skips = list(made.skips)
+    with Live(place, VIEWS, chance) as live:
+        assert live.fold(logs, {partition: len(log) // 2 for partition, log in enumerate(logs)}) is None
+        parked = sorted(parked_of(place, live_tables(place).values()))
+        assert len(parked) > 3
+        for number, one in enumerate(parked):
+            if number % 3:
+                drop(place, VIEWS[one.view], one.stream)
+                skips.append(Skip(one.view, one.stream, one.version, one.version))
+            else:
+                replay(place, VIEWS[one.view], one.stream)
+        assert live.fold(logs) is None
+    expected = fold(logs, skips=skips)
+    assert live_differences(place, expected) == []
+    for engine in engines.values():
+        assert build_differences(place, expected, built(place, VIEWS, engine(place))) == []
+        assert verified(place, VIEWS, engine(place)) == 0
 
 
 # ── rows that the database refuses ──
