@@ -74,15 +74,10 @@ class Agent:
     def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
         log.info("agent %s: starts, on Spark", self.name)
-        events = self._started()
-        if events is not None:
-            spark = self._session()
-            spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.agent_batch)
-            spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
-            spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
-            while (positions := self._positions(events)) is not None:
-                self._query(spark, events, positions)
-        self.work.close()
+        try:
+            self._serve()
+        finally:
+            self.work.close()
         if self.error is not None:
             raise self.error
 
@@ -91,6 +86,17 @@ class Agent:
         if not self._ended.is_set():
             self.error = error
             self._ended.set()
+
+    def _serve(self) -> None:
+        events = self._started()
+        if events is None:
+            return
+        spark = self._session()
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.agent_batch)
+        spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
+        spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
+        while (positions := self._positions(events)) is not None:
+            self._query(spark, events, positions)
 
     # ── before a query ──
 
@@ -219,7 +225,10 @@ class Agent:
                     self._say("database", told.error.message)
                 case Verdict.HOLE if told.hole is not None:
                     at, came = told.hole
-                    log.info("agent %s: at %d of partition %d came %d; reading", self.name, at, told.partition, came)
+                    where = f"{self.settings.events_topic}[{told.partition}]"
+                    log.info(
+                        "agent %s: stands at offset %d of %s, but what came begins at %d", self.name, at, where, came
+                    )
                     # if the same comes to a query that begins there, the hole is the log's own
                     self._holes[told.partition] = told.hole
                 case Verdict.FENCED:
