@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,20 @@ def running_in(folder: Path) -> list[list[str]]:
     return found
 
 
+def assert_the_readme_shows(printed: str) -> None:
+    """The blocks in which README shows the proof and the next release have the rows that are printed, under these names."""
+    blocks = re.findall(
+        r"^```\n((?:The next release|Killed).*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert len(blocks) == 2
+    labels = {
+        label for block in blocks for label in re.findall(r"^  ([a-z]+(?: [a-z]+)?)  +[0-9]", block, re.MULTILINE)
+    }
+    assert labels >= {"accounts", "lost", "commands", "caught up", "spent"}
+    for label in labels - {"killed"}:
+        assert re.search(rf"^  {label}  +[0-9]", printed, re.MULTILINE), f"README shows {label}"
+
+
 def is_spark_running_in(folder: Path) -> bool:
     return any("org.apache.spark.deploy.SparkSubmit" in command for command in running_in(folder))
 
@@ -121,6 +136,7 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
     assert "+    spent: int" in done.stdout
     assert "-VERSION = 1" in done.stdout
     assert f"samefold views drop balances {found['then']['table']}" in done.stdout
+    assert_the_readme_shows(done.stdout)
     assert running_in(place.data_dir) == []
 
 

@@ -1,1 +1,1 @@
-"""The demo: a bank's life, sent through everything while it is being killed, and the proof that nothing went wrong."""
+"""The demo: a bank's life, sent through everything while it is being killed, the proof, and how the next release takes over."""
