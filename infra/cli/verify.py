@@ -33,10 +33,12 @@ def verify(
     if unknown := [name for name in views or [] if name not in known]:
         raise UnknownView(f"There is no view {', '.join(unknown)}.", f"The views are {', '.join(known)}.")
     asked = {name: known[name] for name in views or known}
-    with Stages(quiet=as_json) as stages, engine_for(engine, master, processes) as engines:
+    why: list[str] = []
+    tell = why.append if as_json else None
+    with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=tell) as engines:
         result = run(Settings(), asked, engine_for=engines, progress=stages)
     if as_json:
-        print_json(_as_json(result))
+        print_json({**_as_json(result), "engine_because": why[-1] if why else None})
     else:
         _tell(result)
     if result.differences:
