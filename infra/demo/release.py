@@ -55,7 +55,8 @@ class Released:
 
     `lost` counts commands sent meanwhile without a commit or an outcome, `doubled` their commits beyond one. `rebuilt` is what
     the rebuild said, `differences` what verify found in `rows`. `then` is of the table as of `as_of`, when nothing of all this
-    had begun, and `now` of the live one, with what the proof and the traffic say they should be.
+    had begun and which the command `look_back` made, and `now` of the live one, with what the proof and the traffic say they
+    should be.
     """
 
     as_of: datetime
@@ -65,6 +66,7 @@ class Released:
     rebuilt: Mapping[str, Any]
     rows: int
     differences: int
+    look_back: str
     table_then: str
     then: Sums
     now: Sums
@@ -108,6 +110,7 @@ def release(
         took[name] = round(telling.took[what], 2)
 
     before = datetime.now(UTC)
+    look_back = ("rebuild", tree.VIEW, "--as-of", before.isoformat(timespec="milliseconds"), "--no-switch")
     copy = folder / FOLDER
     code = tree.environment(copy)
     samefold = CommandLine(copy, settings.environment() | code)
@@ -132,7 +135,7 @@ def release(
             with timed("verify", "all rows compared with a fold of the log, with Spark"):
                 verified = samefold.told("verify", *SPARK)
             with timed("as_of", f"'{tree.VIEW}' as it was before, in a table of its own"):
-                travelled = samefold.told("rebuild", tree.VIEW, "--as-of", before.isoformat(), "--no-switch")
+                travelled = samefold.told(*look_back)
     lost, doubled = judge(traffic.commands, counted_in(settings), rows_of(settings).outcomes)
     table_then = travelled["tables"][tree.VIEW]
     return Released(
@@ -143,6 +146,7 @@ def release(
         rebuilt=rebuilt,
         rows=sum(view["rows"] for view in verified["views"].values()),
         differences=verified["differences"],
+        look_back=f"samefold {' '.join(look_back)}",
         table_then=table_then,
         then=sums_of(settings, table_then),
         now=sums_of(settings, rebuilt["tables"][tree.VIEW]),

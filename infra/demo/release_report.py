@@ -31,7 +31,8 @@ def show_release(found: Released) -> None:
         if found.holds
         else "\n[red]The next release has not taken over as it should.[/red]"
     )
-    stdout.print(f"`{found.drop}` drops the table of the past.", soft_wrap=True)
+    stdout.print("The table of the past was made, and is dropped, with", soft_wrap=True)
+    stdout.print(f"  {found.look_back}\n  {found.drop}", soft_wrap=True)
 
 
 def _table(found: Released) -> Table:
