@@ -151,7 +151,7 @@ def _gave_up(error: Exception) -> SamefoldError:
     if "ModuleNotFoundError" in str(error):
         return CodeMissing(
             f"Executors can't import this code: {text}",
-            "Ship the very same code and packages to the executors: docs/operating.md, “Spark”.",
+            "Ship the very same code and packages to the executors: docs/operating.md.",
         )
     return SparkGaveUp(
         f"Spark gave the job up: {text}",

@@ -137,7 +137,7 @@ def _settings() -> Settings:
         raise ExecutorNotConfigured(
             f"On an executor: {error.message}",
             "Set SAMEFOLD_KAFKA_BOOTSTRAP, SAMEFOLD_DATABASE_URL and whatever else is not the default in the environment of "
-            "the executors, not in Spark's configuration: docs/operating.md, “Spark”.",
+            "the executors, not in Spark's configuration: docs/operating.md.",
         ) from error
     except BadSettings as error:
         raise ExecutorNotConfigured(f"On an executor: {error.message}", error.cure) from error
@@ -151,7 +151,7 @@ def _unpack(sent: Sent, settings: Settings) -> Any:
     except (ImportError, AttributeError) as error:
         raise CodeMissing(
             f"On an executor: {error}.",
-            "Ship the very same code and packages to the executors: docs/operating.md, “Spark”.",
+            "Ship the very same code and packages to the executors: docs/operating.md.",
         ) from error
 
 
