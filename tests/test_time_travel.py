@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from infra.cli import build
 from infra.database import migrate
 from infra.database.connect import connect
 from infra.log import clients, topics
+from infra.log.archive_jobs import archive_log
 from infra.settings import Settings
 from projections.engine import past
 from projections.engine.builds import BuildAbandoned, abandon, builds_of
@@ -35,6 +37,7 @@ from projections.engine.switch import switch
 from projections.engine.system import all_views
 from projections.engine.verify import verify
 from projections.engine.view import View
+from tests.archives import banks, delete
 from tests.bankviews import BROKEN, build_states, live_table, make_tables, parking, rows, view, with_views
 from tests.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.conftest import Samefold
@@ -186,6 +189,22 @@ def test_each_records_time_is_looked_at_whatever_the_brokers_index_says(
     # without the look, the index decides
     monkeypatch.setattr(Cut, "before", lambda _, records: list(records))
     assert _look(world, _at(2500), "balances").positions[0] == (answer or 5)
+
+
+def test_the_past_is_in_the_archive_too(world: Settings, tmp_path: Path) -> None:
+    """Of a time that Kafka has trimmed it answers with the first record that it holds."""
+    with banks(world, tmp_path) as keeper:
+        world = keeper.world
+        records = [record for record in records_of(world, world.events_topic) if record.partition == 0]
+        moment = _at(records[len(records) // 2].time_ms)
+        was = _look(world, moment, "statement", "daily_totals")
+        archive_log(world)
+        keeper.life(["1", "2"], 3)
+        delete(world, world.events_topic, was.positions | {0: topics.describe(world, world.events_topic).end[0]})
+        now = _look(world, moment, "statement", "daily_totals")
+    assert now.positions == was.positions
+    for name in was.tables:
+        assert rows(world, now.tables[name]) == rows(world, was.tables[name])
 
 
 def test_what_was_at_the_very_beginning_and_in_an_empty_log(world: Settings) -> None:
