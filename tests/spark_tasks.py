@@ -96,7 +96,7 @@ def load_staged(staged: Staged, advance: Advance) -> Loaded:
 def load_without_parts(staged: Staged, advance: Advance) -> Loaded:
     """The same, where `build_parts` is not asked whether the part is there: the mutant."""
     was = _Table._enter
-    _Table._enter = lambda _self: True  # type: ignore[method-assign]
+    _Table._enter = lambda self: True  # type: ignore[method-assign]
     try:
         return _load(staged, advance)
     finally:
@@ -114,13 +114,14 @@ def _load(staged: Staged, advance: Advance) -> Loaded:
         match mode:
             case "die" if attempt() == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "kill the executor" if attempt() == 0 and part.partition == 0:
+            case "kill the executor" if attempt() == 0:
                 _kill_the_executor()
             case "wait":
                 until((staged.folder / "go").exists, "the test lets it go on", 90)
             case "wait for a twin" if attempt() == 0:
                 until(lambda: seen(staged.folder, f"twin-{part.partition}") > 0, "another attempt of the part runs", 90)
 
+    leave(staged.folder, f"began-{part.partition}")
     if mode == "wait for a twin" and attempt() > 0:
         leave(staged.folder, f"twin-{part.partition}")
     faultpoints.hook = hook

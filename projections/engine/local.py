@@ -142,14 +142,8 @@ class _Table:
     def __enter__(self) -> _Table:
         twin = Twin(self.build.id, self.partition)
         try:
-            while True:
-                self._connection.execute("begin")
-                try:
-                    entered = self._enter()
-                    break
-                except psycopg.errors.LockNotAvailable:
-                    self._connection.execute("rollback")
-                    twin.wait(self._connection)
+            while (entered := self._try()) is None:
+                twin.wait(self._connection)
             if entered:
                 self._copying = self._connection.cursor().copy(copy_into(self.view, self.build.table))
                 self._copy = self._copying.__enter__()
@@ -164,6 +158,15 @@ class _Table:
             with suppress(psycopg.Error):
                 self._copying.__exit__(*error)
         self._connection.close()
+
+    def _try(self) -> bool | None:
+        """Begin, and `_enter`; None where another attempt holds the part."""
+        self._connection.execute("begin")
+        try:
+            return self._enter()
+        except psycopg.errors.LockNotAvailable:
+            self._connection.execute("rollback")
+            return None
 
     def _enter(self) -> bool:
         """Whether this is the one that writes the part. Raises BuildAbandoned."""

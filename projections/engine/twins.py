@@ -10,7 +10,8 @@ import time
 from uuid import UUID
 
 from infra.database.connect import Connection
-from projections.engine.builds import TERMINATE_MS, loader_name
+from projections.engine.builds import loader_name
+from projections.engine.claims import TERMINATE_MS
 
 FROZEN_S = 60.0
 
