@@ -23,8 +23,8 @@ def _builds(statement: Statement, rows: list[Row]) -> Result:
     found = []
     for row in rows:
         at = [[p["partition"], *reading_of(p)] for p in statement.where("build_positions", build=row["id"])]
-        names = ("id", "view", "version", "agent", "table_name", "state", "shape", "created_at")
-        found.append((*(row[name] for name in names), None, at or None))
+        names = ("id", "view", "version", "agent", "table_name", "state", "shape", "created_at", "as_of")
+        found.append((*(row[name] for name in names), at or None))
     return Result(found, len(found))
 
 
@@ -67,7 +67,7 @@ def tables_of(statement: Statement, parameters: Any) -> Result:
 def new_build(statement: Statement, parameters: Any) -> Steps:
     names = ("id", "view", "version", "agent", "table_name", "code_set", "shape")
     row = dict(zip(names, parameters, strict=True))
-    made = {"state": "loading", "created_at": statement.database.now()}
+    made = {"state": "loading", "created_at": statement.database.now(), "as_of": None}
     yield from statement.insert("builds", (row["id"],), {**row, **made})
     return Result(count=1)
 

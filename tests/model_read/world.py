@@ -259,4 +259,5 @@ def build_row(build: UUID, view: View, table: str, state: str, created: datetime
         "code_set": None,
         "shape": view.shape,
         "created_at": created,
+        "as_of": None,
     }
