@@ -17,7 +17,7 @@ import pytest
 from infra import doctor
 from infra.database.connect import connect
 from infra.errors import BadSettings
-from infra.log import archive, archive_files, archive_write, topics
+from infra.log import archive, archive_files, archive_write, clients, topics
 from infra.log.archive import ArchiveDamaged, ArchiveMissing
 from infra.log.archive_files import Row, decode, encode
 from infra.log.archive_jobs import archive_log, check_archive, plan_trim, status, trim_log
@@ -157,6 +157,19 @@ def test_again_does_only_what_is_new_and_names_follow_the_ranges(bank: Bookkeepe
         assert file.topic_id in file.path
         assert file.start.next_offset // SHORT == (file.end.next_offset - 1) // SHORT, "no file crosses a boundary"
     is_exact(world, records_of(world, world.events_topic))
+
+
+def test_headers_are_kept(bank: Bookkeeper) -> None:
+    world = bank.world
+    client = clients.producer(world)
+    client.produce(world.events_topic, b"garbage", partition=1, headers=[("traceparent", b"00-1")])
+    client.flush(10)
+    archive_log(world)
+    last = [file for file in manifest(world) if file.partition == 1][-1]
+    assert pq.read_table(Path(world.archive) / last.path).column("headers").to_pylist()[-2:] == [
+        None,
+        [{"key": "traceparent", "value": b"00-1"}],
+    ]
 
 
 def test_large_records_make_shorter_files(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:

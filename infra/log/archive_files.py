@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.log.records import Record
+from infra.log.source import Headers
 
-Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
+Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
 """Offset, time in ms since the epoch, key, value and headers (None where the record has none)."""
 
 SCHEMA = pa.schema(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from confluent_kafka import Message
 from psycopg import errors
 
 from infra.database.connect import Connection, connect, naming
@@ -23,7 +22,7 @@ from infra.log.archive_manifest import ArchiveFile, end_of, files_of
 from infra.log.archive_store import Store
 from infra.log.records import Record
 from infra.log.rule import Reading, read
-from infra.log.source import LogTrimmed, NotHeld, read_messages
+from infra.log.source import Headers, LogTrimmed, NotHeld, read_held
 from infra.log.topics import Topic
 from infra.settings import Settings
 
@@ -107,22 +106,21 @@ def _ranges(share: Share, at: Reading) -> Iterator[_Range]:
     rows: list[Row] = []
     size = 0
     next_boundary = _boundary_after(at.next_offset)
-    for messages in _read(share, at.next_offset):
-        for message in messages:
-            row = _row(message)
-            offset = row[0]
+    headers: dict[int, Headers] = {}
+    for records in _read(share, at.next_offset, headers):
+        for _, offset, time_ms, key, value in records:
             if offset >= next_boundary or size >= MOST_BYTES:
                 end = _end(share, at, rows, offset if offset < next_boundary else offset - offset % MOST_RECORDS)
                 yield _Range(at, end, rows)
                 at, rows, size, next_boundary = end, [], 0, _boundary_after(end.next_offset)
-            rows.append(row)
-            size += len(row[2] or b"") + len(row[3] or b"")
+            rows.append((offset, time_ms, key, value, headers.pop(offset, None)))
+            size += len(key or b"") + len(value or b"")
     yield _Range(at, _end(share, at, rows, share.end), rows)
 
 
-def _read(share: Share, start: int) -> Iterator[list[Message]]:
+def _read(share: Share, start: int, headers: dict[int, Headers]) -> Iterator[list[Record]]:
     try:
-        yield from read_messages(share.settings, share.topic, share.partition, start, share.end)
+        yield from read_held(share.settings, share.topic, share.partition, start, share.end, headers=headers)
     except NotHeld as error:
         raise LogTrimmed(
             f"{share.topic}[{share.partition}] does not hold offset {start} any more, where the archive ends.",
@@ -132,10 +130,6 @@ def _read(share: Share, start: int) -> Iterator[list[Message]]:
 
 def _boundary_after(offset: int) -> int:
     return (offset // MOST_RECORDS + 1) * MOST_RECORDS
-
-
-def _row(message: Message) -> Row:
-    return message.offset(), message.timestamp()[1], message.key(), message.value(), message.headers() or None
 
 
 def _end(share: Share, start: Reading, rows: list[Row], end: int) -> Reading:

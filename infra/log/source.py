@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -18,6 +19,8 @@ from infra.settings import Settings
 BATCH = 1_000
 """What is handled together stays in the processor's cache: with 10,000, decoding and folding took a quarter longer."""
 NO_PROGRESS_S = 60.0
+
+Headers: TypeAlias = list[tuple[str, bytes | None]]
 
 
 class LogTrimmed(SamefoldError):
@@ -36,13 +39,12 @@ def read_range(
     The last offset counts as read only when a record at or beyond it, or the partition's end beyond it, was seen.
     Raises LogTrimmed where the range does not exist, KafkaAway after 60 s without progress, and what `archived` raises.
     """
-    new = tuple.__new__  # what Record() comes to, in half the time
     position = start
     while position < stop:
         try:
-            for messages in read_messages(settings, topic, partition, position, stop, consumer=consumer):
-                position = messages[-1].offset() + 1
-                yield [new(Record, (partition, m.offset(), m.timestamp()[1], m.key(), m.value())) for m in messages]
+            for records in read_held(settings, topic, partition, position, stop, consumer=consumer):
+                position = records[-1].offset + 1
+                yield records
             return
         except NotHeld:
             for records, position in archived(settings, topic, partition, position, stop):  # noqa: B007, B020
@@ -69,15 +71,23 @@ def archived(
         )
 
 
-def read_messages(
-    settings: Settings, topic: str, partition: int, start: int, stop: int, *, consumer: Consumer | None = None
-) -> Iterator[list[Message]]:
-    """The messages that Kafka holds of [start, stop), in order, in batches without errors.
+def read_held(
+    settings: Settings,
+    topic: str,
+    partition: int,
+    start: int,
+    stop: int,
+    *,
+    consumer: Consumer | None = None,
+    headers: dict[int, Headers] | None = None,
+) -> Iterator[list[Record]]:
+    """The records of [start, stop) that Kafka holds, in order, in batches; `headers` is told those of records, by offset.
 
-    Raises NotHeld where it does not hold the next one any more, LogTrimmed where the partition ends before `stop`, KafkaAway.
+    Raises NotHeld where Kafka does not hold the next one any more, LogTrimmed where the partition ends before `stop`, KafkaAway.
     """
     if start >= stop:
         return
+    new = tuple.__new__  # what Record() comes to, in half the time
     own = consumer is None
     reader = consumer or clients.range_consumer(settings)
     try:
@@ -85,29 +95,37 @@ def read_messages(
         position = start
         deadline = time.monotonic() + NO_PROGRESS_S
         while position < stop:
+            batch: list[Record] = []
+            wrong: Message | None = None
             # consume(n) waits for all n: ask for one first, then for what is there
             messages = reader.consume(1, 0.2) or []
             if messages and messages[0].error() is None:
                 messages += reader.consume(min(BATCH, stop - position), 0)
-            wrong = next((number for number, message in enumerate(messages) if message.error() is not None), None)
-            good = messages if wrong is None else messages[:wrong]
-            if good and good[-1].offset() >= stop:
-                position = stop
-                good = [message for message in good if message.offset() < stop]
-            if good:
-                position = max(position, good[-1].offset() + 1)
+            for message in messages:
+                if message.error() is not None:
+                    wrong = message
+                    break
+                offset = message.offset()
+                if offset >= stop:
+                    position = stop
+                    break
+                batch.append(new(Record, (partition, offset, message.timestamp()[1], message.key(), message.value())))
+                position = offset + 1
+                if headers is not None and (found := message.headers()):
+                    headers[offset] = found
+            if batch:
                 deadline = time.monotonic() + NO_PROGRESS_S
-                yield good
+                yield batch
             elif time.monotonic() > deadline:
                 raise clients.away(settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
             if wrong is not None and position < stop:
-                error = messages[wrong].error()
+                error = wrong.error()
                 if error.code() != KafkaError._PARTITION_EOF:
                     raise named(settings, topic, partition, position, error)
-                position = max(position, messages[wrong].offset() or 0)
+                position = max(position, wrong.offset() or 0)
                 if position < stop:
                     raise LogTrimmed(
-                        f"{topic}[{partition}] ends at {messages[wrong].offset()}, but {stop} records were expected.",
+                        f"{topic}[{partition}] ends at {position}, but {stop} records were expected.",
                         "The topic was made anew or lost records: restore it, or start with an empty database.",
                     )
     finally:
