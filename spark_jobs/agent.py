@@ -24,6 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 from uuid import uuid4
 
+from pyspark.errors import PythonException
+
 from infra import logs
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
@@ -242,7 +244,7 @@ class Agent:
         """Tasks of a micro-batch did not answer: their workers were killed, or they raised what nobody foresaw."""
         if over.is_set() or self._ended.is_set():
             return
-        if type(error).__name__ == "PythonException":
+        if isinstance(error, PythonException):
             self.stop(error)
         else:
             self._say("query", f"tasks were lost, and the query begins again: {first_line(error)}")
@@ -305,11 +307,9 @@ def main() -> NoReturn:
         log.exception("agent %s stops: a defect", arguments.name)
         code = 1
     logging.shutdown()
-    leave = threading.Timer(LEAVE_S, os._exit, [code])
-    leave.daemon = True
-    leave.start()
+    _leave_soon(code)
     stack.close()
-    # not sys.exit: it would wait for whatever Spark still does, and dying is always safe here
+    # not sys.exit: it would wait for whatever Spark still does
     os._exit(code)
 
 
@@ -321,11 +321,22 @@ def _serve(settings: Settings, agent: str, name: str, master: str | None, stack:
 
     def take_signals() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: serving.stop())
+            signal.signal(number, lambda *_: end())
+
+    def end() -> None:
+        serving.stop()
+        _leave_soon(0)  # also when a broker that is away keeps it waiting
 
     serving = Agent(settings, agent, name, session_of_mine)
     take_signals()
     serving.run()
+
+
+def _leave_soon(code: int) -> None:
+    """End the process, whatever it still waits for then; dying is always safe here."""
+    timer = threading.Timer(LEAVE_S, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":
