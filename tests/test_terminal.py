@@ -1,0 +1,38 @@
+"""What people see while they wait."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from infra import terminal
+from infra.terminal import Stages
+
+
+def test_stages_tell_how_much_how_fast_and_how_long_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(terminal, "stderr", Console(file=shown, force_terminal=True, width=120))
+    now = 0.0
+    with Stages() as stages:
+        monkeypatch.setattr(stages._bar, "get_time", lambda: now)
+        stages.begin("load", 10_000)
+        for _ in range(5):
+            now += 1
+            stages.advance(1_000)
+        [load] = stages._bar.tasks
+        assert load.fields["done"] == "5,000 of 10,000, 1,000/s"
+        assert load.fields["left"] == "0:00:05 left"
+        stages.begin("switch")
+        assert load.fields["left"] == ""
+        stages.advance(0)
+    assert all(task.finished for task in stages._bar.tasks)
+    assert "switch" in shown.getvalue()
+
+
+def test_quiet_stages_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Stages(quiet=True) as stages:
+        stages.begin("load", 10)
+        stages.advance(10)
+    assert capsys.readouterr() == ("", "")
