@@ -105,7 +105,9 @@ def look_back(
 def query_of(connection: Connection, view: View, table: str) -> str:
     """SQL that shows a table's rows as readers of the view see them: without partitions, a summary's shares added up."""
     names = [table, *(column.name for column in view.columns)]
-    quoted = connection.execute("select quote_ident(n) from unnest(%s::text[]) with ordinality u(n, i) order by i", (names,))
+    quoted = connection.execute(
+        "select quote_ident(n) from unnest(%s::text[]) with ordinality u(n, i) order by i", (names,)
+    )
     source, *columns = (name for (name,) in quoted)
     roles = [column.role for column in view.columns]
     if view.kind is not Kind.SUMMARY:
