@@ -72,10 +72,17 @@ def engines(spark: Any, spark_place: Path) -> Engines:
     return engines_with(spark, spark_place)
 
 
-def live_to_the_middle_and_built(
+def put(ground: Places, made: History) -> tuple[Settings, list[list[Entry]]]:
+    """A place with this log, and the log as it stands there."""
+    place = ground.make(made.logs)
+    write_skips(place, made.skips)
+    return place, read_log(place)
+
+
+def live_to_the_middle(
     place: Settings, logs: Sequence[Sequence[Entry]], made: History, live: Live, chance: random.Random
 ) -> Expected:
-    """Live agents fold a part, which every engine then builds; the oracle's fold to there."""
+    """Live agents fold a part of each partition; the oracle's fold to there."""
     middle = {partition: chance.randint(0, len(log)) for partition, log in enumerate(logs)}
     assert live.fold(logs, middle) is None
     expected = expected_at(logs, place, made.skips)
@@ -89,12 +96,10 @@ def live_to_the_middle_and_built(
 @given(chance=st.randoms(use_true_random=True), partitions=st.integers(1, 16))
 def test_live_agents_and_the_local_engine(ground: Places, chance: random.Random, partitions: int) -> None:
     made = history(chance, partitions, RICH)
-    place = ground.make(made.logs)
-    logs = read_log(place)
+    place, logs = put(ground, made)
     assert [[entry.value for entry in log] for log in logs] == made.logs
-    write_skips(place, made.skips)
     with Live(place, VIEWS, chance) as live:
-        expected = live_to_the_middle_and_built(place, logs, made, live, chance)
+        expected = live_to_the_middle(place, logs, made, live, chance)
         assert build_differences(place, expected, built(place, VIEWS)) == []
         assert live.fold(logs) is None
     # now the tables that were built catch up, and go live
@@ -112,14 +117,13 @@ def test_agents_that_do_not_compare_before_they_set_are_caught(ground: Places, m
     monkeypatch.setattr(engine_commit, "_MOVE", engine_commit._MOVE.replace(compare, ""))
     chance = random.Random(SEED)
     made = history(chance, 2, RICH, letters="")
-    place = ground.make(made.logs)
-    logs = read_log(place)
+    place, logs = put(ground, made)
     with Live(place, VIEWS, chance, sizes=(1, 7)) as live:
         try:
             stopped = live.fold(logs)
         except (SamefoldError, psycopg.Error):
             return
-    assert stopped or live_differences(place, fold(logs)) != []
+    assert stopped or live_differences(place, fold(logs, skips=made.skips)) != []
 
 
 class Twice:
@@ -147,15 +151,14 @@ def test_a_part_that_is_loaded_twice(ground: Places, monkeypatch: pytest.MonkeyP
     """Is there once. Without its entry in `build_parts` the keys refuse it, and the view is loaded anew, row by row."""
     chance = random.Random(SEED)
     made = history(chance, 2, 100, letters="")
-    place = ground.make(made.logs)
-    logs = read_log(place)
+    place, logs = put(ground, made)
     with Live(place, VIEWS, chance) as live:
         assert live.fold(logs) is None
     if not entered:
         monkeypatch.setattr(_Table, "_enter", lambda _: True)
     stages = Stages()
     tables = rebuild(place, VIEWS, VIEWS, make_live=False, engine_for=lambda _: Twice(), progress=stages).tables
-    assert build_differences(place, fold(logs), tables) == []
+    assert build_differences(place, fold(logs, skips=made.skips), tables) == []
     assert ("careful" in stages.begun) == (not entered)
 
 
@@ -165,16 +168,14 @@ def test_a_part_that_is_loaded_twice(ground: Places, monkeypatch: pytest.MonkeyP
 def test_all_stop_at_the_same_event(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 3, RICH, letters="s", poison=0.1)
-    place = ground.make(made.logs)
-    logs = read_log(place)
-    made.skips.clear()
+    place, logs = put(ground, made)
     with Live(place, VIEWS, chance) as live:
         stopped = live.fold(logs)
     assert isinstance(stopped, PoisonEvent)
     ends = {partition: at.next_offset for partition, at in enumerate(places_of(place))}
     assert ends[stopped.partition] == stopped.offset
-    _stops(logs, {**ends, stopped.partition: stopped.offset + 1}, stopped)
-    expected = fold(logs, ends)
+    _stops(logs, {**ends, stopped.partition: stopped.offset + 1}, made, stopped)
+    expected = fold(logs, ends, skips=made.skips)
     assert live_differences(place, expected) == []
     for engine in engines.values():
         assert build_differences(place, expected, built(place, VIEWS, engine(place))) == []
@@ -184,8 +185,7 @@ def test_all_stop_at_the_same_event(ground: Places, engines: Engines) -> None:
 def test_a_build_stops_where_a_new_view_would(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 3, RICH, letters="s", poison=0.1)
-    place = ground.make(made.logs)
-    logs = read_log(place)
+    place, logs = put(ground, made)
     without = {name: view for name, view in VIEWS.items() if name != "strict"}
     with Live(place, without, chance) as live:
         assert live.fold(logs) is None
@@ -193,13 +193,13 @@ def test_a_build_stops_where_a_new_view_would(ground: Places, engines: Engines) 
         with pytest.raises(PoisonEvent) as stopped:
             rebuild(place, ["strict"], VIEWS, make_live=False, engine_for=engine(place))
         ends = dict.fromkeys(range(len(logs)), 0)
-        _stops(logs, {**ends, stopped.value.partition: len(logs[stopped.value.partition])}, stopped.value)
+        _stops(logs, {**ends, stopped.value.partition: len(logs[stopped.value.partition])}, made, stopped.value)
 
 
-def _stops(logs: Sequence[Sequence[Entry]], ends: Mapping[int, int], stopped: PoisonEvent) -> None:
+def _stops(logs: Sequence[Sequence[Entry]], ends: Mapping[int, int], made: History, stopped: PoisonEvent) -> None:
     """The oracle's fold to these offsets stops at the same event."""
     with pytest.raises(StoppedAt) as expected:
-        fold(logs, ends)
+        fold(logs, ends, skips=made.skips)
     at = expected.value.at
     assert (expected.value.view, at.stream, at.version) == (stopped.view, stopped.stream, stopped.version)
     assert (at.partition, at.offset) == (stopped.partition, stopped.offset)
@@ -212,9 +212,7 @@ def test_streams_that_are_dropped_or_replayed_fold_the_same(ground: Places, engi
     """While agents go on. A dropped event is a skip, which every fold leaves out; what else is poison is parked again."""
     chance = random.Random(SEED)
     made = history(chance, 3, RICH, poison=0.1)
-    place = ground.make(made.logs)
-    logs = read_log(place)
-    write_skips(place, made.skips)
+    place, logs = put(ground, made)
     skips = list(made.skips)
     with Live(place, VIEWS, chance) as live:
         assert live.fold(logs, {partition: len(log) // 2 for partition, log in enumerate(logs)}) is None
@@ -241,9 +239,7 @@ def test_rows_that_the_database_refuses_park_their_streams(ground: Places, engin
     """From where on is for each table to say: its batch's first event of the stream. Its rows are the fold without those."""
     chance = random.Random(SEED)
     made = history(chance, 2, RICH, letters="", refused=0.06)
-    place = ground.make(made.logs)
-    logs = read_log(place)
-    write_skips(place, made.skips)
+    place, logs = put(ground, made)
     with Live(place, VIEWS, chance) as live:
         assert live.fold(logs) is None
     parked = _refused_of(place, logs, live_tables(place))
@@ -272,11 +268,9 @@ def _refused_of(place: Settings, logs: Sequence[Sequence[Entry]], tables: Mappin
 def test_spark_folds_the_same(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 16, 3 * RICH)
-    place = ground.make(made.logs)
-    logs = read_log(place)
-    write_skips(place, made.skips)
+    place, logs = put(ground, made)
     with Live(place, VIEWS, chance) as live:
-        expected = live_to_the_middle_and_built(place, logs, made, live, chance)
+        expected = live_to_the_middle(place, logs, made, live, chance)
         tables = built(place, VIEWS, engines["spark"](place))
         assert build_differences(place, expected, tables) == []
         assert live.fold(logs) is None
@@ -292,16 +286,13 @@ def test_an_agent_on_spark_folds_the_same(ground: Places, spark: Any, spark_plac
     views = agent_views("core")
     chance = random.Random(SEED)
     made = history(chance, 8, 2 * RICH)
-    place = ground.make(made.logs)
-    logs = read_log(place)
-    skips = [skip for skip in made.skips if skip.view in views]
-    write_skips(place, skips)
+    place, logs = put(ground, made)
     (spark_place / "dev.env").write_text(dev_env(place))
     with Live(place, views, chance) as live:
         assert live.fold(logs, {partition: len(log) // 3 for partition, log in enumerate(logs)}) is None
         with agent_on_spark(place, spark):
             spine.until(lambda: [at.next_offset for at in places_of(place)] == list(map(len, logs)), "it arrives", 120)
-    assert live_differences(place, fold(logs, skips=skips)) == []
+    assert live_differences(place, fold(logs, skips=made.skips)) == []
 
 
 # ── the agent's process, and a bank ──

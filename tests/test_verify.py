@@ -11,11 +11,11 @@ import pytest
 from psycopg import sql
 
 from domain.accounts import Details, MoneyDeposited
-from infra.database.connect import connect
+from infra.database.connect import Connection, connect
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from projections.engine.columns import PARTITION, Scalar
-from projections.engine.positions import read_positions
+from projections.engine.positions import Positions, read_positions
 from projections.engine.rebuild import rebuild
 from projections.engine.system import agent_views, all_views
 from projections.engine.verify import SHOWN, Difference, NotLive, Verified, What, verify
@@ -233,17 +233,15 @@ def test_beside_live_traffic_and_a_rebuild(bank: Bookkeeper) -> None:
 
 
 def test_positions_read_apart_from_the_rows_would_not_do(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the one snapshot: the agent goes on between the two readings."""
+    """The mutant of the one snapshot: the agent goes on between the rows' moment and that of the positions."""
 
-    def too_early(*arguments: Any) -> Any:
-        positions = read_positions(*arguments)
+    def too_late(_snapshot: Connection, *what: str) -> Positions | None:
         bank.life(ACCOUNTS, 1)
         fold_all(bank.world)
-        arguments[0].execute("commit")
-        arguments[0].execute("begin isolation level repeatable read")
-        return positions
+        with connect(bank.world, "another moment") as db:
+            return read_positions(db, *what)
 
-    monkeypatch.setattr("projections.engine.verify.read_positions", too_early)
+    monkeypatch.setattr("projections.engine.verify.read_positions", too_late)
     assert verify(bank.world, {"balances": all_views()["balances"]}).differences > 0
 
 
