@@ -115,5 +115,5 @@ def spark_submit(master: str, script: str, *arguments: str, settings: Settings, 
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=200,
     )

