@@ -25,6 +25,11 @@ def _add(world: Settings) -> None:
         db.execute("insert into things values (2)")
 
 
+def _let_go(snapshot: Snapshot) -> bool:
+    snapshot.watch()
+    return snapshot.connection.closed
+
+
 def test_importers_see_the_moment_and_it_ends_when_the_last_has_come(
     things: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +42,7 @@ def test_importers_see_the_moment_and_it_ends_when_the_last_has_come(
             snapshot.watch()
             assert not snapshot.connection.closed, "one is still on its way"
             with imported(things, snapshot.shared, 1) as second:
-                until(lambda: snapshot.watch() or snapshot.connection.closed, "it is let go of")  # type: ignore[func-returns-value]
+                until(lambda: _let_go(snapshot), "it is let go of")
                 assert second.execute(COUNT).fetchone() == (1,)
             _add(things)
             assert first.execute(COUNT).fetchone() == (1,), "whoever has it keeps it"
