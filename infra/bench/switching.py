@@ -47,7 +47,7 @@ READS = 150
 AGENTS = 2
 NEAR_S = 0.1
 """Before and after a switch: answers that were under way then are those that may have waited for it."""
-SWITCHED_WITHIN_S = 60.0
+SWITCHED_WITHIN_S = 180.0
 
 AT, BETWEEN = "samefold, at a switch", "between two switches"
 WAIT, GAP, RELEASE = "readers' longest wait", "agents' gap, same code", "agents' gap, old to new code"
