@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -142,6 +144,39 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
     }
     assert scalar(world, "select to_regclass('balances_v1_r2')") is None
     assert verify(world, all_views()).differences == 0
+
+
+def test_ctrl_c_ends_the_command_spark_and_its_tasks_and_leaves_what_is_live_alone(
+    bank: Bookkeeper, tmp_path: Path
+) -> None:
+    world = bank.world
+    command = [sys.executable, "-c", "from infra.cli import main; main()", "rebuild", "balances", "--engine", "spark"]
+    with connect(world, "test") as db:
+        db.execute("set idle_in_transaction_session_timeout = 0")
+        db.execute("begin")
+        db.execute("lock table build_parts in share mode")
+        driver = subprocess.Popen(
+            [*command, "--master", "local[2]"],
+            env=plain_environment() | world.environment() | {"PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        until(lambda: int(scalar(world, LOADERS)) > 0, "tasks run", 90)
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it
+        assert driver.wait(90) == 130
+        until(lambda: int(scalar(world, LOADERS)) == 0, "the tasks end", 90)
+        until(lambda: not _group_lives(driver.pid), "Spark ends", 90)
+        db.execute("rollback")
+    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": "abandoned"}
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_the_same_scripts_run_by_spark_submit_on_the_cluster(
