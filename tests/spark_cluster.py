@@ -15,7 +15,7 @@ from infra.settings import PREFIX, Settings
 from tests.conftest import ROOT, dev_env
 from tests.spine import until
 
-START_S = 90.0
+START_S = 200.0
 
 
 def home() -> Path:

@@ -23,7 +23,7 @@ from tests.conftest import ROOT, Samefold
 from tests.spark_cluster import Cluster, plain_environment, spark_submit
 from tests.spine import scalar, set_up, until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(420)
 ACCOUNTS = [str(number) for number in range(30)]
 
 
