@@ -22,11 +22,11 @@ from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log.records import Record
 from infra.log.rule import Reading
-from infra.settings import Settings
 from projections.engine.reader import Fate, without_hole
 from projections.engine.start import set_difference
 from projections.engine.system import agent_views, code_set
 from projections.engine.work import Work
+from spark_jobs.task import own_settings
 
 COLUMNS = ("partition", "offset", "unix_millis(timestamp) as time_ms", "value")
 """What a task needs of the connector's columns. Nothing that folds looks at a record's key."""
@@ -82,8 +82,7 @@ def fold(share: Share, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
         records = records_of(batch)
         if not records:
             continue
-        if task is None:
-            task = _Task(share, records[0].partition)
+        task = task or _Task(share, records[0].partition)
         if (told := task.apply(records)).verdict is not Verdict.FOLDED:
             break
     if told is not None:
@@ -103,7 +102,6 @@ class _Task:
     def __init__(self, share: Share, partition: int) -> None:
         self.share = share
         self.partition = partition
-        self.work = _work(share)
         self.turn = 0
         self.reading: Reading | None = None
         self.fenced = 0
@@ -111,15 +109,15 @@ class _Task:
 
     def apply(self, records: Sequence[Record]) -> Told:
         try:
-            return self._apply(records)
+            return self._apply(_work(self.share), records)
         except DatabaseAway as error:
             return self._told(Verdict.AWAY, error=error)
         except SamefoldError as error:
             return self._told(Verdict.STOPPED, error=error)
 
-    def _apply(self, records: Sequence[Record]) -> Told:
+    def _apply(self, work: Work, records: Sequence[Record]) -> Told:
         while True:
-            reading = self.reading or self._position()
+            reading = self.reading or self._position(work)
             if reading is None:
                 return self._told(Verdict.OTHER_SET)
             at = reading.next_offset
@@ -131,9 +129,9 @@ class _Task:
             whole = without_hole(records, (at, to) if known == at else (at,))
             if not whole:
                 return self._told(Verdict.HOLE, hole=(at, records[0].offset))
-            taken = whole[: self.work.settings.agent_batch]
+            taken = whole[: work.settings.agent_batch]
             reach("batch read")
-            done = self.work.apply({self.partition: (reading, taken)}, self.turn)
+            done = work.apply({self.partition: (reading, taken)}, self.turn)
             if done.fate is Fate.APPLIED:
                 self.reading = done.readings.get(self.partition, reading)
                 self.folded += self.reading.next_offset - at
@@ -145,12 +143,12 @@ class _Task:
             if self.fenced == FENCES:
                 return self._told(Verdict.FENCED)
 
-    def _position(self) -> Reading | None:
+    def _position(self, work: Work) -> Reading | None:
         """Where the agent stands, and what it writes; None where that is not for this code's views."""
         self.turn += 1
-        positions = self.work.positions(self.turn)
+        positions = work.positions(self.turn)
         reach("positions read")
-        if positions is None or set_difference(positions.live_set, code_set(dict(self.work.views))) is not None:
+        if positions is None or set_difference(positions.live_set, code_set(dict(work.views))) is not None:
             return None
         return positions.readings[self.partition]
 
@@ -165,9 +163,10 @@ _works: dict[str, Work] = {}
 
 
 def _work(share: Share) -> Work:
+    """Raises ExecutorNotConfigured."""
     work = _works.get(share.run)
     if work is None:
-        settings = Settings()
+        settings = own_settings()
         logs.configure(settings.log_level)
         work = Work(settings, share.agent, agent_views(share.agent), share.name)
         while _works:

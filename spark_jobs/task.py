@@ -96,7 +96,7 @@ class Task:
         attempt = TaskContext.get().attemptNumber()
         told = 0
         try:
-            settings = _settings()
+            settings = own_settings()
             _use_sparks_disk()
             with folding(settings.task_memory_mb) as look, _Told(settings, self.channel, sent.slot) as telling:
                 try:
@@ -128,7 +128,7 @@ class Task:
         return Returned(sent.slot, told, failure=failure)
 
 
-def _settings() -> Settings:
+def own_settings() -> Settings:
     """This place's. Raises ExecutorNotConfigured, BadSettings."""
     try:
         settings = Settings()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from infra import faultpoints
 from infra.database.connect import DatabaseAway
@@ -50,15 +51,13 @@ class Armed:
     mutant: bool = False
 
     def __call__(self, share: Share, batches: Iterable[Any]) -> Iterator[Any]:
-        was = faultpoints.hook, stream.agent_views, commit._MOVE
-        faultpoints.hook = self.reach
-        stream.agent_views = lambda _agent: dict(views_of(self.code))
-        if self.mutant:
-            commit._MOVE = without_compare(commit._MOVE)
-        try:
+        move = without_compare(commit._MOVE) if self.mutant else commit._MOVE
+        with (
+            patch.object(faultpoints, "hook", self.reach),
+            patch.object(stream, "agent_views", lambda _agent: dict(views_of(self.code))),
+            patch.object(commit, "_MOVE", move),
+        ):
             yield from _fold(share, batches)
-        finally:
-            faultpoints.hook, stream.agent_views, commit._MOVE = was
 
     def reach(self, point: Point) -> None:
         action = taken(self.folder / point)
