@@ -64,9 +64,14 @@ def is_exact(world: Settings, records: list[Record]) -> None:
     files = manifest(world)
     assert archived_records(world) == records
     assert sum(file.rows for file in files) == len(records)
-    folder = Path(world.archive)
-    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {f.path for f in files}
+    assert on_disk(world) == {file.path for file in files}, on_disk(world) ^ {file.path for file in files}
     assert [one.wrong for one in check_archive(world)] == [[]] * world.partitions
+
+
+def on_disk(world: Settings) -> set[str]:
+    """Paths below the archive's folder."""
+    folder = Path(world.archive)
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def trim_all(world: Settings) -> int:

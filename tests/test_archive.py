@@ -30,7 +30,7 @@ from infra.log.rule import START, Reading
 from infra.log.source import LogTrimmed, read_range
 from infra.settings import Settings
 from projections.engine.builds import begin
-from projections.engine.rebuild import rebuild
+from projections.engine.rebuild import go_to, rebuild
 from projections.engine.system import all_views, code_set
 from projections.engine.verify import verify
 from spark_jobs.engine import Spark
@@ -154,7 +154,7 @@ def test_again_does_only_what_is_new_and_names_follow_the_ranges(bank: Bookkeepe
     assert set(first) < set(now)
     for file in now:
         assert f"{file.start.next_offset:020d}-{file.end.next_offset:020d}-{file.sha256[:16]}" in file.path
-        assert file.topic_id in file.path
+        assert len(Path(file.path).parts) == 4, "topic, its id, partition, file"
         assert file.start.next_offset // SHORT == (file.end.next_offset - 1) // SHORT, "no file crosses a boundary"
     is_exact(world, records_of(world, world.events_topic))
 
@@ -194,6 +194,21 @@ def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> 
         assert read == everything[start:stop], (start, stop)
     with pytest.raises(LogTrimmed, match="ends at"):
         list(read_range(world, world.events_topic, partition, 0, end + 1))
+
+
+def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control records, say, if somebody writes in Kafka's transactions."""
+    monkeypatch.setattr(archive_write, "MOST_RECORDS", SHORT)
+    there = [Record(0, offset, 1, None, b"garbage") for offset in (0, 1, 95, 96)]
+    monkeypatch.setattr(archive_write, "read_held", lambda *_, **__: iter([there]))
+    share = archive_write.Share(world, world.archive, world.events_topic, "id", 0, 100, 100)
+    ranges = list(archive_write._ranges(share, START))
+    assert [(one.start.next_offset, one.end.next_offset, len(one.rows)) for one in ranges] == [(0, 80, 2), (80, 100, 2)]
+
+
+def test_a_topic_id_with_a_slash_is_one_folder(world: Settings) -> None:
+    share = archive_write.Share(world, world.archive, "events", "/a+b/c", 0, 1, 1)
+    assert archive_write._folder(share) == "events/_a-b_c/partition=0"
 
 
 def test_archivers_at_once_archive_each_record_once(bank: Bookkeeper) -> None:
@@ -464,6 +479,20 @@ def test_an_agent_goes_on_in_the_archive_and_then_in_kafka(bank: Bookkeeper, tmp
         bank.life(ACCOUNTS, 1)
         until(lambda: position() == end + len(ACCOUNTS), "and what comes")
         assert not running.says("Traceback")
+    assert verify(world, all_views()).differences == 0
+
+
+def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
+    world = bank.world
+    rebuild(world, ["balances", "statement"], all_views())
+    bank.life(ACCOUNTS, 8)
+    archive_log(world)
+    delete_all(world)
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    back = go_to(world, ["balances", "statement"], all_views())
+    assert back.tables == {"balances": "balances_v1", "statement": "statement_v1"}
+    assert back.commits == 10 * len(ACCOUNTS)
     assert verify(world, all_views()).differences == 0
 
 

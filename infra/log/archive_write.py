@@ -164,7 +164,11 @@ def _made(share: Share, one: _Range) -> tuple[ArchiveFile, bytes]:
 
 
 def _folder(share: Share) -> str:
-    return f"{share.topic}/{share.topic_id}/partition={share.partition}"
+    return f"{share.topic}/{share.topic_id.translate(_URL_SAFE)}/partition={share.partition}"
+
+
+_URL_SAFE = str.maketrans("+/", "-_")
+"""librdkafka gives an id in the base64 that has a slash; Kafka's own tools write it like this."""
 
 
 def _enter(connection: Connection, file: ArchiveFile) -> bool:
