@@ -110,7 +110,9 @@ def test_two_attempts_of_a_part_at_once_write_it_once(bank: Bookkeeper, spark_en
     twins = [Thread(target=lambda: results.append(_run(spark_engine, staged))) for _ in range(2)]
     for twin in twins:
         twin.start()
-    until(lambda: seen(tmp_path, "reached-*") == 1 and _waits_for_the_part(world), "one has written, the other waits", 60)
+    until(
+        lambda: seen(tmp_path, "reached-*") == 1 and _waits_for_the_part(world), "one has written, the other waits", 60
+    )
     (tmp_path / "go").touch()
     for twin in twins:
         twin.join(60)
