@@ -379,6 +379,10 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
     with connect(world, "test builder") as db:
         begin(db, [balances], world.events_topic, code_set(all_views()), "core")
         assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
+        db.execute("update builds set state = 'past-loading', as_of = '0:1' where state = 'loading'")
+        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
+        db.execute("update builds set state = 'past' where state = 'past-loading'")
+        assert cut_of(world).held == "", "a table of the past is never moved on"
 
 
 @pytest.mark.parametrize("state", ["ready", "old"])

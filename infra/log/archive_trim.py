@@ -118,15 +118,16 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
     agents = "select partition, next_offset, agent from positions where topic = %s"
     for partition, offset, agent in connection.execute(agents, (topic.name,)).fetchall():
         yield partition, Limit(offset, f"agent '{agent}', which goes on there")
+    made = "select table_name from builds where state in ('loading', 'past-loading')"
+    for (table,) in connection.execute(made).fetchall():
+        for partition in topic.end:
+            yield partition, Limit(0, f"the build {table}, which is being made")
     builds = (
         "select p.partition, p.next_offset, b.table_name, b.state from builds b join build_positions p on p.build = b.id "
-        "where p.topic = %s and b.state in ('loading', 'ready', 'old')"
+        "where p.topic = %s and b.state in ('ready', 'old')"
     )
     for partition, offset, table, state in connection.execute(builds, (topic.name,)).fetchall():
-        if state == "loading":
-            yield partition, Limit(0, f"the build {table}, which is being made")
-        else:
-            yield partition, Limit(offset, f"the table {table} ({state}), which would catch up from there")
+        yield partition, Limit(offset, f"the table {table} ({state}), which would catch up from there")
 
 
 def _delete(settings: Settings, topic: str, partition: int, to: int) -> None:
