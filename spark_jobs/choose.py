@@ -20,8 +20,8 @@ from projections.engine.engines import Engine, EngineFor, Local
 
 Name = Literal["auto", "local", "spark"]
 
-CORE_PER_S = 150_000
-"""Records that one core folds and loads in a second, roughly: docs/benchmarks.md."""
+CORE_PER_S = 100_000
+"""Records that one core folds and loads in a second, roughly: docs/benchmarks.md has 190,000 to 236,000 on two."""
 WORTH_S = 60.0
 """A load that takes this machine no longer is not worth starting executors for."""
 
