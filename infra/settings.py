@@ -86,7 +86,8 @@ class Settings(BaseSettings):
     )
 
     archive_url: str | None = Field(
-        None, description="Where the archive is: a folder, or a URL that fsspec knows; by default archive in the data folder"
+        None,
+        description="Where the archive is: a folder, or a URL that fsspec knows; by default archive in the data folder",
     )
     archive_restore_days: float = Field(
         30, ge=0, description="How far back a database may be restored: younger archive files are never trimmed on"
