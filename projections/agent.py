@@ -85,7 +85,7 @@ class Agent:
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._said: dict[str, str] = {}
+        self._said = logs.Said(log, f"agent {name}")
         self._app: Any = None
         self._channels: list[Any] = []
         self._fetcher = Fetcher(settings)
@@ -182,9 +182,9 @@ class Agent:
                 while not self._ended.is_set():
                     # nothing is fetched, but errors of the group are told to those who ask
                     await self.consumer.getmany(timeout_ms=GROUP_CHECK_MS)
-                    self._said_well("group", "Kafka's group has it again")
+                    self._said.well("group", "Kafka's group has it again")
             except errors.KafkaError as error:
-                self._say("group", f"Kafka does not answer as it should ({error}); joining again until it does")
+                self._said.wrong("group", f"Kafka does not answer as it should ({error}); joining again until it does")
                 await self._leave()
                 await asyncio.sleep(0.5)
 
@@ -208,10 +208,10 @@ class Agent:
             try:
                 await self._fetch_once()
             except KafkaAway as error:
-                self._say("kafka", error.message)
+                self._said.wrong("kafka", error.message)
                 await self._pause(0.1)
             except DatabaseAway as error:  # which tells what is archived
-                self._say("database", error.message)
+                self._said.wrong("database", error.message)
                 await self._pause(0.1)
 
     async def _fetch_once(self) -> None:
@@ -226,7 +226,7 @@ class Agent:
         for partition, (records, end) in taken.items():
             self._do(self.reader.records(partition, records, end, self._now()))
         if taken:
-            self._said_well("kafka", "Kafka answers again")
+            self._said.well("kafka", "Kafka answers again")
         else:
             self._do(self.reader.tick(self._now()))
 
@@ -243,7 +243,7 @@ class Agent:
                 case Apply(lane=lane):
                     self._spawn(self._channels[lane].send(value=action))
                 case Hold(why=why):
-                    self._say("set", f"holding: {why}")
+                    self._said.wrong("set", f"holding: {why}")
                 case Stop(error=error):
                     self.stop(error)
         self._changed.set()
@@ -257,13 +257,13 @@ class Agent:
             positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
         except DatabaseAway as error:
-            self._say("database", error.message)
+            self._said.wrong("database", error.message)
             self._do(self.reader.away(action.turn))
             return
-        self._said_well("database", "the database answers again")
+        self._said.well("database", "the database answers again")
         actions = self.reader.positions(action.turn, positions)
         if not any(isinstance(one, Hold) for one in actions):
-            self._said_well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
+            self._said.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
         self._do(actions)
 
     async def _applied(self, action: Apply) -> None:
@@ -272,7 +272,7 @@ class Agent:
             apply = partial(self.work.apply, action.takes, action.turn, action.lane)
             done = await self.lanes[action.lane].run(apply)
         except DatabaseAway as error:
-            self._say("database", error.message)
+            self._said.wrong("database", error.message)
             done = Done(Fate.AWAY)
         except asyncio.CancelledError:
             raise
@@ -292,10 +292,10 @@ class Agent:
                 _, events = await asyncio.to_thread(topics.ensure, self.settings)
                 await self.lanes[0].run(partial(self.work.start, events))
             except (KafkaAway, DatabaseAway) as error:
-                self._say("start", error.message)
+                self._said.wrong("start", error.message)
                 await self._pause(1)
             else:
-                self._said_well("start", "both are there")
+                self._said.well("start", "both are there")
                 return events
 
     async def _watch(self, events: topics.Topic) -> None:
@@ -306,15 +306,15 @@ class Agent:
                 for lane in self.lanes:
                     await lane.run(partial(self.work.ping, lane.number))
             except DatabaseAway as error:
-                self._say("database", error.message)
+                self._said.wrong("database", error.message)
             else:
-                self._said_well("database", "the database answers again")
+                self._said.well("database", "the database answers again")
             try:
                 now = await asyncio.to_thread(topics.describe, self.settings, events.name)
             except KafkaAway as error:
-                self._say("kafka", error.message)
+                self._said.wrong("kafka", error.message)
                 continue
-            self._said_well("kafka", "Kafka answers again")
+            self._said.well("kafka", "Kafka answers again")
             if (now.id, now.partitions) != (events.id, events.partitions):
                 raise topics.changed(events, now)
 
@@ -332,17 +332,6 @@ class Agent:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-    def _say(self, subject: str, what: str) -> None:
-        """One log line a change, not one a try."""
-        if self._said.get(subject) != what:
-            self._said[subject] = what
-            log.warning("agent %s: %s", self.name, what)
-
-    def _said_well(self, subject: str, what: str) -> None:
-        """What was complained of is over."""
-        if self._said.pop(subject, None) is not None:
-            log.info("agent %s: %s", self.name, what)
 
 
 class _Lane:

@@ -71,7 +71,7 @@ class Agent:
         self._ended = threading.Event()
         self._failures = 0
         self._holes: dict[int, tuple[int, int]] = {}
-        self._said: dict[str, str] = {}
+        self._said = logs.Said(log, f"agent {name}")
 
     def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
@@ -109,10 +109,10 @@ class Agent:
                 _, events = topics.ensure(self.settings)
                 self.work.start(events)
             except (KafkaAway, DatabaseAway) as error:
-                self._say("start", error.message)
+                self._said.wrong("start", error.message)
                 self._ended.wait(1)
             else:
-                self._said_well("start", "both are there")
+                self._said.well("start", "both are there")
                 return events
         return None
 
@@ -123,22 +123,22 @@ class Agent:
                 now = topics.describe(self.settings, events.name)
                 positions = self.work.positions()
             except DatabaseAway as error:
-                self._say("database", error.message)
+                self._said.wrong("database", error.message)
                 self._failures += 1
                 continue
             except KafkaAway as error:
-                self._say("kafka", error.message)
+                self._said.wrong("kafka", error.message)
                 self._failures += 1
                 continue
-            self._said_well("database", "the database answers again")
-            self._said_well("kafka", "Kafka answers again")
+            self._said.well("database", "the database answers again")
+            self._said.well("kafka", "Kafka answers again")
             difference = set_difference(positions.live_set if positions else {}, self.code)
             if positions is None or difference is not None:
-                self._say("set", f"holding: {difference or 'the agent has no positions yet'}")
+                self._said.wrong("set", f"holding: {difference or 'the agent has no positions yet'}")
                 self._failures = 0
                 self._ended.wait(LOOK_AGAIN_S)
                 continue
-            self._said_well("set", "folding: the live set is this code's")
+            self._said.well("set", "folding: the live set is this code's")
             _require_same(events, now)
             _require_reach(now, positions)
             return positions
@@ -186,7 +186,7 @@ class Agent:
         check_at = time.monotonic() + CHECK_S
         while not over.wait(LOOK_S) and not self._ended.is_set():
             if not query.isActive:
-                self._say(
+                self._said.wrong(
                     "query",
                     f"the query ended, and begins again: {first_line(query.exception() or RuntimeError('without a word'))}",
                 )
@@ -202,12 +202,12 @@ class Agent:
             self.work.ping()
             now = topics.describe(self.settings, events.name)
         except DatabaseAway as error:
-            self._say("database", error.message)
+            self._said.wrong("database", error.message)
         except KafkaAway as error:
-            self._say("kafka", error.message)
+            self._said.wrong("kafka", error.message)
         else:
-            self._said_well("database", "the database answers again")
-            self._said_well("kafka", "Kafka answers again")
+            self._said.well("database", "the database answers again")
+            self._said.well("kafka", "Kafka answers again")
             _require_same(events, now)
 
     def _heard(self, answers: Sequence[Told], over: threading.Event) -> None:
@@ -216,7 +216,7 @@ class Agent:
             if told.folded:
                 self._failures = 0
                 self._holes.pop(told.partition, None)
-                self._said_well("query", "folding again")
+                self._said.well("query", "folding again")
         for told in answers:
             match told.verdict:
                 case Verdict.FOLDED:
@@ -224,7 +224,7 @@ class Agent:
                 case Verdict.STOPPED:
                     self.stop(told.error)
                 case Verdict.AWAY if told.error is not None:
-                    self._say("database", told.error.message)
+                    self._said.wrong("database", told.error.message)
                 case Verdict.HOLE if told.hole is not None:
                     at, came = told.hole
                     where = f"{self.settings.events_topic}[{told.partition}]"
@@ -247,22 +247,9 @@ class Agent:
         if isinstance(error, PythonException):
             self.stop(error)
         else:
-            self._say("query", f"tasks were lost, and the query begins again: {first_line(error)}")
+            self._said.wrong("query", f"tasks were lost, and the query begins again: {first_line(error)}")
         self._failures += 1
         over.set()
-
-    # ── little helpers ──
-
-    def _say(self, subject: str, what: str) -> None:
-        """One log line a change, not one a try."""
-        if self._said.get(subject) != what:
-            self._said[subject] = what
-            log.warning("agent %s: %s", self.name, what)
-
-    def _said_well(self, subject: str, what: str) -> None:
-        """What was complained of is over."""
-        if self._said.pop(subject, None) is not None:
-            log.info("agent %s: %s", self.name, what)
 
 
 def _require_same(was: topics.Topic, now: topics.Topic) -> None:
