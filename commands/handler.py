@@ -25,12 +25,12 @@ from commands.intake import Intake, Received, receive
 from commands.snapshots import Question, SnapshotReader
 from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, ReadLog, Refuse, Serve, Wait, Writer
 from infra import logs
+from infra.archive.manifest import ends_of
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log import clients, topics
-from infra.log.archive_manifest import ends_of
 from infra.log.records import Opening, Record, encode
 from infra.log.source import read_range
 from infra.settings import Settings

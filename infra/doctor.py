@@ -159,8 +159,8 @@ def _database(settings: Settings) -> str:
 
 def _archive(settings: Settings) -> str:
     """That there is none is no fault, as long as Kafka holds the whole log."""
+    from infra.archive.manifest import ends_of
     from infra.database.connect import connect, naming
-    from infra.log.archive_manifest import ends_of
     from infra.log.topics import TopicMissing, describe
 
     if settings.kafka_bootstrap is None or settings.database_url is None:

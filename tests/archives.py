@@ -13,11 +13,12 @@ import psutil
 import pytest
 from confluent_kafka import TopicPartition
 
+from infra.archive import write
+from infra.archive.jobs import check_archive, plan_trim, trim_log
+from infra.archive.manifest import ArchiveFile, files_of
+from infra.archive.read import read_archived
 from infra.database.connect import connect
-from infra.log import archive_write, clients, topics
-from infra.log.archive import read_archived
-from infra.log.archive_jobs import check_archive, plan_trim, trim_log
-from infra.log.archive_manifest import ArchiveFile, files_of
+from infra.log import clients, topics
 from infra.log.records import Record
 from infra.log.topics import describe
 from infra.settings import Settings
@@ -43,7 +44,7 @@ def banks(world: Settings, folder: Path) -> Iterator[Bookkeeper]:
     keeper.life(ACCOUNTS, 4)
     fold_all(world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(archive_write, "MOST_RECORDS", SHORT)
+        patch.setattr(write, "MOST_RECORDS", SHORT)
         yield keeper
 
 
@@ -101,8 +102,8 @@ def held(world: Settings) -> int:
 _STRUCK = f"""
 import os, signal, sys
 from infra import faultpoints
-from infra.log import archive_write
-archive_write.MOST_RECORDS = {SHORT}
+from infra.archive import write
+write.MOST_RECORDS = {SHORT}
 point, left, action = sys.argv[1], int(sys.argv[2]), getattr(signal, sys.argv[3])
 def hook(at):
     global left

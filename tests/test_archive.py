@@ -15,15 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra import doctor
+from infra.archive import files, read, write
+from infra.archive.files import Row, decode, encode
+from infra.archive.jobs import archive_log, check_archive, plan_trim, status, trim_log
+from infra.archive.manifest import ArchiveFile, ManifestBroken, end_of
+from infra.archive.read import ArchiveDamaged, ArchiveMissing
+from infra.archive.store import ArchiveAway, Store
+from infra.archive.trim import Cut
 from infra.database.connect import connect
 from infra.errors import BadSettings
-from infra.log import archive, archive_files, archive_write, clients, topics
-from infra.log.archive import ArchiveDamaged, ArchiveMissing
-from infra.log.archive_files import Row, decode, encode
-from infra.log.archive_jobs import archive_log, check_archive, plan_trim, status, trim_log
-from infra.log.archive_manifest import ArchiveFile, ManifestBroken, end_of
-from infra.log.archive_store import ArchiveAway, Store
-from infra.log.archive_trim import Cut
+from infra.log import clients, topics
 from infra.log.history import history_of
 from infra.log.records import Record
 from infra.log.rule import START, Reading
@@ -72,7 +73,7 @@ def test_a_file_gives_back_what_it_was_given_and_the_same_rows_make_the_same_byt
     assert content == encode(given, {"samefold.topic": "events"})
     assert [record for batch in decode(content, 3) for record in batch] == [Record(3, *row[:4]) for row in given]
     table = pq.read_table(pa.BufferReader(content))
-    assert table.schema.equals(archive_files.SCHEMA)
+    assert table.schema.equals(files.SCHEMA)
     assert table.column("headers").to_pylist()[1] == [
         {"key": "traceparent", "value": b"00-1"},
         {"key": "empty", "value": None},
@@ -173,7 +174,7 @@ def test_headers_are_kept(bank: Bookkeeper) -> None:
 
 
 def test_large_records_make_shorter_files(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_write, "MOST_BYTES", 3_000)
+    monkeypatch.setattr(write, "MOST_BYTES", 3_000)
     archive_log(bank.world)
     assert max(file.rows for file in manifest(bank.world)) < 20
     is_exact(bank.world, records_of(bank.world, bank.world.events_topic))
@@ -190,25 +191,25 @@ def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> 
     delete(world, world.events_topic, {partition: 55})
     everything = [record for record in records_of(world, world.events_topic) if record.partition == partition]
     for start, stop in [(0, 1), (0, end), (39, 41), (40, 80), (41, 60), (54, 56), (55, end), (end - 1, end), (3, 3)]:
-        read = [record for batch in read_range(world, world.events_topic, partition, start, stop) for record in batch]
-        assert read == everything[start:stop], (start, stop)
+        found = [record for batch in read_range(world, world.events_topic, partition, start, stop) for record in batch]
+        assert found == everything[start:stop], (start, stop)
     with pytest.raises(LogTrimmed, match="ends at"):
         list(read_range(world, world.events_topic, partition, 0, end + 1))
 
 
 def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control records, say, if somebody writes in Kafka's transactions."""
-    monkeypatch.setattr(archive_write, "MOST_RECORDS", SHORT)
+    monkeypatch.setattr(write, "MOST_RECORDS", SHORT)
     there = [Record(0, offset, 1, None, b"garbage") for offset in (0, 1, 95, 96)]
-    monkeypatch.setattr(archive_write, "read_held", lambda *_, **__: iter([there]))
-    share = archive_write.Share(world, world.archive, world.events_topic, "id", 0, 100, 100)
-    ranges = list(archive_write._ranges(share, START))
+    monkeypatch.setattr(write, "read_held", lambda *_, **__: iter([there]))
+    share = write.Share(world, world.archive, world.events_topic, "id", 0, 100, 100)
+    ranges = list(write._ranges(share, START))
     assert [(one.start.next_offset, one.end.next_offset, len(one.rows)) for one in ranges] == [(0, 80, 2), (80, 100, 2)]
 
 
 def test_a_topic_id_with_a_slash_is_one_folder(world: Settings) -> None:
-    share = archive_write.Share(world, world.archive, "events", "/a+b/c", 0, 1, 1)
-    assert archive_write._folder(share) == "events/_a-b_c/partition=0"
+    share = write.Share(world, world.archive, "events", "/a+b/c", 0, 1, 1)
+    assert write._folder(share) == "events/_a-b_c/partition=0"
 
 
 def test_archivers_at_once_archive_each_record_once(bank: Bookkeeper) -> None:
@@ -227,14 +228,14 @@ def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None
     archive_log(world)
     stale = manifest(world)[0]
     with connect(world, "test") as db:
-        assert not archive_write._enter(db, stale)
+        assert not write._enter(db, stale)
         beyond = Reading(stale.end.next_offset - 1, 0, 0, 0)
         overlapping = ArchiveFile(
             stale.topic, stale.topic_id, 0, "overlapping", 1, 1, "", None, beyond, beyond._replace(next_offset=10_000)
         )
-        assert not archive_write._enter(db, overlapping)
+        assert not write._enter(db, overlapping)
         db.execute("alter table archive_files drop constraint archive_files_chain")
-        assert archive_write._enter(db, overlapping), "the mutant: nothing else keeps it out"
+        assert write._enter(db, overlapping), "the mutant: nothing else keeps it out"
     with pytest.raises(ManifestBroken):
         manifest(world)
     with pytest.raises(ManifestBroken):
@@ -312,7 +313,7 @@ def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, mo
     assert file.write_bytes(encode([tuple(row) for row in given], {})) > 0
     with pytest.raises(ArchiveDamaged):
         archived_records(world)
-    monkeypatch.setattr(archive, "content_of", lambda store, file: store.read(file.path))
+    monkeypatch.setattr(read, "content_of", lambda store, file: store.read(file.path))
     assert len(archived_records(world)) == sum(file.rows for file in manifest(world)), "the mutant reads it"
 
 
@@ -594,8 +595,8 @@ def test_on_spark_it_is_the_same(bank: Bookkeeper, spark_engine: Spark, spark_pl
 def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tmp_path: Path) -> None:
     world = bank.world
     topic = topics.describe(world, world.events_topic)
-    share = archive_write.shares(world, topic, {})[0]
+    share = write.shares(world, topic, {})[0]
     elsewhere = replace(share, settings=world.model_copy(update={"archive_url": str(tmp_path / "elsewhere")}))
     with pytest.raises(ArchiveAway, match="elsewhere"):
-        archive_write.archive_partition(elsewhere)
+        write.archive_partition(elsewhere)
     assert manifest(world) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.archive.jobs import archive_log
 from infra.faultpoints import ARCHIVER, TRIMMER
 from infra.log import topics
-from infra.log.archive_jobs import archive_log
 from infra.settings import Settings
 from projections.engine.system import all_views
 from projections.engine.verify import verify

@@ -7,7 +7,7 @@ import io
 import re
 from pathlib import Path
 
-from infra.log import archive_write
+from infra.archive import write
 from infra.settings import PREFIX, Settings
 from tests.archives import ACCOUNTS
 from tests.bookkeeper import Bookkeeper, fold_all
@@ -58,6 +58,6 @@ def test_the_page(world: Settings, samefold: Samefold, tmp_path: Path) -> None:
 
 
 def test_the_page_tells_the_sizes_of_a_file() -> None:
-    assert f"a multiple of {archive_write.MOST_RECORDS:,} offsets" in PAGE
-    assert f"after {archive_write.MOST_BYTES // 1_000_000} MB" in PAGE
+    assert f"a multiple of {write.MOST_RECORDS:,} offsets" in PAGE
+    assert f"after {write.MOST_BYTES // 1_000_000} MB" in PAGE
     assert f"({Settings.model_fields['archive_restore_days'].default})" in PAGE

@@ -18,11 +18,11 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from typer.testing import CliRunner
 
 from domain.accounts import Details, MoneyDeposited
+from infra.archive.jobs import archive_log
 from infra.cli import build
 from infra.database import migrate
 from infra.database.connect import connect
 from infra.log import clients, topics
-from infra.log.archive_jobs import archive_log
 from infra.settings import Settings
 from projections.engine import past
 from projections.engine.builds import BuildAbandoned, abandon, builds_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from infra.log.archive_trim import Cut
+    from infra.archive.trim import Cut
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 EngineName = Annotated[str, typer.Option("--engine", help="local, spark or auto.")]
@@ -37,7 +37,7 @@ def archive(
         return
     import time
 
-    from infra.log.archive_jobs import archive_log
+    from infra.archive.jobs import archive_log
     from infra.settings import Settings
     from infra.terminal import Stages, print_json, stdout
     from spark_jobs.choose import engine_for
@@ -76,7 +76,7 @@ def status(as_json: Json = False) -> None:
     """What is archived, and what Kafka still holds."""
     from rich.table import Table
 
-    from infra.log.archive_jobs import status as ask
+    from infra.archive.jobs import status as ask
     from infra.settings import Settings
     from infra.terminal import print_json, stdout
 
@@ -105,7 +105,7 @@ def check(
     engine: EngineName = "local", master: Master = None, processes: Processes = None, as_json: Json = False
 ) -> None:
     """Read every file again: hashes, records, and that they follow one another. Exit code 1 when anything differs."""
-    from infra.log.archive_jobs import check_archive
+    from infra.archive.jobs import check_archive
     from infra.settings import Settings
     from infra.terminal import Stages, print_json, stdout
     from spark_jobs.choose import engine_for
@@ -139,7 +139,7 @@ def trim(
     """
     from datetime import UTC
 
-    from infra.log.archive_jobs import plan_trim, trim_log
+    from infra.archive.jobs import plan_trim, trim_log
     from infra.settings import Settings
     from infra.terminal import Stages, print_json, stdout
 

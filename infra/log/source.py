@@ -59,7 +59,7 @@ def archived(
 
     Raises LogTrimmed where `start` is not archived; ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, DatabaseAway.
     """
-    from infra.log.archive import read_archived  # brings Arrow, which only a trimmed log needs
+    from infra.archive.read import read_archived  # brings Arrow, which only a trimmed log needs
 
     position = start
     for records, position in read_archived(settings, topic, partition, start, stop):

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import psycopg
 
+from infra.archive.manifest import ends_of
 from infra.database.connect import Connection, DatabaseAway, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
-from infra.log.archive_manifest import ends_of
 from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import Counted, Reading, Void, read
 from infra.log.source import LogTrimmed

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from infra.archive.manifest import ArchiveFile, files_of
+from infra.archive.read import ArchiveDamaged, ArchiveMissing, records_of
+from infra.archive.store import Store
 from infra.database.connect import connect, naming
-from infra.log.archive import ArchiveDamaged, ArchiveMissing, records_of
-from infra.log.archive_manifest import ArchiveFile, files_of
-from infra.log.archive_store import Store
 from infra.log.rule import read
 from infra.settings import Settings
 

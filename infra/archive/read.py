@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from infra.archive.files import decode
+from infra.archive.manifest import ArchiveFile, files_of
+from infra.archive.store import Store
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
-from infra.log.archive_files import decode
-from infra.log.archive_manifest import ArchiveFile, files_of
-from infra.log.archive_store import Store
 from infra.log.records import Record
 from infra.settings import Settings
 

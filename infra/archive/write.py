@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from psycopg import errors
 
+from infra.archive.files import Row, encode
+from infra.archive.manifest import ArchiveFile, end_of, files_of
+from infra.archive.store import Store
 from infra.database.connect import Connection, connect, naming
 from infra.faultpoints import reach
-from infra.log.archive_files import Row, encode
-from infra.log.archive_manifest import ArchiveFile, end_of, files_of
-from infra.log.archive_store import Store
 from infra.log.records import Record
 from infra.log.rule import Reading, read
 from infra.log.source import Headers, LogTrimmed, NotHeld, read_held

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from infra.archive.check import Checked, Portion, check_partition
+from infra.archive.manifest import ArchiveFile, ends_of, files_of
+from infra.archive.trim import Cut, plan, trim
+from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, naming
-from infra.log.archive_check import Checked, Portion, check_partition
-from infra.log.archive_manifest import ArchiveFile, ends_of, files_of
-from infra.log.archive_trim import Cut, plan, trim
-from infra.log.archive_write import Archived, archive_partition, shares
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.contract import require_contract

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from infra.archive.check import check_file
+from infra.archive.manifest import ends_of, files_of
+from infra.archive.store import Store
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log import clients
-from infra.log.archive_check import check_file
-from infra.log.archive_manifest import ends_of, files_of
-from infra.log.archive_store import Store
 from infra.log.topics import TIMEOUT_S, Topic, offsets_at
 from infra.settings import Settings
 
