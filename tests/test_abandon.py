@@ -219,6 +219,7 @@ def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:
 
 INTERRUPTED = """
 import os, pydoc, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
 name, attribute = sys.argv[1].rsplit(".", 1)
 owner = pydoc.locate(name)
 goes_on = getattr(owner, attribute)

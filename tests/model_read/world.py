@@ -16,7 +16,20 @@ import psycopg
 from infra.log import clients, partitioner, source, topics
 from infra.log.topics import Topic
 from infra.settings import Settings
-from projections.engine import builds, claims, commit, filling, local, people, replaying, switch, tail, workers
+from projections.engine import (
+    builds,
+    claims,
+    commit,
+    filling,
+    local,
+    people,
+    rebuild,
+    replaying,
+    switch,
+    tail,
+    twins,
+    workers,
+)
 from projections.engine.view import View
 from tests.model_read.client import Connection
 from tests.model_read.log import TOPIC, Log
@@ -26,7 +39,7 @@ from tests.model_read.postgres import Database, Key, Row, Tables
 from tests.model_read.views import code
 
 TOPIC_ID = "topic"
-_WITH_A_CLOCK = (builds, claims, commit, filling, people, replaying, source, switch, tail)
+_WITH_A_CLOCK = (builds, claims, commit, filling, people, rebuild, replaying, source, switch, tail, twins)
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
