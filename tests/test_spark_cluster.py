@@ -115,7 +115,10 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
     world = bank.world
     cluster.settings_for(world)
     before = rows(world, "balances")
-    command = [sys.executable, "-c", "from infra.cli import main; main()", "rebuild", "balances", "--engine", "spark"]
+    # whoever runs the tests in the background has Ctrl-C ignored
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{hears}; from infra.cli import main; main()"
+    command = [sys.executable, "-c", code, "rebuild", "balances", "--engine", "spark"]
     with connect(world, "test") as db:
         # who loads can't enter its part as long as this is held
         db.execute("set idle_in_transaction_session_timeout = 0")
@@ -150,7 +153,10 @@ def test_ctrl_c_ends_the_command_spark_and_its_tasks_and_leaves_what_is_live_alo
     bank: Bookkeeper, tmp_path: Path
 ) -> None:
     world = bank.world
-    command = [sys.executable, "-c", "from infra.cli import main; main()", "rebuild", "balances", "--engine", "spark"]
+    # whoever runs the tests in the background has Ctrl-C ignored
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{hears}; from infra.cli import main; main()"
+    command = [sys.executable, "-c", code, "rebuild", "balances", "--engine", "spark"]
     with connect(world, "test") as db:
         db.execute("set idle_in_transaction_session_timeout = 0")
         db.execute("begin")
