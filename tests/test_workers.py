@@ -91,6 +91,7 @@ def test_a_task_is_refused_when_hardly_anything_is_free_and_it_is_what_holds_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "free_and_total", lambda: (4, 100))
+    monkeypatch.setattr(memory, "SMALL", 1 << 50)  # whatever other tests have left in this process
     assert run(double, [1], 1) == [2], "it holds next to nothing"
     monkeypatch.setattr(memory, "SMALL", 1)
     with pytest.raises(MemoryShort, match="free"):
