@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -258,7 +257,7 @@ def test_a_lock_timeout_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyP
             if len(pauses) == 2:
                 other.execute("commit")
 
-        monkeypatch.setattr(time, "sleep", release)
+        monkeypatch.setattr("projections.engine.commit.sleep", release)
         assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == Applied()
     assert len(pauses) == 2
     assert bench.rows("purses") == [("a", 1, "", 0)]
@@ -268,7 +267,7 @@ def test_a_deadlock_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch
     bench.apply(bench.batch(0, ("a", [filled(1)]), ("b", [filled(1)])))
     bench.db.execute("set deadlock_timeout = '10ms'")
     tries: list[float] = []
-    monkeypatch.setattr(time, "sleep", tries.append)
+    monkeypatch.setattr("projections.engine.commit.sleep", tries.append)
     with open_connection(bench.settings) as other, ThreadPoolExecutor(1) as pool:
         other.execute("set deadlock_timeout = '1min'")
         with other.transaction():

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import sleep
 from typing import Any, NamedTuple
 
 import psycopg
@@ -152,7 +152,7 @@ class Committer:
             self._forget(batches)
             carefully = carefully or refused
             if locked:
-                time.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 6)))
+                sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 6)))
 
     def _forget(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
