@@ -145,8 +145,7 @@ class Handler:
                 found = topics.describe(self.settings, topic.name, admin=self._admin)
             except clients.KafkaAway:
                 return
-            if (found.id, found.partitions) != (topic.id, topic.partitions):
-                raise topics.changed(topic, found)
+            topics.require_same(topic, found)
 
     # ── commands in ──
 

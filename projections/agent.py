@@ -315,8 +315,7 @@ class Agent:
                 self._said.wrong("kafka", error.message)
                 continue
             self._said.well("kafka", "Kafka answers again")
-            if (now.id, now.partitions) != (events.id, events.partitions):
-                raise topics.changed(events, now)
+            topics.require_same(events, now)
 
     # ── little helpers ──
 

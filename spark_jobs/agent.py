@@ -139,7 +139,7 @@ class Agent:
                 self._ended.wait(LOOK_AGAIN_S)
                 continue
             self._said.well("set", "folding: the live set is this code's")
-            _require_same(events, now)
+            topics.require_same(events, now)
             _require_reach(now, positions)
             return positions
         return None
@@ -208,7 +208,7 @@ class Agent:
         else:
             self._said.well("database", "the database answers again")
             self._said.well("kafka", "Kafka answers again")
-            _require_same(events, now)
+            topics.require_same(events, now)
 
     def _heard(self, answers: Sequence[Told], over: threading.Event) -> None:
         """What a micro-batch came to."""
@@ -250,11 +250,6 @@ class Agent:
             self._said.wrong("query", f"tasks were lost, and the query begins again: {first_line(error)}")
         self._failures += 1
         over.set()
-
-
-def _require_same(was: topics.Topic, now: topics.Topic) -> None:
-    if (now.id, now.partitions) != (was.id, was.partitions):
-        raise topics.changed(was, now)
 
 
 def _require_reach(events: topics.Topic, positions: Positions) -> None:

@@ -27,6 +27,7 @@ from projections.engine.start import Contract, ensure_started, set_difference
 from projections.engine.system import agent_views, code_set
 from projections.engine.tail import Tail
 from projections.engine.view import View
+from tests.spine import set_up
 
 DAY = date(2026, 1, 1)
 TRANSFER = Details(operation="transfer", purpose="rent", counter_bank="YZ", counter_account="1")
@@ -111,6 +112,15 @@ class Bookkeeper:
             except BufferError:
                 self._producer.poll(0.1)
         self._producer.poll(0)
+
+
+def folded_lives(world: Settings, accounts: Sequence[str], events: int) -> Bookkeeper:
+    """A new world in which each account has lived that many events, all of them folded; and who wrote them."""
+    set_up(world)
+    keeper = Bookkeeper(world)
+    keeper.life(accounts, events)
+    fold_all(world)
+    return keeper
 
 
 def start(world: Settings, views: Mapping[str, View] | None = None) -> None:

@@ -24,19 +24,15 @@ from projections.engine.rebuild import rebuild
 from projections.engine.system import all_views
 from projections.engine.verify import verify
 from tests.bankviews import build_states, live_table, rows
-from tests.bookkeeper import Bookkeeper, LiveAgent, fold_all
-from tests.spine import set_up, until
+from tests.bookkeeper import Bookkeeper, LiveAgent, fold_all, folded_lives
+from tests.spine import until
 
 ACCOUNTS = [str(number) for number in range(20)]
 
 
 @pytest.fixture
 def bank(world: Settings) -> Bookkeeper:
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 5)
-    fold_all(world)
-    return keeper
+    return folded_lives(world, ACCOUNTS, 5)
 
 
 @pytest.fixture(autouse=True)

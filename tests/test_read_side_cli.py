@@ -11,20 +11,16 @@ from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine.system import all_views
 from tests.bankviews import live_table
-from tests.bookkeeper import Bookkeeper, fold_all
+from tests.bookkeeper import Bookkeeper, fold_all, folded_lives
 from tests.conftest import Samefold
-from tests.spine import scalar, set_up
+from tests.spine import scalar
 
 ACCOUNTS = [str(number) for number in range(12)]
 
 
 @pytest.fixture
 def bank(world: Settings) -> Bookkeeper:
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 5)
-    fold_all(world)
-    return keeper
+    return folded_lives(world, ACCOUNTS, 5)
 
 
 def _json(samefold: Samefold, world: Settings, *arguments: str, code: int = 0) -> Any:

@@ -51,19 +51,15 @@ from tests.bankviews import (
     view,
     with_views,
 )
-from tests.bookkeeper import DAY, Bookkeeper, LiveAgent, _ends, fold_all
-from tests.spine import scalar, set_up, until
+from tests.bookkeeper import DAY, Bookkeeper, LiveAgent, _ends, fold_all, folded_lives
+from tests.spine import scalar, until
 
 ACCOUNTS = [str(number) for number in range(20)]
 
 
 @pytest.fixture
 def bank(world: Settings) -> Bookkeeper:
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 5)
-    fold_all(world)
-    return keeper
+    return folded_lives(world, ACCOUNTS, 5)
 
 
 def _differences(world: Settings, views: dict[str, View] | None = None) -> int:

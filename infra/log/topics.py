@@ -51,17 +51,18 @@ class TopicChanged(SamefoldError):
     """A topic is not the one it was: made anew, or with another number of partitions."""
 
 
-def changed(was: Topic, now: Topic) -> TopicChanged:
-    """The error for a topic that changed under running processes or since the positions were made."""
+def require_same(was: Topic, now: Topic) -> None:
+    """Raises TopicChanged for a topic that changed under running processes or since the positions were made."""
     if was.id != now.id:
-        return TopicChanged(
+        raise TopicChanged(
             f"Topic '{now.name}' was made anew: its id was {was.id} and is {now.id}.",
             "Positions mean nothing in it. Restore the old topic, or start with an empty database and new topics.",
         )
-    return TopicChanged(
-        f"Topic '{now.name}' had {was.partitions} partitions and has {now.partitions}: streams would move between them.",
-        "Partitions can't be taken back. Copy the log into new topics, and start with an empty database.",
-    )
+    if was.partitions != now.partitions:
+        raise TopicChanged(
+            f"Topic '{now.name}' had {was.partitions} partitions and has {now.partitions}: streams would move between them.",
+            "Partitions can't be taken back. Copy the log into new topics, and start with an empty database.",
+        )
 
 
 def ensure(settings: Settings) -> tuple[Topic, Topic]:
