@@ -1,0 +1,87 @@
+"""W3C trace context, from HTTP through both topics' headers into the agent's transaction.
+
+https://www.w3.org/TR/trace-context/. Only OpenTelemetry's API is used: without an SDK in the process there are no spans, and the
+caller's `traceparent` and `tracestate` are handed on as they came. With one (`trace.set_tracer_provider`, or what
+`opentelemetry-instrument` sets up), each step of a command's way is a span of the caller's trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from opentelemetry import context, trace
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+"""Of a Kafka record."""
+
+MAX_BYTES = 512
+"""Of either header; a longer one is as good as none."""
+
+_propagator = TraceContextTextMapPropagator()
+_FIELDS = frozenset(_propagator.fields)
+_NOWHERE = context.Context()
+
+
+def recording() -> bool:
+    """Whether an SDK is there. Without one nobody should go to the trouble of making spans."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+
+
+def carrier(span: Span | None = None) -> list[tuple[str, bytes]]:
+    """The headers that let a record's reader go on with this trace: the current one, or that of `span`. Empty without a trace."""
+    found: dict[str, str] = {}
+    _propagator.inject(found, trace.set_span_in_context(span, _NOWHERE) if span else None)
+    return [(name, value.encode()) for name, value in found.items()]
+
+
+def kept(headers: Headers) -> list[tuple[str, bytes]]:
+    """Of a record's headers those that are the trace's, for the record that is made of it: no others, and none that is too long."""
+    return [(name, value) for name, value in headers if name in _FIELDS and value and len(value) <= MAX_BYTES]
+
+
+def context_of(headers: Iterable[tuple[str | bytes, bytes | None]]) -> context.Context:
+    """The trace that headers name, of a Kafka record or an ASGI request; an empty context where they name none, or hold nonsense."""
+    found: dict[str, list[str]] = {}
+    for raw, value in headers:
+        name = raw.decode("latin-1").lower() if isinstance(raw, bytes) else raw
+        if name in _FIELDS and value and len(value) <= MAX_BYTES:
+            found.setdefault(name, []).append(value.decode("latin-1"))
+    # several are nobody's: the standard leaves open which of them would be right
+    return _propagator.extract(found, _NOWHERE) if len(found.get("traceparent", ())) == 1 else _NOWHERE
+
+
+def span_context(headers: Headers) -> SpanContext | None:
+    """The span that a record's headers name."""
+    found = trace.get_current_span(context_of(headers)).get_span_context()
+    return found if found.is_valid else None
+
+
+def start(name: str, kind: SpanKind, headers: Headers) -> Span:
+    """A span of the trace that a record's headers name, not the current one of any thread; to be ended by the caller."""
+    return trace.get_tracer("samefold").start_span(name, context_of(headers), kind)
+
+
+@contextmanager
+def span(
+    name: str,
+    kind: SpanKind = SpanKind.INTERNAL,
+    *,
+    within: context.Context | None = None,
+    links: Sequence[SpanContext] = (),
+    attributes: Mapping[str, str | int] | None = None,
+) -> Iterator[Span]:
+    """The current span for as long as the block runs, `within` a context or the current one."""
+    with trace.get_tracer("samefold").start_as_current_span(
+        name, within, kind, attributes, [Link(link) for link in links]
+    ) as current:
+        yield current
+
+
+def trace_id() -> str | None:
+    """Of the current span, 32 hexadecimal digits."""
+    found = trace.get_current_span().get_span_context()
+    return trace.format_trace_id(found.trace_id) if found.is_valid else None
