@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import psycopg
 from confluent_kafka import KafkaError, KafkaException, Message
+from msgspec import UNSET, UnsetType
 
-from commands.intake import bad_name, fingerprint_of
+from commands.intake import bad_name, bad_relation, fingerprint_of
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
 from infra.database.connect import connect
 from infra.errors import SamefoldError
@@ -48,6 +49,8 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     data: msgspec.Raw
     expected_version: int | None = None
+    correlation_id: str | UnsetType = UNSET
+    causation_id: str | UnsetType = UNSET
 
 
 @dataclass(slots=True)
@@ -194,8 +197,17 @@ def _command(line: bytes, where: str) -> Command:
             f"{where}: not a command: {error}.",
             'A line is {"stream": "accounts/1", "id": "…", "type": "Deposit", "data": {…}}. Nothing was sent.',
         ) from error
-    if problem := bad_name(fields.stream, fields.id):
+    problem = bad_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id)
+    if problem:
         raise BadCommandLine(f"{where}: {problem}.", "Nothing was sent.")
     # a copy: what msgspec calls Raw is a view into the line
     data = msgspec.Raw(bytes(fields.data))
-    return Command(fields.id, fields.stream, fields.type, data, fields.expected_version)
+    return Command(
+        fields.id,
+        fields.stream,
+        fields.type,
+        data,
+        fields.expected_version,
+        fields.correlation_id,
+        fields.causation_id,
+    )

@@ -92,4 +92,6 @@ def _commit(
         reason=why,
         epoch=epoch,
         seq=seq,
+        correlation_id=received.correlation_id,
+        causation_id=received.causation_id,
     )

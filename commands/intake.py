@@ -14,11 +14,12 @@ from functools import cache
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
 from infra.contexts import Context, contexts
 from infra.log.partitioner import partition_of
-from infra.log.records import Command, Reason, Record, decode_command
+from infra.log.records import Command, Headers, Reason, Record, decode_command
 
 MAX_ID_BYTES = 200
 MAX_MESSAGE = 500
@@ -50,6 +51,10 @@ class Received(msgspec.Struct, frozen=True):
     context: Context | None = None
     command: Any = None
     rejection: Reason | None = None
+    correlation_id: str | UnsetType = UNSET
+    causation_id: str | UnsetType = UNSET
+    headers: Headers | None = None
+    """The trace's, for the record of its commit."""
 
 
 def receive(record: Record, intake: Intake) -> Received:
@@ -84,6 +89,18 @@ def bad_name(stream: str, command_id: str) -> str | None:
     return None
 
 
+def bad_relation(correlation_id: str | UnsetType, causation_id: str | UnsetType) -> str | None:
+    """What is wrong with a command's correlation or causation id, or None. Both stay in the log."""
+    for name, value in (("correlation_id", correlation_id), ("causation_id", causation_id)):
+        if value is UNSET:
+            continue
+        if len(value.encode(errors="replace")) > MAX_ID_BYTES:
+            return f"the {name} is longer than {MAX_ID_BYTES} bytes"
+        if not _ID(value):
+            return f"the {name} must be at least one character, without control characters"
+    return None
+
+
 def fingerprint_of(command: Command) -> str:
     """Tells whether a repeated id came with the same command: type, body (order of members apart) and expected version."""
     return _hash(_encode_sorted((command.type, command.expected_version, _decode_any(command.data))))
@@ -101,12 +118,19 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     name = envelope.stream.partition("/")[0]
     # found first, and given to every rejection: without it the stream's state would be taken for nothing
     context = intake.contexts.get(name)
+    wrong = None
+    if envelope.correlation_id is not UNSET or envelope.causation_id is not UNSET:
+        wrong = bad_relation(envelope.correlation_id, envelope.causation_id)
+        if wrong:
+            envelope = msgspec.structs.replace(envelope, correlation_id=UNSET, causation_id=UNSET)
     try:
         fingerprint = fingerprint_of(envelope)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return _rejected(
             record, envelope, _hash(bytes(envelope.data)), "malformed", f"the body can't be read: {error}", context
         )
+    if wrong:
+        return _rejected(record, envelope, fingerprint, "malformed", wrong, context)
     size = len(record.value or b"")
     if size > intake.max_bytes:
         problem = f"the command takes {size} bytes, more than {intake.max_bytes}"
@@ -128,7 +152,16 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     except Exception as error:  # a defect in a command's own checks; it would repeat on every try
         return _rejected(record, envelope, fingerprint, "failed", f"{type(error).__name__}: {error}", context)
     return Received(
-        record.offset, envelope.stream, envelope.id, fingerprint, envelope.expected_version, context, command
+        record.offset,
+        envelope.stream,
+        envelope.id,
+        fingerprint,
+        envelope.expected_version,
+        context,
+        command,
+        None,
+        envelope.correlation_id,
+        envelope.causation_id,
     )
 
 
@@ -153,8 +186,16 @@ def reason(code: str, message: str) -> Reason:
 def _rejected(
     record: Record, envelope: Command, fingerprint: str, code: str, message: str, context: Context | None = None
 ) -> Received:
-    why = reason(code, message)
-    return Received(record.offset, envelope.stream, envelope.id, fingerprint, context=context, rejection=why)
+    return Received(
+        offset=record.offset,
+        stream=envelope.stream,
+        id=envelope.id,
+        fingerprint=fingerprint,
+        context=context,
+        rejection=reason(code, message),
+        correlation_id=envelope.correlation_id,
+        causation_id=envelope.causation_id,
+    )
 
 
 def _under_derived_id(record: Record, intake: Intake, code: str, message: str) -> Received:

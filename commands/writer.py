@@ -20,7 +20,7 @@ import msgspec
 from commands.decision import Decided, Versioned, decide
 from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
-from infra.log.records import Opening, Record, decode_event
+from infra.log.records import Headers, Opening, Record, decode_event
 from infra.log.rule import Reading, read
 
 
@@ -74,6 +74,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     seq: int
     stream: str
     value: bytes
+    headers: Headers | None = None
 
 
 class Wait(NamedTuple):
@@ -217,7 +218,7 @@ class Writer:
             self.seq += 1
             self.last_command = command.offset
             self.overlay.add_own(decided.commit, decided.after)
-            actions.append(Append(self.seq, command.stream, decided.value))
+            actions.append(Append(self.seq, command.stream, decided.value, command.headers))
         if actions and self.unacknowledged_since is None:
             self.unacknowledged_since = now
         # only now: what `wants` left out because the overlay had it must be in the overlay until the batch is decided

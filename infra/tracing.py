@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 from opentelemetry import context, trace
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-"""Of a Kafka record."""
+from infra.log.records import Headers
 
 MAX_BYTES = 512
 """Of either header; a longer one is as good as none."""
@@ -44,7 +42,7 @@ def kept(headers: Headers) -> list[tuple[str, bytes]]:
 
 
 def context_of(headers: Iterable[tuple[str | bytes, bytes | None]]) -> context.Context:
-    """The trace that headers name, of a Kafka record or an ASGI request; an empty context where they name none, or hold nonsense."""
+    """The trace that headers name, of a Kafka record or an ASGI request; an empty context where they name none, or nonsense."""
     found: dict[str, list[str]] = {}
     for raw, value in headers:
         name = raw.decode("latin-1").lower() if isinstance(raw, bytes) else raw

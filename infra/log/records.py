@@ -7,15 +7,20 @@ it cannot decode would disagree for ever with one that can.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from infra.errors import SamefoldError
 
 ENVELOPE = b'{"samefold":"'
+
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+"""Of a Kafka record. Nothing that counts stands there, only what goes with the trace (`infra/tracing.py`)."""
 
 
 class UnreadableRecord(SamefoldError):
@@ -60,6 +65,9 @@ class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
     reason: Reason | None
     epoch: int
     seq: int
+    correlation_id: str | UnsetType = UNSET
+    causation_id: str | UnsetType = UNSET
+    """The command's own, see there; what caused the events is the command."""
 
 
 class Opening(msgspec.Struct, frozen=True, tag_field="samefold", tag="opening/1"):
@@ -77,6 +85,10 @@ class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"
     type: str
     data: msgspec.Raw
     expected_version: int | None = None
+    correlation_id: str | UnsetType = UNSET
+    """Shared by all that one request or conversation set off, and not stored where nobody gave one: then it is the command's id."""
+    causation_id: str | UnsetType = UNSET
+    """Of the message that this command is a consequence of."""
 
 
 _events_decoder = msgspec.json.Decoder(Commit | Opening)
