@@ -88,35 +88,49 @@ def send_all(settings: Settings, commands: Iterable[Command], progress: Callable
 
     Raises NotSent, KafkaAway. Sending the same commands again is safe: ids that have an outcome keep it.
     """
-    topic = describe(settings, settings.commands_topic)
-    producer = clients.producer(settings)
-    failed: list[KafkaError] = []
+    Sender(settings).send(commands, progress)
 
-    def acknowledged(error: KafkaError | None, _: Message) -> None:
-        if error:
-            failed.append(error)
-        else:
-            progress(1)
 
-    for command in commands:
-        partition = partition_of(command.stream, topic.partitions)
-        value = encode(command)
-        while not failed:
-            try:
-                producer.produce(
-                    topic.name, value, key=command.stream.encode(), partition=partition, on_delivery=acknowledged
-                )
+class Sender:
+    """Appends commands, as often as there are some, over one connection. Raises KafkaAway when it is made."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._topic = describe(settings, settings.commands_topic)
+        self._producer = clients.producer(settings)
+        self._timeout_s = settings.ack_timeout_s
+
+    def send(self, commands: Iterable[Command], progress: Callable[[int], None]) -> None:
+        """As `send_all`. One call at a time. Raises NotSent."""
+        producer, topic = self._producer, self._topic
+        failed: list[KafkaError] = []
+
+        def acknowledged(error: KafkaError | None, _: Message) -> None:
+            if error:
+                failed.append(error)
+            else:
+                progress(1)
+
+        for command in commands:
+            partition = partition_of(command.stream, topic.partitions)
+            value = encode(command)
+            while not failed:
+                try:
+                    producer.produce(
+                        topic.name, value, key=command.stream.encode(), partition=partition, on_delivery=acknowledged
+                    )
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+                except KafkaException as error:
+                    failed.append(error.args[0])
+            producer.poll(0)
+            if failed:
                 break
-            except BufferError:
-                producer.poll(0.1)
-            except KafkaException as error:
-                failed.append(error.args[0])
-        producer.poll(0)
+        producer.flush(self._timeout_s)
         if failed:
-            break
-    producer.flush(settings.ack_timeout_s)
-    if failed:
-        raise NotSent(f"Not all commands could be appended: {failed[0].str()}.", "Run it again: nothing is done twice.")
+            raise NotSent(
+                f"Not all commands could be appended: {failed[0].str()}.", "Run it again: nothing is done twice."
+            )
 
 
 def answered(settings: Settings, commands: Sequence[Command]) -> int:
