@@ -1,0 +1,117 @@
+"""How far somebody has seen the log, as text that a client hands back: `1~<topic id>.<partition>-<offset>…`.
+
+A token is a vector: for each topic, by its id, and each partition, the offset that would be read next. Two are merged by the larger
+of each, in any order, so a client may keep one token for all it has seen, from however many answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Self
+
+from infra.errors import SamefoldError
+
+LONGEST = 65_536
+"""Characters of a token: room for the positions of 4096 partitions."""
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,17})"  # below 2**63
+_TOPIC = re.compile(rf"([A-Za-z0-9_-]{{1,64}})((?:\.{_NUMBER}(?:-{_NUMBER})+)+)")
+_FORMAT = "1"
+
+
+class BadToken(SamefoldError):
+    """A position token that none of our answers held."""
+
+
+class OtherLog(SamefoldError):
+    """A position token of another log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """{topic id: {partition: next offset}}; what it does not name, it asks nothing of."""
+
+    positions: Mapping[str, Mapping[int, int]]
+
+    @classmethod
+    def of(cls, topic_id: str, next_offsets: Mapping[int, int]) -> Self:
+        """The token of one log."""
+        return cls({topic_id: dict(next_offsets)})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The token that `str()` wrote as `text`. Raises BadToken."""
+        form, *topics = text.split("~") if len(text) <= LONGEST else [""]
+        if form != _FORMAT:
+            raise _bad()
+        positions: dict[str, dict[int, int]] = {}
+        for topic in topics:
+            match = _TOPIC.fullmatch(topic)
+            if match is None or match[1] in positions:
+                raise _bad()
+            positions[match[1]] = _partitions(match[2])
+        return cls(positions)
+
+    @classmethod
+    def merged(cls, tokens: Iterable[Token]) -> Self:
+        """What has been seen by whoever has seen all of these."""
+        merged: dict[str, dict[int, int]] = {}
+        for token in tokens:
+            for topic_id, partitions in token.positions.items():
+                known = merged.setdefault(topic_id, {})
+                for partition, offset in partitions.items():
+                    known[partition] = max(offset, known.get(partition, 0))
+        return cls(merged)
+
+    def merge(self, other: Token) -> Token:
+        return Token.merged((self, other))
+
+    def covered_by(self, other: Token) -> bool:
+        """Whether `other` has seen all of this."""
+        return all(
+            other.positions.get(topic_id, {}).get(partition, 0) >= offset
+            for topic_id, partitions in self.positions.items()
+            for partition, offset in partitions.items()
+        )
+
+    def require_log(self, topic_id: str, partitions: int) -> None:
+        """Raises OtherLog unless it speaks of that topic alone, and of partitions that it has."""
+        for named, offsets in self.positions.items():
+            if named != topic_id or max(offsets, default=0) >= partitions:
+                raise OtherLog(
+                    "The position token is of another log than this service's.",
+                    "Send only tokens that this service has answered with; throw away those from before its log was made anew.",
+                )
+
+    def __str__(self) -> str:
+        topics = (f"~{topic_id}{''.join(_runs(self.positions[topic_id]))}" for topic_id in sorted(self.positions))
+        return _FORMAT + "".join(topics)
+
+
+def _runs(partitions: Mapping[int, int]) -> Iterator[str]:
+    """Partitions that follow each other name the first one only."""
+    numbered = enumerate(sorted(partitions))
+    for _, run in groupby(numbered, lambda pair: pair[1] - pair[0]):
+        members = [partition for _, partition in run]
+        yield f".{'-'.join(map(str, (members[0], *(partitions[partition] for partition in members))))}"
+
+
+def _partitions(text: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for run in text.split(".")[1:]:
+        first, *offsets = map(int, run.split("-"))
+        for partition, offset in enumerate(offsets, start=first):
+            if partition in found:
+                raise _bad()
+            found[partition] = offset
+    return found
+
+
+def _bad() -> BadToken:
+    return BadToken(
+        "That is no position token.",
+        "Hand back what an answer's `position` or its header Samefold-Position held, unchanged.",
+    )
