@@ -78,6 +78,17 @@ class Settings(BaseSettings):
     max_commit_bytes: int = Field(900_000, ge=1_024, le=1_000_000, description="Stays below the topic's record limit")
     ack_timeout_s: float = Field(30, gt=0, description="Until an append without an answer counts as lost")
 
+    api_host: str = Field("127.0.0.1", description="The address that the HTTP API listens on")
+    api_port: int = Field(8000, ge=0, le=65_535, description="Its port; 0 takes a free one")
+    api_connections: int = Field(8, ge=2, le=1_000, description="Most connections to PostgreSQL of one API process")
+    api_wait_s: float = Field(10, gt=0, le=600, description="Until a command without an outcome is answered with 202")
+    api_max_wait_s: float = Field(60, gt=0, le=600, description="The longest wait that a caller may ask for")
+    api_max_waiting: int = Field(2_000, ge=1, description="Callers that may wait at once; more are told to come back")
+    api_max_lag: int = Field(
+        50_000, ge=1, description="Commits that the read model may be behind before commands are refused with 429"
+    )
+    api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, body and all")
+
     spark_master: str | None = Field(
         None, description="Where rebuild and verify may run Spark: spark://…, k8s://…, yarn"
     )
@@ -111,6 +122,8 @@ class Settings(BaseSettings):
             raise ValueError("commands_topic and events_topic must differ")
         if self.min_insync_replicas > self.replication_factor:
             raise ValueError("min_insync_replicas must not be above replication_factor")
+        if self.api_wait_s > self.api_max_wait_s:
+            raise ValueError("api_wait_s must not be above api_max_wait_s")
         if self.archive_url and _CREDENTIALS.search(self.archive_url):
             raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
         sasl = self.kafka_security_protocol.startswith("SASL")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from infra.dev.stack import Stack
     from spark_jobs.engine import Spark
+    from tests.api import Api
 
 SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
 SEARCHES = {"model", "model_read", "test_hot_path"}
@@ -109,6 +111,28 @@ def stack() -> Iterator["Stack"]:
 @pytest.fixture
 def world(stack: "Stack") -> Iterator[Settings]:
     """Settings of a test's own topics (not made yet), consumer groups and empty database, on the shared stack."""
+    with _world(stack) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def shared_world(stack: "Stack") -> Iterator[Settings]:
+    """A world that the tests of a module share."""
+    with _world(stack) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator["Api"]:
+    """The HTTP API that the tests of a module share, with a handler and an agent behind it."""
+    from tests.api import everything
+
+    with everything(shared_world) as running:
+        yield running
+
+
+@contextmanager
+def _world(stack: "Stack") -> Iterator[Settings]:
     import psycopg
 
     number = next(_worlds)

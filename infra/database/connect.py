@@ -61,6 +61,19 @@ def connect(
 
     Raises DatabaseAway for what may pass, DatabaseRefused for what won't, NotConfigured.
     """
+    session = parameters(
+        settings, name, statement_timeout_ms=statement_timeout_ms, short_transactions=short_transactions
+    )
+    try:
+        return psycopg.connect(**session)
+    except psycopg.Error as error:
+        raise named(error, settings) from error
+
+
+def parameters(
+    settings: Settings, name: str, *, statement_timeout_ms: int | None = None, short_transactions: bool = False
+) -> dict[str, Any]:
+    """The same connection as arguments of psycopg's `connect`, secrets and all. Raises DatabaseRefused, NotConfigured."""
     statement_timeout_ms = settings.statement_timeout_ms if statement_timeout_ms is None else statement_timeout_ms
     target = settings.database
     try:
@@ -79,20 +92,17 @@ def connect(
     if short_transactions:
         session["transaction_timeout"] = longest_transaction_ms(settings)
     options = " ".join([str(known.get("options") or ""), *(f"-c {key}={value}" for key, value in session.items())])
-    try:
-        return psycopg.connect(
-            target,
-            autocommit=True,
-            application_name=name[:63],
-            connect_timeout=10,
-            keepalives=1,
-            keepalives_idle=15,
-            keepalives_interval=5,
-            keepalives_count=3,
-            options=options.strip(),
-        )
-    except psycopg.Error as error:
-        raise named(error, settings) from error
+    return {
+        "conninfo": target,
+        "autocommit": True,
+        "application_name": name[:63],
+        "connect_timeout": 10,
+        "keepalives": 1,
+        "keepalives_idle": 15,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "options": options.strip(),
+    }
 
 
 def longest_transaction_ms(settings: Settings) -> int:

@@ -132,6 +132,14 @@ def _describe(admin: AdminClient, name: str) -> Topic:
     )
 
 
+def ends(topic: Topic, settings: Settings, admin: AdminClient, timeout_s: float) -> dict[int, int]:
+    """Each partition's end as it is now, which a topic that was described knows as of then. Raises KafkaAway."""
+    partitions = {TopicPartition(topic.name, number): OffsetSpec.latest() for number in range(topic.partitions)}
+    with _naming(settings):
+        asked = admin.list_offsets(partitions, request_timeout=timeout_s)
+        return {partition.partition: future.result(timeout_s).offset for partition, future in asked.items()}
+
+
 def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]:
     """By partition, an offset whose record is from `time_ms` (since the epoch) or later; partitions without one are left out.
 

@@ -86,7 +86,11 @@ def check_contract(connection: Connection, contract: Contract) -> None:
     row = connection.execute(
         "select topic_id, partitions, partitioner from topics where topic = %s", [contract.topic]
     ).fetchone()
-    promised = Contract(contract.topic, *row) if row else contract
+    require_promised(Contract(contract.topic, *row) if row else contract, contract)
+
+
+def require_promised(promised: Contract, contract: Contract) -> None:
+    """Raises ContractBroken where the topic as it is now is not what the database was promised."""
     if promised.topic_id != contract.topic_id:
         raise ContractBroken(
             f"Topic '{contract.topic}' was made anew: its id is {contract.topic_id}, but the database's positions are in "

@@ -1,0 +1,47 @@
+"""`python -m commands.api --name NAME`: serve until SIGTERM or SIGINT. Exit code 1 after a named error."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+
+from commands.api.serving import server_of
+from infra import logs
+from infra.collector import collect_seldom
+from infra.errors import SamefoldError
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m commands.api")
+    parser.add_argument("--name", default="api")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    settings = Settings()
+    logs.configure(settings.log_level)
+    if settings.log_level != "DEBUG":
+        # every lost connection is told by us, once
+        logging.getLogger("psycopg").setLevel(logging.CRITICAL)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    code = 0
+    try:
+        port = settings.api_port if arguments.port is None else arguments.port
+        server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)
+        collect_seldom()
+        server.run()
+    except SamefoldError as error:
+        log.error("%s stops: %s", arguments.name, error)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        pass
+    logging.shutdown()
+    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Appends commands to their topic, and says exactly what is known when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from infra.log import clients
+from infra.log.partitioner import partition_of
+from infra.log.records import Command
+from infra.log.topics import Topic
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+CLOSE_S = 2.0
+
+
+class NotAppended(Exception):
+    """The command is not in the log and never will be, by this try."""
+
+
+class MaybeAppended(Exception):
+    """The command may be in the log, or get there yet: its outcome tells."""
+
+
+class Appender:
+    """One idempotent producer, polled from a thread of its own, which wakes the event loop once for all it was told at a time."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._settings = settings
+        self._connection = clients.Connection(name)
+        self._producer: Producer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._told: list[tuple[asyncio.Future[int], KafkaError | None, int]] = []
+
+    @property
+    def away(self) -> bool:
+        """Whether all brokers were unreachable when librdkafka last looked."""
+        return self._connection.away.is_set()
+
+    def open(self) -> None:
+        """In the event loop that will append."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._poll, name="appender", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Waits a moment for what is under way."""
+        self._closing.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
+
+    def append(
+        self, command: Command, value: bytes, topic: Topic, headers: Sequence[tuple[str, bytes]] = ()
+    ) -> asyncio.Future[int]:
+        """Begin to append; the future gets the command's offset, or NotAppended or MaybeAppended. Raises NotAppended."""
+        assert self._loop is not None, "it is open"
+        future: asyncio.Future[int] = self._loop.create_future()
+        partition = partition_of(command.stream, topic.partitions)
+
+        def told(error: KafkaError | None, message: Message) -> None:
+            with self._lock:
+                self._told.append((future, error, -1 if error else message.offset()))
+
+        try:
+            self._producer_now().produce(
+                topic.name,
+                value,
+                key=command.stream.encode(),
+                partition=partition,
+                headers=list(headers),
+                on_delivery=told,
+            )
+        except BufferError as error:
+            raise NotAppended("too many commands wait to be sent") from error
+        except KafkaException as error:
+            self._drop_if_fatal(error.args[0])
+            raise NotAppended(error.args[0].str()) from error
+        return future
+
+    def _producer_now(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                self._producer = clients.producer(self._settings, connection=self._connection)
+            return self._producer
+
+    def _drop_if_fatal(self, error: KafkaError) -> None:
+        """A producer that can't go on is replaced at the next append; what it had under way is told as failed."""
+        if error.fatal():
+            with self._lock:
+                dropped, self._producer = self._producer, None
+            if dropped is not None:
+                log.warning("the producer can't go on (%s); another one is made", error.str())
+                dropped.purge()
+                dropped.poll(0)
+
+    def _poll(self) -> None:
+        while not self._closing.is_set():
+            self._producer_now().poll(POLL_S)
+            self._wake()
+        self._producer_now().flush(CLOSE_S)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            told, self._told = self._told, []
+        if told and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, told)
+
+    def _tell(self, told: Sequence[tuple[asyncio.Future[int], KafkaError | None, int]]) -> None:
+        for future, error, offset in told:
+            if error is None:
+                self._connection.seen()
+                if not future.done():
+                    future.set_result(offset)
+                continue
+            self._drop_if_fatal(error)
+            if not future.done():
+                known = error.code() in _NEVER_SENT or not (error.fatal() or clients.may_pass(error))
+                future.set_exception((NotAppended if known else MaybeAppended)(error.str()))
+                future.exception()  # it may be that nobody waits for it any more
+
+
+_NEVER_SENT = {KafkaError._PURGE_QUEUE, KafkaError._QUEUE_FULL}

@@ -1,0 +1,214 @@
+"""A look at the world twice a second, for all requests: are the stores there, is everything as promised, how far behind is who?
+
+A promise that is broken (another topic, other partitions, other views than this code's) stays so until the world is as it was: the
+API says so and answers nothing else, because what it said could be wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from commands.outcomes import ReadModelNotSetUp
+from infra.database.connect import named
+from infra.errors import SamefoldError
+from infra.log import clients, topics
+from infra.log.topics import Topic
+from infra.logs import Said
+from infra.settings import Settings
+from projections.engine.start import Contract, require_promised, set_difference
+from projections.engine.switch import Pointer
+from projections.engine.system import all_views, code_set
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_S = 0.5
+CHECK_S = 5.0
+"""How often the topics are compared with what was promised."""
+KAFKA_S = 2.0
+"""How long the brokers may take to tell the ends."""
+
+
+class NotLooked(SamefoldError):
+    """The process has just started and knows nothing yet."""
+
+
+class OtherViewsLive(SamefoldError):
+    """The views that are live are not those of this code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What both stores said, within a moment. `at` is of `time.monotonic()`."""
+
+    at: float
+    live: Mapping[str, Pointer]
+    """By view."""
+    positions: Mapping[str, Mapping[int, int]]
+    """{agent: {partition: next offset}}"""
+    ends: Mapping[int, int]
+    """Of the log, by partition; read after the positions, so that they can't be behind them."""
+
+    def behind(self, agent: str) -> int:
+        """Records that the log holds and the agent has not folded."""
+        at = self.positions.get(agent, {})
+        return sum(max(end - at.get(partition, 0), 0) for partition, end in self.ends.items())
+
+
+class Look:
+    """`seen` is the newest complete look; `wrong` says, by subject, what is wrong now: kafka, database, topics, views."""
+
+    def __init__(self, settings: Settings, pool: AsyncConnectionPool[Any], name: str) -> None:
+        self.seen: Seen | None = None
+        self.wrong: dict[str, SamefoldError] = {
+            "start": NotLooked("This process has just started.", "Ask again in a moment.")
+        }
+        self._settings = settings
+        self._pool = pool
+        self._said = Said(log, name)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="look")
+        self._admin: Any = None
+        self._topics: tuple[Topic, Topic] | None = None
+        self._due_check = 0.0
+        self._listeners: list[Callable[[], None]] = []
+
+    def tell(self, listener: Callable[[], None]) -> None:
+        """Have it called after each look, in the event loop. It must not block nor raise."""
+        self._listeners.append(listener)
+
+    def topics(self) -> tuple[Topic, Topic]:
+        """(commands, events). Raises the named error that makes them unusable; PostgreSQL being away is none."""
+        for subject in ("topics", "views"):
+            if error := self.wrong.get(subject):
+                raise error
+        if self._topics is None:
+            raise self.wrong.get("kafka") or self.wrong["start"]
+        return self._topics
+
+    def require(self) -> None:
+        """Raises the named error of whatever is wrong."""
+        for error in self.wrong.values():
+            raise error
+
+    async def keep_looking(self) -> None:
+        """Until it is cancelled."""
+        try:
+            while True:
+                started = time.monotonic()
+                await self._look()
+                for listener in self._listeners:
+                    listener()
+                await asyncio.sleep(max(started + LOOK_S - time.monotonic(), 0.05))
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _look(self) -> None:
+        rows = await self._told("database", self._ask_database())
+        if self._topics is None or time.monotonic() >= self._due_check:
+            await self._told("kafka", self._ask_topics())
+        ends = await self._told("kafka", self._ask_ends()) if self._topics else None
+        if rows is None:
+            return
+        positions, live, promised = rows
+        self._judge("views", partial(_require_live, live))
+        if self._topics:
+            for topic in self._topics:
+                if promise := promised.get(topic.name):
+                    self._judge("topics", partial(require_promised, promise, Contract.of(topic)), keep=True)
+        if ends is not None:
+            self.seen = Seen(time.monotonic(), live, positions, ends)
+        if self._topics:
+            self.wrong.pop("start", None)
+
+    async def _told(self, subject: str, asked: Any) -> Any:
+        """What was asked for, or None and the reason in `wrong`."""
+        try:
+            found = await asked
+        except psycopg.Error as error:
+            self._is_wrong(subject, named(error, self._settings))
+        except clients.KafkaAway as error:
+            self._is_wrong(subject, error)
+        except SamefoldError as error:
+            self._is_wrong("topics", error)
+        else:
+            self._is_well(subject)
+            return found
+        return None
+
+    def _judge(self, subject: str, require: Callable[[], None], *, keep: bool = False) -> None:
+        try:
+            require()
+        except SamefoldError as error:
+            self._is_wrong(subject, error)
+        else:
+            if not keep:
+                self._is_well(subject)
+
+    def _is_wrong(self, subject: str, error: SamefoldError) -> None:
+        self.wrong[subject] = error
+        self._said.wrong(subject, str(error))
+
+    def _is_well(self, subject: str) -> None:
+        self.wrong.pop(subject, None)
+        self._said.well(subject, f"{subject}: as it should be again")
+
+    async def _ask_database(self) -> tuple[dict[str, dict[int, int]], dict[str, Pointer], dict[str, Contract]]:
+        names = [self._settings.commands_topic, self._settings.events_topic]
+        async with self._pool.connection() as connection:
+            cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
+            row = await cursor.fetchone()
+        assert row is not None, "a query without a table has one row"
+        positions: dict[str, dict[int, int]] = {}
+        for agent, partition, next_offset in row[0] or ():
+            positions.setdefault(agent, {})[partition] = next_offset
+        live = {view: Pointer(view, agent, version, table) for view, agent, version, table in row[1] or ()}
+        return positions, live, {name: Contract(name, *promised) for name, *promised in row[2] or ()}
+
+    async def _ask_topics(self) -> None:
+        """Make them at the first look if they are missing, as handlers and agents do; later, compare."""
+        if self._admin is None:
+            self._admin = clients.admin(self._settings)
+        if self._topics is None:
+            self._topics = await self._in_thread(partial(topics.ensure, self._settings))
+        else:
+            for topic in self._topics:
+                now = await self._in_thread(partial(topics.describe, self._settings, topic.name, admin=self._admin))
+                topics.require_same(topic, now)
+        self._is_well("topics")
+        self._due_check = time.monotonic() + CHECK_S
+
+    async def _ask_ends(self) -> dict[int, int]:
+        assert self._topics is not None
+        return await self._in_thread(partial(topics.ends, self._topics[1], self._settings, self._admin, KAFKA_S))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _require_live(live: Mapping[str, Pointer]) -> None:
+    """Raises ReadModelNotSetUp, OtherViewsLive."""
+    if not live:
+        raise ReadModelNotSetUp("No view is live yet.", "Start an agent: `samefold run agent`.")
+    now = {name: pointer.version for name, pointer in live.items()}
+    if difference := set_difference(now, code_set(all_views())):
+        what, _, cure = difference.partition(". ")
+        raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", cure)
+
+
+_SEEN = """
+select
+  (select json_agg(json_build_array(agent, partition, next_offset)) from positions where topic = %s),
+  (select json_agg(json_build_array(view, agent, version, table_name)) from live),
+  (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s))
+"""

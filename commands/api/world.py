@@ -1,0 +1,88 @@
+"""What the requests of one API process share: stores, topics, and those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Annotated, Self
+
+from fastapi import Depends, Request
+from psycopg_pool import AsyncConnectionPool
+
+from commands.api.answering import Waits
+from commands.api.appending import Appender
+from commands.api.look import Look
+from commands.api.pulse import Pulse
+from infra.database.connect import parameters
+from infra.log.topics import Topic
+from infra.settings import Settings
+from projections.engine.system import all_views
+
+POOL_WAIT_S = 2.0
+"""For a connection of the pool."""
+POOL_AGAIN_S = 2.0
+"""After that, trying to connect is given up until somebody wants a connection: which the look does twice a second."""
+
+
+class World:
+    """Entered once, in the event loop that serves. Kafka and PostgreSQL may be away then: they are found when they come back."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.settings = settings
+        self.name = name
+        self.stopping = asyncio.Event()
+        """Set when the process is to end: whoever answers without end (server-sent events) ends then."""
+        self.agents = frozenset(view.agent for view in all_views().values())
+        session = parameters(settings, f"samefold {name}")
+        self.pool = AsyncConnectionPool(
+            session.pop("conninfo"),
+            kwargs=session,
+            open=False,
+            min_size=2,
+            max_size=settings.api_connections,
+            timeout=POOL_WAIT_S,
+            reconnect_timeout=POOL_AGAIN_S,
+            name=name,
+        )
+        self.pulse = Pulse(settings, name, self.agents)
+        self.look = Look(settings, self.pool, name)
+        self.appender = Appender(settings, name)
+        self.waits = Waits(settings, self.pool, self.pulse)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def commands(self) -> Topic:
+        """The topic of commands as it is now. Raises the named error that makes it unusable."""
+        return self.look.topics()[0]
+
+    @property
+    def events(self) -> Topic:
+        """The log. Raises the named error that makes it unusable."""
+        return self.look.topics()[1]
+
+    async def __aenter__(self) -> Self:
+        await self.pool.open()
+        self.appender.open()
+        running = (self.pulse.listen(), self.look.keep_looking(), self.waits.answer())
+        self._tasks = [asyncio.create_task(one) for one in running]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stopping.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.appender.close()
+        await self.pool.close(1)
+
+
+def world_of(request: Request) -> World:
+    """The world of the app that serves a request."""
+    world: World = request.app.state.world
+    return world
+
+
+WorldHere = Annotated[World, Depends(world_of)]
+"""As a parameter of a route."""
