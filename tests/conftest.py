@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
 SEARCHES = {"model", "model_read", "test_hot_path"}
-NEEDS_STACK = {"stack", "world", "own_stack", "ground", "field"}
+NEEDS_STACK = {"stack", "world", "shared_world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parent.parent
 
 _worlds = count(1)
