@@ -13,25 +13,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from opentelemetry.trace import Span, SpanKind
 
 from commands.intake import Intake, Received, receive
 from commands.snapshots import Question, SnapshotReader
 from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, ReadLog, Refuse, Serve, Wait, Writer
-from infra import logs
+from infra import logs, metrics, tracing
 from infra.archive.manifest import ends_of
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway, connect, named, passes
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log import clients, topics
-from infra.log.records import Opening, Record, encode
+from infra.log.records import Headers, Opening, Record, encode
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.start import Contract, check_contract
@@ -165,7 +168,10 @@ class Handler:
                 lot = lots.get(record.partition)
                 if lot is None:
                     lot = lots[record.partition] = _Lot(writer, writer.epoch, [])
-                lot.commands.append(receive(record, self._intake))
+                received = receive(record, self._intake)
+                if (headers := message.headers()) and (kept := tracing.kept(headers)):
+                    received = msgspec.structs.replace(received, headers=kept)
+                lot.commands.append(received)
         if lots:
             self._connection.seen()
             reach("command read")
@@ -236,8 +242,10 @@ class Handler:
             writer = lot.writer
             if self.writers.get(partition) is not writer or not lot.stands:
                 continue
-            for action in writer.on_commands(lot.commands, snapshot, now):
+            actions = writer.on_commands(lot.commands, snapshot, now)
+            for action in actions:
                 self._do(writer, action)
+            _count(actions)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
                 self._paused.discard(partition)
                 self._consumer.resume([TopicPartition(self.settings.commands_topic, partition)])
@@ -276,9 +284,13 @@ class Handler:
     def _step(self, writer: Writer, action: Action) -> Action | None:
         partition = writer.partition
         match action:
-            case Append(seq, stream, value):
+            case Append(seq, stream, value, headers):
                 acknowledged = partial(self._acknowledged, writer, writer.epoch, seq)
-                self._produce(stream.encode(), value, partition, acknowledged)
+                if headers and tracing.recording():
+                    span = tracing.start("decide", SpanKind.CONSUMER, headers)
+                    span.set_attributes({"samefold.stream": stream, "samefold.partition": partition})
+                    headers, acknowledged = tracing.carrier(span), partial(_ended, span, acknowledged)
+                self._produce(stream.encode(), value, partition, acknowledged, headers)
                 reach("commit sent")
             case Load():
                 # not now: the connection may be asked something already
@@ -291,6 +303,7 @@ class Handler:
                 return self._read_log(writer, start, stop)
             case Serve(offset):
                 reach("opening read")
+                metrics.HANDLER_EPOCHS.inc()
                 self._say(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 here = TopicPartition(self.settings.commands_topic, partition, offset)
                 self._paused.discard(partition)
@@ -299,7 +312,9 @@ class Handler:
             case Wait(why):
                 self._say(writer, why)
                 self._later(writer, WAIT_S, writer.start)
-            case Confirm(why):
+            case Confirm(why, doubt):
+                if doubt:
+                    metrics.HANDLER_DOUBTS.labels(doubt).inc()
                 self._say(writer, why)
                 self._held.pop(partition, None)
                 self._consumer.pause([TopicPartition(self.settings.commands_topic, partition)])
@@ -308,10 +323,19 @@ class Handler:
                 self._error = _refused(why, self.settings)
         return None
 
-    def _produce(self, key: bytes | None, value: bytes, partition: int, on_delivery: Callable[..., None]) -> None:
+    def _produce(
+        self,
+        key: bytes | None,
+        value: bytes,
+        partition: int,
+        on_delivery: Callable[..., None],
+        headers: Headers | None = None,
+    ) -> None:
         while True:
             try:
-                self._producer.produce(self._events, value, key=key, partition=partition, on_delivery=on_delivery)
+                self._producer.produce(
+                    self._events, value, key=key, partition=partition, on_delivery=on_delivery, headers=headers
+                )
                 return
             except BufferError:
                 self._producer.poll(0.05)
@@ -461,6 +485,27 @@ class Handler:
             self._database.close()
 
 
+_RESERVED = frozenset({"version-conflict", "malformed", "misrouted", "too-large", "failed"})
+
+
+def _count(actions: Sequence[Action]) -> None:
+    reasons = [action.reason for action in actions if isinstance(action, Append)]
+    if not reasons:
+        return
+    metrics.HANDLER_BATCH_COMMANDS.observe(len(reasons))
+    # refusals are the business's own affair, and their codes too many to be labels
+    why = Counter(reason.code if reason.code in _RESERVED else "refused" for reason in reasons if reason)
+    metrics.HANDLER_COMMITS.labels("accepted").inc(len(reasons) - why.total())
+    for one, count in why.items():
+        metrics.HANDLER_COMMITS.labels("rejected").inc(count)
+        metrics.HANDLER_REJECTIONS.labels(one).inc(count)
+
+
+def _ended(span: Span, acknowledged: Callable[..., None], error: KafkaError | None, message: Message) -> None:
+    span.end()
+    acknowledged(error, message)
+
+
 def _record(message: Message) -> Record:
     return Record(message.partition(), message.offset(), message.timestamp()[1], message.key(), message.value())
 
@@ -491,6 +536,7 @@ def main() -> None:
     name = arguments.parse_args().name
     settings = Settings()
     logs.configure(settings.log_level)
+    metrics.PROCESS_STARTS.labels("handler").inc()
     handler = Handler(settings, name)
     collect_seldom()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from commands.decision import Decided, Versioned, decide
 from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
-from infra.log.records import Headers, Opening, Record, decode_event
+from infra.log.records import Headers, Opening, Reason, Record, decode_event
 from infra.log.rule import Reading, read
 
 
@@ -30,6 +30,21 @@ class Phase(Enum):
     READING = "reading up to its opening"
     SERVING = "serving"
     DEPOSED = "deposed"
+
+
+class Doubt(StrEnum):
+    """Why a writer gives up its epoch."""
+
+    OPENING = "opening"
+    """It was not acknowledged, or something else stands where it should."""
+    ACKNOWLEDGEMENT = "acknowledgement"
+    """Of a commit: out of line, without an offset, or late."""
+    SUPERSEDED = "superseded"
+    """Another writer opened the partition."""
+    GENERATION = "generation"
+    """Rows or pointers were changed by a switch, a replay or a restore."""
+    DATABASE = "database"
+    """It is older than it was, or what it tells does not hang together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     stream: str
     value: bytes
     headers: Headers | None = None
+    reason: Reason | None = None
+    """Why the command is rejected, if it is."""
 
 
 class Wait(NamedTuple):
@@ -87,6 +104,8 @@ class Confirm(NamedTuple):
     """Ask the group, from now on, whether this process is the assignee (rule 6); then `on_confirmed`, after a jittered pause."""
 
     why: str
+    doubt: Doubt | None = None
+    """None where the group was asked already, and has not confirmed it yet."""
 
 
 class Refuse(NamedTuple):
@@ -166,7 +185,7 @@ class Writer:
         if self.phase is not Phase.OPENING:
             return Wait("already past this opening")
         if offset is None or offset < self.base:
-            return self._doubt("the opening has no acknowledgement")
+            return self._doubt(Doubt.OPENING, "the opening has no acknowledgement")
         self.epoch = offset
         self.phase = Phase.READING
         return ReadLog(self.reading.next_offset, offset + 1)
@@ -182,7 +201,7 @@ class Writer:
         if self.reading.next_offset <= self.epoch:
             return ReadLog(self.reading.next_offset, self.epoch + 1)
         if (self.reading.epoch, self.reading.seq) != (self.epoch, 0):
-            return self._doubt("what stands at the opening's offset is not the opening")
+            return self._doubt(Doubt.OPENING, "what stands at the opening's offset is not the opening")
         self.last_command = self.reading.command_offset
         self.phase = Phase.SERVING
         return Serve(self.last_command + 1)
@@ -214,11 +233,11 @@ class Writer:
             try:
                 decided = self._decide(command, snapshot)
             except Inconsistent as error:
-                return [*actions, self._doubt(str(error))]
+                return [*actions, self._doubt(Doubt.DATABASE, str(error))]
             self.seq += 1
             self.last_command = command.offset
             self.overlay.add_own(decided.commit, decided.after)
-            actions.append(Append(self.seq, command.stream, decided.value, command.headers))
+            actions.append(Append(self.seq, command.stream, decided.value, command.headers, decided.commit.reason))
         if actions and self.unacknowledged_since is None:
             self.unacknowledged_since = now
         # only now: what `wants` left out because the overlay had it must be in the overlay until the batch is decided
@@ -236,11 +255,11 @@ class Writer:
         """May this snapshot's rows be used (rules 2 and 10)? None: yes."""
         position = snapshot.positions.get(self.partition)
         if position is None or position.next_offset < self.base:
-            return self._doubt("the database is older than it was: restored, or a replica that lags")
+            return self._doubt(Doubt.DATABASE, "the database is older than it was: restored, or a replica that lags")
         if snapshot.generation != self.generation or not snapshot.fits:
-            return self._doubt("the read model's generation changed")
+            return self._doubt(Doubt.GENERATION, "the read model's generation changed")
         if position.epoch > self.epoch:
-            return self._doubt("another writer opened this partition")
+            return self._doubt(Doubt.SUPERSEDED, "another writer opened this partition")
         return None
 
     def _evict(self, snapshot: Snapshot) -> None:
@@ -254,7 +273,9 @@ class Writer:
         if self.phase is not Phase.SERVING:
             return None
         if seq != self.acknowledged + 1 or offset != self.epoch + seq:
-            return self._doubt(f"commit {seq} of epoch {self.epoch} was acknowledged at {offset}")
+            return self._doubt(
+                Doubt.ACKNOWLEDGEMENT, f"commit {seq} of epoch {self.epoch} was acknowledged at {offset}"
+            )
         self.acknowledged += 1
         self.unacknowledged_since = now if self.acknowledged < self.seq else None
         return None
@@ -263,7 +284,7 @@ class Writer:
         """A commit whose acknowledgement never comes is in doubt too (rule 5)."""
         since = self.unacknowledged_since
         if self.phase is Phase.SERVING and since is not None and now - since > self.limits.ack_timeout_s:
-            return self._doubt("a commit has no acknowledgement in time")
+            return self._doubt(Doubt.ACKNOWLEDGEMENT, "a commit has no acknowledgement in time")
         return None
 
     # ── doubt ──
@@ -272,11 +293,11 @@ class Writer:
         """The group, asked after the doubt arose, says that this process is the assignee (rule 6)."""
         return self.start()
 
-    def _doubt(self, why: str) -> Action:
+    def _doubt(self, doubt: Doubt, why: str) -> Action:
         """There is one way back: forget everything, be confirmed, open again."""
         self._forget()
         self.phase = Phase.DEPOSED
-        return Confirm(why)
+        return Confirm(why, doubt)
 
     def _decide(self, command: Received, snapshot: Snapshot) -> Decided:
         before = _NOTHING

@@ -7,7 +7,7 @@ from typing import Any
 from commands.decision import Versioned
 from commands.intake import Received
 from commands.overlay import Overlay
-from commands.writer import Action, Phase, ReadLog, Serve, Snapshot, Writer
+from commands.writer import Action, Doubt, Phase, ReadLog, Serve, Snapshot, Writer
 from infra.log.records import Commit, Record
 from infra.log.rule import Reading
 from tests.purse import PURSE, Filled, State
@@ -141,7 +141,7 @@ class EvictsBeforeItDecides(Writer):
 
 
 class OpensUnasked(Writer):
-    def _doubt(self, why: str) -> Action:
+    def _doubt(self, doubt: Doubt, why: str) -> Action:
         return self.start()
 
 
