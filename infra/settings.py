@@ -87,6 +87,9 @@ class Settings(BaseSettings):
     api_max_lag: int = Field(
         50_000, ge=1, description="Commits that the read model may be behind before commands are refused with 429"
     )
+    api_stall_s: float = Field(
+        30, gt=0, description="Until /health/ready fails because the read model stands still behind the log"
+    )
     api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, body and all")
 
     spark_master: str | None = Field(
@@ -105,6 +108,7 @@ class Settings(BaseSettings):
     )
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["text", "json"] = "text"
 
     def __init__(self, **values: Any) -> None:
         """Raises BadSettings, which names every wrong value and every unknown SAMEFOLD_ variable."""
