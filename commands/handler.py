@@ -535,7 +535,7 @@ def main() -> None:
     arguments.add_argument("--name", required=True)
     name = arguments.parse_args().name
     settings = Settings()
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     metrics.PROCESS_STARTS.labels("handler").inc()
     handler = Handler(settings, name)
     collect_seldom()

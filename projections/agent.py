@@ -414,7 +414,7 @@ def main() -> NoReturn:
     parser.add_argument("--name", default="agent")
     arguments = parser.parse_args()
     settings = Settings()
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
         # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
         for library in ("aiokafka", "faust", "mode", "psycopg"):

@@ -271,7 +271,7 @@ def main() -> NoReturn:
     parser.add_argument("--master", default=None, help="where spark-submit does not say it")
     arguments = parser.parse_args()
     settings = Settings()
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
         for library in ("py4j", "psycopg", "pyspark"):
             logging.getLogger(library).setLevel(logging.CRITICAL)

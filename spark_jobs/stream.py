@@ -167,7 +167,7 @@ def _work(share: Share) -> Work:
     work = _works.get(share.run)
     if work is None:
         settings = own_settings()
-        logs.configure(settings.log_level)
+        logs.configure(settings.log_level, settings.log_format)
         work = Work(settings, share.agent, agent_views(share.agent), share.name)
         while _works:
             _works.popitem()[1].close()

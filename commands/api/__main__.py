@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     arguments = parser.parse_args()
     settings = Settings()
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
         # every lost connection is told by us, once
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)

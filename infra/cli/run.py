@@ -93,7 +93,7 @@ def _supervise(name: str, children: Callable[[str], list[Child]]) -> None:
     settings = Settings()
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     with place(settings.group_prefix) as here:
         supervisor = Supervisor(children(name or here))
         for number in (signal.SIGINT, signal.SIGTERM):
