@@ -42,7 +42,7 @@ class OneLine(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """An object a line: time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception if there are any."""
+    """An object a line: time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception where known."""
 
     def format(self, record: logging.LogRecord) -> str:
         told: dict[str, str] = {

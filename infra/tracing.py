@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from opentelemetry import context, trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from infra.log.records import Headers
+from infra.log.records import Headers, Record
 
 MAX_BYTES = 512
 """Of either header; a longer one is as good as none."""
@@ -52,10 +52,28 @@ def context_of(headers: Iterable[tuple[str | bytes, bytes | None]]) -> context.C
     return _propagator.extract(found, _NOWHERE) if len(found.get("traceparent", ())) == 1 else _NOWHERE
 
 
-def span_context(headers: Headers) -> SpanContext | None:
-    """The span that a record's headers name."""
-    found = trace.get_current_span(context_of(headers)).get_span_context()
-    return found if found.is_valid else None
+class Traced(Record):
+    """A record whose trace is known, as readers hand it on while an SDK records."""
+
+    headers: Headers = ()
+
+    @classmethod
+    def of(cls, record: Record, headers: Headers) -> Traced:
+        traced = cls._make(record)
+        traced.headers = headers
+        return traced
+
+
+@contextmanager
+def of_batch(name: str, records: Iterable[Record], attributes: Mapping[str, str | int]) -> Iterator[Span]:
+    """The current span of work on a batch, linked to that of each traced record, and within their trace if they have but one."""
+    found = (trace.get_current_span(context_of(one.headers)) for one in records if isinstance(one, Traced))
+    links = [context for one in found if (context := one.get_span_context()).is_valid]
+    within = _NOWHERE
+    if len({link.trace_id for link in links}) == 1:
+        within = trace.set_span_in_context(NonRecordingSpan(links[-1]), _NOWHERE)
+    with span(name, SpanKind.CONSUMER, within=within, links=links, attributes=attributes) as current:
+        yield current
 
 
 def start(name: str, kind: SpanKind, headers: Headers) -> Span:

@@ -27,7 +27,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from aiokafka.helpers import create_ssl_context
 from faust.app import BootStrategy
 
-from infra import logs
+from infra import logs, metrics
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
 from infra.errors import SamefoldError
@@ -419,6 +419,7 @@ def main() -> NoReturn:
         # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
         for library in ("aiokafka", "faust", "mode", "psycopg"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
+    metrics.PROCESS_STARTS.labels("agent").inc()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_seldom()
     code = 0

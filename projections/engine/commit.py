@@ -10,20 +10,21 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import sleep
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import errors
 
+from infra import metrics
 from infra.database.connect import Connection
 from infra.faultpoints import reach
 from infra.log.rule import Counted, Reading
 from projections.engine import arrays
 from projections.engine.arrays import BinaryArray, BinaryArrayDumper
 from projections.engine.errors import EngineStop
-from projections.engine.fold import Blocked, Changes, Decoded, Held, Parked, decode, fold, missing
+from projections.engine.fold import Blocked, Changes, Decoded, Held, Parked, changed_rows, decode, fold, missing
 from projections.engine.parking import insert_parked
 from projections.engine.plan import Plan
 from projections.engine.positions import Positions
@@ -62,6 +63,10 @@ class Applied:
     """Committed: rows, outcomes and positions."""
 
     parked: tuple[Parked, ...] = ()
+    events: int = field(default=0, compare=False)
+    """How many were folded into some view."""
+    rows: int = field(default=0, compare=False)
+    """How many were written or deleted, in all views."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class Committer:
                     raise
             connection.rollback()
             self._forget(batches)
+            metrics.AGENT_RETRIES.labels(self.positions.agent, "refused" if refused else "locked").inc()
             carefully = carefully or refused
             if locked:
                 sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 6)))
@@ -197,7 +203,7 @@ class Committer:
                 connection.rollback()
                 return Fenced()
             raise
-        return self._applied(changes, parked)
+        return self._applied(decoded, changes, parked)
 
     def _carefully(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
         """The same, statement by statement under savepoints, to find the streams whose rows are refused."""
@@ -218,7 +224,7 @@ class Committer:
             if connection.closed:
                 return Unknown()
             raise
-        return self._applied(changes, parked)
+        return self._applied(decoded, changes, parked)
 
     def _move(self, connection: Connection, batches: Sequence[Batch]) -> None:
         """The compare-and-set, which fails unless every position was as the batches have it; the batches are told of it."""
@@ -253,7 +259,7 @@ class Committer:
         for one in parked:
             insert_parked(connection, self.positions.tables[one.view], [one])
 
-    def _applied(self, changes: Sequence[Changes], parked: Sequence[Parked]) -> Applied:
+    def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> Applied:
         for change in changes:
             self.held[change.partition].absorb(change)
         for one in parked:
@@ -262,4 +268,5 @@ class Committer:
             since = {(one.view, one.stream): one.version for one in parked}
             with self._parking:
                 self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
-        return Applied(tuple(parked))
+        events = sum(len(one.items) for one in decoded)
+        return Applied(tuple(parked), events, sum(changed_rows(self.plan, change) for change in changes))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from confluent_kafka import TopicPartition
 
+from infra import tracing
 from infra.log import clients
 from infra.log.records import Record
 from infra.log.source import archived, is_not_held, named
@@ -105,6 +106,7 @@ class Fetcher:
             messages += self._consumer.consume(most, 0)
         records: dict[int, list[Record]] = {}
         new = tuple.__new__  # what Record() comes to, in half the time
+        tracing_them = tracing.recording()
         for message in messages:
             number = message.partition()
             if (error := message.error()) is not None:
@@ -116,6 +118,8 @@ class Fetcher:
             if mine is None:
                 mine = records[number] = []
             mine.append(new(Record, (number, message.offset(), message.timestamp()[1], message.key(), message.value())))
+            if tracing_them and (headers := message.headers()):
+                mine[-1] = tracing.Traced.of(mine[-1], headers)
         taken = {}
         for number, mine in records.items():
             _, end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), cached=True)

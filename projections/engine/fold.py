@@ -94,6 +94,24 @@ class Changes:
     """By (view, stream): what this batch parked."""
 
 
+def changed_rows(plan: Plan, changes: Changes) -> int:
+    """How many rows the changes write or delete, in all views."""
+    total = 0
+    for view in plan.views.values():
+        match view.kind:
+            case "entity":
+                total += len(changes.rows[view.name])
+            case "journal":
+                total += len(changes.added[view.name])
+            case "summary":
+                total += len(changes.sums[view.name])
+            case "snapshot":
+                total += len(changes.states[view.name])
+            case "outcomes":
+                total += len(changes.counted)
+    return total
+
+
 class Held:
     """The rows of one partition that are known: by view, key to row (None: known to be absent), stream to State.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 import psycopg
 
+from infra import tracing
 from infra.archive.manifest import ends_of
 from infra.database.connect import Connection, DatabaseAway, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
@@ -18,6 +20,7 @@ from infra.log.topics import Topic, describe
 from infra.settings import Settings
 from projections.engine.commit import Applied, Batch, Committer, Fenced, prepare
 from projections.engine.errors import EngineStop
+from projections.engine.measures import Measures
 from projections.engine.plan import Plan
 from projections.engine.positions import Positions, read_positions
 from projections.engine.reader import Done, Fate
@@ -50,6 +53,7 @@ class Work:
         self.views = views
         self.plan = plan or Plan(views)
         self.name = name
+        self._measures = Measures(agent)
         self._connections: list[Connection | None] = [None] * lanes
         self._turn = 0
         self._committer: Committer | None = None
@@ -97,15 +101,37 @@ class Work:
         views must not write. Where the log can't be folded beyond a place, everything before it is applied, and `stop` says why.
         Raises DatabaseAway, and whatever named error the database's answer is.
         """
+        if not tracing.recording():
+            return self._measured(takes, turn, lane)
+        records = [record for _, records in takes.values() for record in records]
+        known = {"samefold.agent": self.agent, "samefold.partitions": ",".join(map(str, takes))}
+        with tracing.of_batch("fold", records, known | {"samefold.records": len(records)}) as span:
+            done = self._measured(takes, turn, lane)
+            span.set_attribute("samefold.fate", done.fate)
+            return done
+
+    def _measured(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> Done:
+        try:
+            done = self._apply(takes, turn, lane)
+        except DatabaseAway:
+            self._measures.fate(Fate.AWAY)
+            raise
+        self._measures.fate(done.fate)
+        return done
+
+    def _apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> Done:
         committer = self._committer
         if committer is None or turn != self._turn:
             return Done(Fate.FENCED)
+        started = time.perf_counter()
         stop: SamefoldError | None = None
         batches = []
+        voids = []
         for partition, (was, records) in takes.items():
             after, counted, void, unreadable = _read(was, records)
             stop = stop or unreadable
             batches.append(Batch(partition, was, after, counted))
+            voids.append(void)
             _warn(self.settings.events_topic, partition, void)
         with self._naming(lane):
             while batches := [batch for batch in batches if batch.next != batch.was]:
@@ -116,6 +142,9 @@ class Work:
                     batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
                     continue
                 if isinstance(outcome, Applied):
+                    commits = sum(len(batch.counted) for batch in batches)
+                    self._measures.applied(outcome, commits, time.perf_counter() - started)
+                    self._measures.void(voids)
                     break
                 return Done(Fate.FENCED if isinstance(outcome, Fenced) else Fate.UNKNOWN)
         return Done(Fate.APPLIED, {batch.partition: batch.next for batch in batches}, stop)

@@ -1,0 +1,42 @@
+"""What an agent's batches amount to, for its metrics: told once a batch, by whichever thread applied it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from infra import metrics
+from infra.log.rule import Void
+from projections.engine.commit import Applied
+from projections.engine.reader import Fate
+
+
+class Measures:
+    """Of one agent."""
+
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
+        self._fates = {fate: metrics.AGENT_BATCHES.labels(agent, fate) for fate in Fate}
+        self._batch_commits = metrics.AGENT_BATCH_COMMITS.labels(agent)
+        self._batch_seconds = metrics.AGENT_BATCH_SECONDS.labels(agent)
+        self._commits = metrics.AGENT_COMMITS.labels(agent)
+        self._events = metrics.AGENT_EVENTS.labels(agent)
+        self._rows = metrics.AGENT_ROWS.labels(agent)
+
+    def fate(self, fate: Fate) -> None:
+        self._fates[fate].inc()
+
+    def applied(self, applied: Applied, commits: int, seconds: float) -> None:
+        """A batch's transaction has committed."""
+        self._batch_commits.observe(commits)
+        self._batch_seconds.observe(seconds)
+        self._commits.inc(commits)
+        self._events.inc(applied.events)
+        self._rows.inc(applied.rows)
+        for one in applied.parked:
+            metrics.AGENT_PARKED.labels(self._agent, one.view).inc()
+
+    def void(self, voids: Iterable[Sequence[Void]]) -> None:
+        """Records without any effect, that the position has passed."""
+        for why, count in Counter(one.reason for void in voids for one in void).items():
+            metrics.AGENT_VOID.labels(self._agent, why).inc(count)
