@@ -114,3 +114,15 @@ def test_a_token_of_another_log_is_told_from_one_of_this() -> None:
     for other in (Token.of(OTHER, {0: 1}), Token({TOPIC: {0: 1}, OTHER: {0: 1}}), Token.of(TOPIC, {4: 1})):
         with pytest.raises(OtherLog):
             other.require_log(TOPIC, 4)
+
+
+def test_an_id_of_a_topic_may_hold_a_plus_and_a_slash() -> None:
+    """As librdkafka writes about every other one."""
+    topic_id = "mVYkg7c0Qx6B6y3z/nAz+w"
+    token = Token.of(topic_id, {0: 7})
+    assert str(token) == "1~mVYkg7c0Qx6B6y3z_nAz-w.0-7"
+    handed_back = Token.parse(str(token))
+    assert handed_back.covered_by(Token({topic_id: {0: 7}}))
+    handed_back.require_log(topic_id, 4)
+    with pytest.raises(OtherLog):
+        handed_back.require_log(topic_id.lower(), 4)

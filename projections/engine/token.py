@@ -20,6 +20,8 @@ LONGEST = 65_536
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})"  # below 2**63
 _TOPIC = re.compile(rf"([A-Za-z0-9_-]{{1,64}})((?:\.{_NUMBER}(?:-{_NUMBER})+)+)")
 _FORMAT = "1"
+_URL_SAFE = str.maketrans("+/", "-_")
+"""librdkafka gives an id in the base64 that has a plus and a slash; Kafka's own tools, and tokens, write it like this."""
 
 
 class BadToken(SamefoldError):
@@ -35,6 +37,11 @@ class Token:
     """{topic id: {partition: next offset}}; what it does not name, it asks nothing of."""
 
     positions: Mapping[str, Mapping[int, int]]
+
+    def __post_init__(self) -> None:
+        if any("+" in topic_id or "/" in topic_id for topic_id in self.positions):
+            safe = {topic_id.translate(_URL_SAFE): offsets for topic_id, offsets in self.positions.items()}
+            object.__setattr__(self, "positions", safe)
 
     @classmethod
     def of(cls, topic_id: str, next_offsets: Mapping[int, int]) -> Self:
@@ -80,7 +87,7 @@ class Token:
     def require_log(self, topic_id: str, partitions: int) -> None:
         """Raises OtherLog unless it speaks of that topic alone, and of partitions that it has."""
         for named, offsets in self.positions.items():
-            if named != topic_id or max(offsets, default=0) >= partitions:
+            if named != topic_id.translate(_URL_SAFE) or max(offsets, default=0) >= partitions:
                 raise OtherLog(
                     "The position token is of another log than this service's.",
                     "Send only tokens that this service has answered with; throw away those from before its log was made anew.",
