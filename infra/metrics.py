@@ -82,7 +82,7 @@ PROCESS_STARTS = _counter("process_starts", "Processes that started.", "process"
 # ── the API ──
 
 HTTP_REQUESTS = _seconds(
-    "http_request", "From a request's arrival to the end of its answer.", "method", "route", "status"
+    "http_request", "From a request's arrival to the beginning of its answer.", "method", "route", "status"
 )
 HTTP_IN_PROGRESS = _sum("http_requests_in_progress", "Requests under way.")
 API_APPENDS = _counter("api_appends", "Commands that the API appended, or tried to.", "result")

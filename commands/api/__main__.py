@@ -7,7 +7,7 @@ import logging
 import os
 
 from commands.api.serving import server_of
-from infra import logs
+from infra import logs, metrics
 from infra.collector import collect_seldom
 from infra.errors import SamefoldError
 from infra.settings import Settings
@@ -27,6 +27,7 @@ def main() -> None:
         # every lost connection is told by us, once
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    metrics.PROCESS_STARTS.labels("api").inc()
     code = 0
     try:
         port = settings.api_port if arguments.port is None else arguments.port

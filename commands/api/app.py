@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from commands.api import problems
+from commands.api import health_routes, metrics_routes, problems
+from commands.api.observing import Observing
+from commands.api.readiness import Readiness
 from commands.api.segments import RawPath
 from commands.api.world import World
 from infra.settings import Settings
@@ -33,6 +35,10 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
         redirect_slashes=False,
     )
     app.state.world = World(settings, name)
+    app.state.readiness = Readiness(settings, app.state.world.look)
     problems.install(app)
+    app.include_router(health_routes.router)
+    app.include_router(metrics_routes.router)
     app.add_middleware(RawPath)
+    app.add_middleware(Observing)
     return app
