@@ -59,6 +59,8 @@ class Seen:
     """{agent: {partition: next offset}}"""
     ends: Mapping[int, int]
     """Of the log, by partition; read after the positions, so that they can't be behind them."""
+    parked: Mapping[str, int]
+    """Streams that a live view leaves out, by view; views without any are left out."""
 
     def behind(self, agent: str) -> int:
         """Records that the log holds and the agent has not folded."""
@@ -120,14 +122,14 @@ class Look:
         ends = await self._told("kafka", self._ask_ends()) if self._topics else None
         if rows is None:
             return
-        positions, live, promised = rows
+        positions, live, promised, parked = rows
         self._judge("views", partial(_require_live, live))
         if self._topics:
             for topic in self._topics:
                 if promise := promised.get(topic.name):
                     self._judge("topics", partial(require_promised, promise, Contract.of(topic)), keep=True)
         if ends is not None:
-            self.seen = Seen(time.monotonic(), live, positions, ends)
+            self.seen = Seen(time.monotonic(), live, positions, ends, parked)
         if self._topics:
             self.wrong.pop("start", None)
 
@@ -163,7 +165,9 @@ class Look:
         self.wrong.pop(subject, None)
         self._said.well(subject, f"{subject}: as it should be again")
 
-    async def _ask_database(self) -> tuple[dict[str, dict[int, int]], dict[str, Pointer], dict[str, Contract]]:
+    async def _ask_database(
+        self,
+    ) -> tuple[dict[str, dict[int, int]], dict[str, Pointer], dict[str, Contract], dict[str, int]]:
         names = [self._settings.commands_topic, self._settings.events_topic]
         async with self._pool.connection() as connection:
             cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
@@ -173,7 +177,8 @@ class Look:
         for agent, partition, next_offset in row[0] or ():
             positions.setdefault(agent, {})[partition] = next_offset
         live = {view: Pointer(view, agent, version, table) for view, agent, version, table in row[1] or ()}
-        return positions, live, {name: Contract(name, *promised) for name, *promised in row[2] or ()}
+        promised = {name: Contract(name, *contract) for name, *contract in row[2] or ()}
+        return positions, live, promised, dict(row[3] or ())
 
     async def _ask_topics(self) -> None:
         """Make them at the first look if they are missing, as handlers and agents do; later, compare."""
@@ -210,5 +215,7 @@ _SEEN = """
 select
   (select json_agg(json_build_array(agent, partition, next_offset)) from positions where topic = %s),
   (select json_agg(json_build_array(view, agent, version, table_name)) from live),
-  (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s))
+  (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s)),
+  (select json_agg(json_build_array(view, streams))
+     from (select l.view, count(*) as streams from parked join live l using (table_name) group by l.view) p)
 """

@@ -55,6 +55,8 @@ class Readiness:
             self._seen = seen
             self._lags.saw(seen.at, seen.positions, seen.ends)
             self._tell_lags()
+            for view in seen.live:
+                metrics.PARKED_STREAMS.labels(view).set(seen.parked.get(view, 0))
         for check in self.checks():
             metrics.READY.labels(check.name).set(check.error is None)
 
