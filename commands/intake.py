@@ -142,11 +142,11 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
         problem = f"'{name}' knows no command '{envelope.type}'"
         return _rejected(record, envelope, fingerprint, "malformed", problem, context)
     body = bytes(envelope.data)
-    if b"\\u0000" in body and _NUL.search(body):
+    if holds_nul(body):
         problem = "the body holds a NUL character, which PostgreSQL can't store"
         return _rejected(record, envelope, fingerprint, "malformed", problem, context)
     try:
-        command = _validator(kind)(body)
+        command = validator(kind)(body)
     except ValidationError as error:
         return _rejected(record, envelope, fingerprint, "malformed", _summary(error), context)
     except Exception as error:  # a defect in a command's own checks; it would repeat on every try
@@ -166,8 +166,14 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
 
 
 @cache
-def _validator(kind: type) -> Callable[[bytes], Any]:
+def validator(kind: type) -> Callable[[bytes], Any]:
+    """From the JSON of a command to the command. Raises pydantic.ValidationError, and what a command's own checks may raise."""
     return TypeAdapter(kind).validator.validate_json
+
+
+def holds_nul(body: bytes) -> bool:
+    """Whether the JSON of a command has a NUL character in some text, which PostgreSQL can't store."""
+    return b"\\u0000" in body and _NUL.search(body) is not None
 
 
 def _summary(error: ValidationError) -> str:

@@ -18,7 +18,7 @@ Cents = Annotated[int, Field(ge=1, le=10**14)]
 CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
 """A limit in minor units, which may be nothing."""
 
-Text = Annotated[str, Field(max_length=200, pattern=r"^\P{Cc}*$")]
+Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """A line people wrote, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
 
 

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 
-from commands.api import health_routes, metrics_routes, problems
+from commands.api import (, view_routes
+    command_routes,
+    health_routes,
+    metrics_routes,
+    openapi,
+    outcome_routes,
+    problem_routes,
+    problems,
+)
 from commands.api.observing import Observing
+from commands.api.readers import Readers
 from commands.api.readiness import Readiness
 from commands.api.segments import RawPath
 from commands.api.world import World
+from infra.contexts import contexts
 from infra.settings import Settings
+from projections.engine.system import all_views
 
 VERSION = "1"
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi.document(self)
+        return self.openapi_schema
 
 
 def create_app(settings: Settings, name: str = "api") -> FastAPI:
@@ -25,7 +44,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
         async with app.state.world:
             yield
 
-    app = FastAPI(
+    app = _App(
         title="Samefold",
         version=VERSION,
         lifespan=lifespan,
@@ -36,9 +55,14 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     )
     app.state.world = World(settings, name)
     app.state.readiness = Readiness(settings, app.state.world.look)
+    app.state.readers = Readers(app.state.world)
     problems.install(app)
+    app.include_router(command_routes.router_of(contexts()))
+    app.include_router(outcome_routes.router)
+    app.include_router(problem_routes.router)
     app.include_router(health_routes.router)
     app.include_router(metrics_routes.router)
+    app.include_router(view_routes.router_of(all_views()))
     app.add_middleware(RawPath)
     app.add_middleware(Observing)
     return app

@@ -42,10 +42,14 @@ class Appender:
         self._lock = threading.Lock()
         self._told: list[tuple[asyncio.Future[int], KafkaError | None, int]] = []
 
-    @property
-    def away(self) -> bool:
-        """Whether all brokers were unreachable when librdkafka last looked."""
-        return self._connection.away.is_set()
+    def require(self) -> None:
+        """Raises KafkaAway when all brokers were unreachable at the last look: what would be appended could only wait."""
+        if self._connection.away.is_set():
+            raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
+
+    def back(self) -> None:
+        """The brokers were seen."""
+        self._connection.seen()
 
     def open(self) -> None:
         """In the event loop that will append."""

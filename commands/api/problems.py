@@ -86,11 +86,11 @@ class Problem(Exception):
         return Response(msgspec.json.encode(self.body()), self.status, self.headers, MEDIA_TYPE)
 
 
-def problem_of(error: SamefoldError, status: int = 503) -> Problem:
+def problem_of(error: SamefoldError, status: int = 503, **members: Any) -> Problem:
     """A named error as a problem; what is away, or not as promised, may be so no longer in a moment."""
     retry = {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
     cure = {"cure": error.cure} if error.cure else {}
-    return Problem(status, error.code, _title(type(error)), error.message, headers=retry, **cure)
+    return Problem(status, error.code, _title(type(error)), error.message, headers=retry, **cure, **members)
 
 
 def explained(code: str) -> Kind | None:

@@ -12,8 +12,10 @@ from psycopg_pool import AsyncConnectionPool
 from commands.api.answering import Waits
 from commands.api.appending import Appender
 from commands.api.look import Look
+from commands.api.problems import problem_of
 from commands.api.pulse import Pulse
 from infra.database.connect import parameters
+from infra.errors import SamefoldError
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.system import all_views
@@ -47,18 +49,30 @@ class World:
         self.pulse = Pulse(settings, name, self.agents)
         self.look = Look(settings, self.pool, name)
         self.appender = Appender(settings, name)
-        self.waits = Waits(settings, self.pool, self.pulse)
+        self.waits = Waits(settings, self.pulse, name)
+        self.look.tell(self._kafka_answered)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def commands(self) -> Topic:
-        """The topic of commands as it is now. Raises the named error that makes it unusable."""
-        return self.look.topics()[0]
+        """The topic of commands as it is now. Raises Problem 503 where it can't be used."""
+        return self._topics()[0]
 
     @property
     def events(self) -> Topic:
-        """The log. Raises the named error that makes it unusable."""
-        return self.look.topics()[1]
+        """The log. Raises Problem 503 where it can't be used."""
+        return self._topics()[1]
+
+    def _topics(self) -> tuple[Topic, Topic]:
+        try:
+            return self.look.topics()
+        except SamefoldError as error:
+            raise problem_of(error) from None
+
+    def _kafka_answered(self) -> None:
+        """The appender, which appends nothing while all brokers are away, hears from us that they are back."""
+        if "kafka" not in self.look.wrong:
+            self.appender.back()
 
     async def __aenter__(self) -> Self:
         await self.pool.open()

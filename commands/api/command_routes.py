@@ -1,0 +1,207 @@
+"""`POST /{context}/{stream_id}/{command}`: one route for each command of each context, made of the unions that declare them.
+
+A command is checked here as the handler will check it, appended, and answered with its outcome: recorded in the transaction that
+wrote the read models, so that whoever has the answer reads what was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from commands.api import openapi
+from commands.api.answering import Recorded
+from commands.api.appending import MaybeAppended, NotAppended
+from commands.api.limits import TOO_LARGE, body_of
+from commands.api.outcomes import Asked, answer_of
+from commands.api.preferences import Preferences, preferences
+from commands.api.problems import INVALID, RETRY_AFTER_S, kind, problem_of
+from commands.api.refusals import refusals_of
+from commands.api.request_headers import correlation_id, expected_version, idempotency_key, is_json, quoted
+from commands.api.segments import segment
+from commands.api.world import World, world_of
+from commands.intake import bad_name, fingerprint_of, holds_nul, validator
+from infra import tracing
+from infra.contexts import BadContext, Context
+from infra.errors import SamefoldError
+from infra.log.records import Command, encode
+from projections.engine.system import OUTCOMES, all_views
+
+NOT_JSON = kind(415, "not-json", "The body must be JSON.", "Send it with `Content-Type: application/json`, in UTF-8.")
+BEHIND = kind(
+    429,
+    "read-model-behind",
+    "The read model is too far behind.",
+    "Nothing was appended. Commands are taken again when it has caught up: come back after `Retry-After` seconds.",
+)
+NOT_APPENDED = kind(
+    503,
+    "not-appended",
+    "The command could not be appended.",
+    "It is not in the log and has no effect. Send it again after `Retry-After` seconds, with the same Idempotency-Key.",
+)
+UNKNOWN = kind(
+    503,
+    "maybe-appended",
+    "Whether the command was appended is not known.",
+    "Send it again with the same Idempotency-Key, which does nothing twice, or ask for its outcome at `Location`.",
+)
+
+RESERVED = frozenset({"views", "outcomes", "problems", "health", "metrics", "openapi"})
+"""What paths begin with that are of no context."""
+
+
+def router_of(contexts: Mapping[str, Context]) -> APIRouter:
+    """The routes of all commands. Raises BadContext."""
+    router = APIRouter()
+    for context in contexts.values():
+        if context.name in RESERVED:
+            raise BadContext(
+                f"A context can't be called '{context.name}': the API answers something else there.",
+                "Rename its file in domain/.",
+            )
+        refusals = refusals_of(context)
+        for name, command in context.commands.items():
+            router.add_api_route(
+                f"/{context.name}/{{stream_id}}/{kebab(name)}",
+                _route(context, name, command),
+                methods=["POST"],
+                name=f"{context.name} {name}",
+                operation_id=f"{context.name}_{kebab(name).replace('-', '_')}",
+                tags=[context.name],
+                response_model=None,
+                openapi_extra=openapi.command(context, name, command, refusals),
+            )
+    return router
+
+
+def kebab(name: str) -> str:
+    """`OpenAccount` as `open-account`."""
+    return _HUMP.sub("-", name).lower().replace("_", "-")
+
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def _route(context: Context, name: str, kind_: type) -> Callable[[Request], Awaitable[Response]]:
+    validate = validator(kind_)
+
+    async def post(request: Request) -> Response:
+        world = world_of(request)
+        asked, prefer = _asked(request, context), preferences(request)
+        body = await _body(request, world)
+        try:
+            validate(body)
+        except ValidationError as error:
+            raise INVALID(errors=_errors(error)) from None
+        command = _command(asked, name, body, correlation_id(request), expected_version(request))
+        return await _append(world, asked, command, prefer)
+
+    return post
+
+
+def _asked(request: Request, context: Context) -> Asked:
+    """What is asked of which stream, under which id. Raises Problem 400, 422."""
+    stream_id = segment(request, "stream_id")
+    key, is_callers = idempotency_key(request)
+    if problem := bad_name(f"{context.name}/{stream_id}", key):
+        raise INVALID(f"{problem[:1].upper()}{problem[1:]}.", errors=[{"at": "stream_id", "problem": problem}])
+    return Asked(context, stream_id, key, is_callers)
+
+
+async def _body(request: Request, world: World) -> bytes:
+    if not is_json(request):
+        raise NOT_JSON()
+    return await body_of(request, world.settings.max_command_bytes, world.settings.api_read_timeout_s)
+
+
+def _command(asked: Asked, name: str, body: bytes, correlation: str | None, expected: int | None) -> Command:
+    if holds_nul(body):
+        problem = "a text holds a NUL character, which can't be stored"
+        raise INVALID(errors=[{"at": "body", "problem": problem}])
+    return Command(asked.key, asked.stream, name, msgspec.Raw(body), expected, correlation_id=correlation)
+
+
+async def _append(world: World, asked: Asked, command: Command, prefer: Preferences) -> Response:
+    """Append it, and wait for the outcome as long as the caller wants."""
+    settings = world.settings
+    try:
+        fingerprint = fingerprint_of(command)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
+    value = encode(command)
+    if len(value) > settings.max_command_bytes:
+        most = settings.max_command_bytes
+        raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
+    _require_open(world)
+    patience = prefer.wait_within(settings.api_wait_s, settings.api_max_wait_s)
+    headers = {"Idempotency-Key": quoted(asked.key)} | prefer.applied(settings.api_max_wait_s)
+    partitions = world.events.partitions
+    with world.waits.waiting(asked.stream, asked.key, partitions, look=asked.is_callers) as outcome:
+        try:
+            appended = world.appender.append(command, value, world.commands, tracing.carrier())
+            if patience:
+                # a failed append ends the wait
+                appended.add_done_callback(partial(_fail, outcome))
+                async with asyncio.timeout(patience):
+                    return answer_of(asked, await outcome, fingerprint, headers)
+            async with asyncio.timeout(settings.api_wait_s):
+                await appended
+        except TimeoutError:
+            if not appended.done():
+                raise _unknown(
+                    asked, f"There is no acknowledgement after {patience or settings.api_wait_s:g} s."
+                ) from None
+        except NotAppended as error:
+            raise NOT_APPENDED(f"{error}.", headers=_retry(), appended="no") from None
+        except MaybeAppended as error:
+            raise _unknown(asked, f"{error}.") from None
+    return _pending(asked, headers)
+
+
+def _require_open(world: World) -> None:
+    """Raises Problem 429, 503 where nothing may be appended now."""
+    try:
+        world.look.require()
+        world.appender.require()
+    except SamefoldError as error:
+        raise problem_of(error, appended="no") from None
+    seen = world.look.seen
+    behind = seen.behind(all_views()[OUTCOMES].agent) if seen else 0
+    if behind > world.settings.api_max_lag:
+        raise BEHIND(f"It is {behind} commits behind the log.", headers=_retry(), appended="no")
+
+
+def _fail(outcome: asyncio.Future[Recorded], appended: asyncio.Future[int]) -> None:
+    if not (appended.cancelled() or outcome.done()) and (error := appended.exception()):
+        outcome.set_exception(error)
+
+
+def _unknown(asked: Asked, detail: str) -> Exception:
+    headers = _retry() | {"Location": asked.location, "Idempotency-Key": quoted(asked.key)}
+    return UNKNOWN(detail, headers=headers, appended="unknown", command_id=asked.key, outcome=asked.location)
+
+
+def _pending(asked: Asked, headers: Mapping[str, str]) -> Response:
+    body = {"outcome": "pending", "stream": asked.stream, "command_id": asked.key}
+    where = {"Location": asked.location} | _retry()
+    return Response(msgspec.json.encode(body), 202, {**headers, **where}, "application/json")
+
+
+def _retry() -> dict[str, str]:
+    return {"Retry-After": str(RETRY_AFTER_S)}
+
+
+def _errors(error: ValidationError) -> list[dict[str, str]]:
+    """Where and what, never the value itself."""
+    return [
+        {"at": ".".join(map(str, problem["loc"])) or "body", "problem": problem["msg"]}
+        for problem in error.errors(include_url=False, include_context=False, include_input=False)
+    ]

@@ -1,0 +1,68 @@
+"""`GET /outcomes/{context}/{stream_id}/{key}`: what became of a command, for whoever did not wait for it or lost the answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from commands.api import openapi
+from commands.api.outcomes import JSON, Asked, recorded_as
+from commands.api.preferences import preferences
+from commands.api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, kind
+from commands.api.segments import segment
+from commands.api.world import world_of
+from commands.intake import bad_name
+from infra.contexts import contexts
+
+LOOK_S = 2.0
+"""Within which one look at the database must have happened."""
+
+NO_OUTCOME = kind(
+    404,
+    "no-outcome",
+    "No outcome is recorded under this key.",
+    "Either no such command was appended, or it is not decided and folded yet: ask again after `Retry-After` seconds.",
+)
+NOT_LOOKED = kind(
+    503, "not-looked", "The read model can't be asked now.", "The database does not answer: ask again in a moment."
+)
+
+router = APIRouter()
+
+
+@router.get(
+    "/outcomes/{context}/{stream_id}/{key}",
+    operation_id="outcome",
+    tags=["outcomes"],
+    response_model=None,
+    openapi_extra=openapi.OUTCOME,
+)
+async def outcome(request: Request) -> Response:
+    """What became of a command."""
+    world = world_of(request)
+    context = contexts().get(segment(request, "context"))
+    if context is None:
+        raise NOT_FOUND("There is no such context.")
+    asked = Asked(context, segment(request, "stream_id"), segment(request, "key"))
+    if problem := bad_name(asked.stream, asked.key):
+        raise INVALID(errors=[{"at": "path", "problem": problem}])
+    settings, prefer = world.settings, preferences(request)
+    patience = prefer.wait_within(0, settings.api_max_wait_s)
+    applied = prefer.applied(settings.api_max_wait_s)
+    with world.waits.waiting(asked.stream, asked.key, world.events.partitions, look=True) as found:
+        looked = await world.waits.looked(LOOK_S)
+        if not found.done() and patience:
+            await asyncio.wait([found], timeout=patience)
+    if not found.done():
+        if not looked:
+            raise NOT_LOOKED(headers={"Retry-After": str(RETRY_AFTER_S)})
+        raise NO_OUTCOME(headers={"Retry-After": str(RETRY_AFTER_S)} | applied)
+    recorded = found.result()
+    members = recorded_as(asked, recorded)
+    if recorded.outcome != "accepted":
+        members |= {"code": recorded.code, "message": recorded.message}
+    headers = {"Samefold-Position": members["position"]} | applied
+    return Response(msgspec.json.encode(members), 200, headers, JSON)
