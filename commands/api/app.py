@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from commands.api import (, view_routes
+from commands.api import (
     command_routes,
     health_routes,
     metrics_routes,
@@ -16,6 +16,7 @@ from commands.api import (, view_routes
     outcome_routes,
     problem_routes,
     problems,
+    view_routes,
 )
 from commands.api.observing import Observing
 from commands.api.readers import Readers
