@@ -3,33 +3,21 @@
 They are set once a batch or a request, never once an event. No label takes a value from outside: partitions, agents, views and
 routes are those of the topics and the code.
 
-The processes of one `samefold run` share a folder that their supervisor made (`ENVIRONMENT`), so that one of them can tell the
-sums of all. A process writes to files of its own name, not of its id: started again, it goes on counting where it was.
+The processes of one `samefold run` share a folder that their supervisor made, so that one of them can tell the sums of all. Each
+writes to files of its own name, not of its id: started again, it goes on counting where it was.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-PROCESS = "PROMETHEUS_PROCESS"
-
-
-def environment(folder: Path, process: str) -> dict[str, str]:
-    """For a process that is to share its metrics with others in `folder`. No two that run at once may have the same name."""
-    return {FOLDER: str(folder), PROCESS: process}
-
-
-def ended(folder: Path, process: str) -> None:
-    """What the process held at the moment it ended (gauges) is true no more; what it counted stays."""
-    mark_process_dead(process, str(folder))
+from infra.metrics_folder import FOLDER, PROCESS, stem
 
 
 def _value_class() -> type[values.MutexValue]:
@@ -37,7 +25,7 @@ def _value_class() -> type[values.MutexValue]:
     name = os.environ.pop(PROCESS, None)
     if name is None:
         return values.MutexValue
-    pid, apart = os.getpid(), name.replace("_", "-")  # the library's file names are divided by underscores
+    pid, apart = os.getpid(), stem(name)
     kind: type[values.MutexValue] = values.MultiProcessValue(
         lambda: apart if os.getpid() == pid else f"{apart}-{os.getpid()}"
     )
@@ -110,7 +98,7 @@ AGENT_VOID = _counter("agent_void_records", "Records of the log without any effe
 AGENT_RETRIES = _counter("agent_retries", "Transactions that were tried again, by why.", "agent", "why")
 AGENT_PARKED = _counter("agent_parked", "Streams that were parked.", "agent", "view")
 
-# ── what an API, or a supervisor with --metrics-port, sees ──
+# ── what an API or an exporter sees ──
 
 LAG_EVENTS = _newest("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
 LAG_SECONDS = _newest("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
@@ -118,16 +106,17 @@ PARKED_STREAMS = _newest("parked_streams", "Streams that a live view leaves out.
 READY = _newest("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 
 
-def exposition(accept: str = "", folder: Path | None = None) -> tuple[bytes, str]:
-    """All metrics in the format that the header `Accept` asks for, and its media type.
+def gathered() -> CollectorRegistry:
+    """The metrics of all processes that share this one's folder; without one, this process's own."""
+    if not values.ValueClass._multiprocess:
+        return REGISTRY
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, os.environ[FOLDER])  # type: ignore[no-untyped-call]
+    return registry
 
-    Those of all processes that share this one's folder, or `folder`; else this process's own. Reads files: not for an event loop.
-    """
-    shared = folder or (Path(os.environ[FOLDER]) if values.ValueClass._multiprocess else None)
-    registry = REGISTRY
-    if shared is not None:
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(shared))  # type: ignore[no-untyped-call]
+
+def exposition(accept: str = "") -> tuple[bytes, str]:
+    """All metrics in the format that the header `Accept` asks for, and its media type. Reads files: not for an event loop."""
     encode: Callable[[CollectorRegistry], bytes]
     encode, media_type = choose_encoder(accept)
-    return encode(registry), media_type
+    return encode(gathered()), media_type

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from infra import metrics_folder
+
 log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.2, 10.0)
@@ -52,15 +54,18 @@ class Supervisor:
     environment: dict[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
+    _metrics: Path = field(init=False)
 
     def run(self) -> None:
         """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
-        try:
-            while not self.stopping.is_set():
-                self._look()
-                self.stopping.wait(0.05)
-        finally:
-            self._end()
+        with tempfile.TemporaryDirectory(prefix="samefold-metrics-") as metrics:
+            self._metrics = Path(metrics)
+            try:
+                while not self.stopping.is_set():
+                    self._look()
+                    self.stopping.wait(0.05)
+            finally:
+                self._end()
 
     def stop(self) -> None:
         self.stopping.set()
@@ -89,7 +94,7 @@ class Supervisor:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env=os.environ | self.environment,
+            env=os.environ | self.environment | metrics_folder.environment(self._metrics, child.name),
             start_new_session=True,
         )
         if output:
@@ -119,6 +124,7 @@ class Supervisor:
         if child.process and child.process.stdin:
             child.process.stdin.close()
         child.process = None
+        metrics_folder.ended(self._metrics, child.name)
 
 
 @contextmanager
@@ -155,6 +161,13 @@ def spark_agent(place: str, agent: str, master: str) -> Child:
     """An agent as a Spark query, whose name begins with `place`."""
     name = f"agent-{agent}-spark"
     return Child(name, "spark_jobs.agent", ("--agent", agent, "--name", f"{place}-{name}", "--master", master))
+
+
+def exporter(port: int | None, place: str) -> list[Child]:
+    """What tells the metrics of its siblings on that port, if there is to be one."""
+    if port is None:
+        return []
+    return [Child("exporter", "projections.exporter", ("--name", f"{place}-exporter", "--port", str(port)))]
 
 
 def _ended(code: int) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from commands.api.look import Look, Seen
 from infra import metrics
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.lag import Lag, Lags
+from projections.engine.lag import Lags
+from projections.engine.measures import tell_lags
 
 BLIND_S = 10.0
 """After so long without a complete look, and without a reason, something is wrong with the looking."""
@@ -45,7 +45,6 @@ class Readiness:
         self._look = look
         self._lags = Lags()
         self._seen: Seen | None = None
-        self._told: Mapping[tuple[str, int], Lag] = {}
         look.tell(self.looked)
 
     def looked(self) -> None:
@@ -54,9 +53,7 @@ class Readiness:
         if seen is not None and seen is not self._seen:
             self._seen = seen
             self._lags.saw(seen.at, seen.positions, seen.ends)
-            self._tell_lags()
-            for view in seen.live:
-                metrics.PARKED_STREAMS.labels(view).set(seen.parked.get(view, 0))
+            tell_lags(self._lags.now, {view: seen.parked.get(view, 0) for view in seen.live})
         for check in self.checks():
             metrics.READY.labels(check.name).set(check.error is None)
 
@@ -87,12 +84,3 @@ class Readiness:
             + (f", and in {len(still) - 1} others." if len(still) > 1 else "."),
             "Is an agent running (`samefold run agent`)? Its log says what holds it up.",
         )
-
-    def _tell_lags(self) -> None:
-        for who, lag in self._lags.now.items():
-            before = self._told.get(who)
-            if before != lag:
-                labels = who[0], str(who[1])
-                metrics.LAG_EVENTS.labels(*labels).set(lag.records)
-                metrics.LAG_SECONDS.labels(*labels).set(lag.seconds)
-        self._told = self._lags.now

@@ -30,6 +30,10 @@ Name = Annotated[
     str,
     typer.Option(help="What the processes' names begin with, unique among all machines; by default the host's name."),
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65_535, help="Tell the metrics of these processes on this port, at /metrics."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -37,11 +41,11 @@ def register(app: typer.Typer) -> None:
 
 
 @run.command()
-def handler(count: Count = 1, name: Name = "") -> None:
+def handler(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run handlers: they decide commands and append the commits. Several share the partitions."""
-    from infra.supervisor import handlers
+    from infra.supervisor import exporter, handlers
 
-    _supervise(name, lambda place: handlers(count, place))
+    _supervise(name, lambda place: [*handlers(count, place), *exporter(metrics_port, place)])
 
 
 @run.command()
@@ -51,18 +55,19 @@ def agent(
     agent: Annotated[str, typer.Option("--agent", help="The group of views to keep.")] = "core",
     on: Annotated[On, typer.Option(help="What runs it; they may take over from each other at any moment.")] = On.FAUST,
     master: Annotated[str, typer.Option(help="Spark's master, for `--on spark`.")] = "local[*,4]",
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Run agents: they fold the log into the read models. Several share the partitions."""
-    from infra.supervisor import agents, spark_agent
+    from infra.supervisor import agents, exporter, spark_agent
 
     if on is On.FAUST:
-        _supervise(name, lambda place: agents(count, place, agent))
+        _supervise(name, lambda place: [*agents(count, place, agent), *exporter(metrics_port, place)])
         return
     if count > 1:
         raise typer.BadParameter(
             "one query has a task for each partition: give it a larger --master", param_hint="--count"
         )
-    _supervise(name, lambda place: [spark_agent(place, agent, master)])
+    _supervise(name, lambda place: [spark_agent(place, agent, master), *exporter(metrics_port, place)])
 
 
 @run.command("all")

@@ -1,18 +1,28 @@
-"""What an agent's batches amount to, for its metrics: told once a batch, by whichever thread applied it."""
+"""What an agent's batches amount to and how far it is behind, for its metrics: told once a batch, and once a look."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from infra import metrics
 from infra.log.rule import Void
 from projections.engine.commit import Applied
+from projections.engine.lag import Lag
 from projections.engine.reader import Fate
 
 
+def tell_lags(lags: Mapping[tuple[str, int], Lag], parked: Mapping[str, int]) -> None:
+    """The lag of each (agent, partition), and the number of parked streams of each live view."""
+    for (agent, partition), lag in lags.items():
+        metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)
+        metrics.LAG_SECONDS.labels(agent, str(partition)).set(lag.seconds)
+    for view, streams in parked.items():
+        metrics.PARKED_STREAMS.labels(view).set(streams)
+
+
 class Measures:
-    """Of one agent."""
+    """Of one agent's batches, which several threads may apply."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
