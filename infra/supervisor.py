@@ -157,6 +157,12 @@ def agents(count: int, place: str, agent: str = "core") -> list[Child]:
     return [Child(name, "projections.agent", ("--agent", agent, "--name", f"{place}-{name}")) for name in names]
 
 
+def api(place: str, host: str | None = None, port: int | None = None) -> Child:
+    """The HTTP API, whose name begins with `place`; where it listens the settings say, unless it is said here."""
+    where = [*(("--host", host) if host else ()), *(("--port", str(port)) if port is not None else ())]
+    return Child("api", "commands.api", ("--name", f"{place}-api", *where))
+
+
 def spark_agent(place: str, agent: str, master: str) -> Child:
     """An agent as a Spark query, whose name begins with `place`."""
     name = f"agent-{agent}-spark"

@@ -27,8 +27,7 @@ class Api:
 
     @property
     def world(self) -> World:
-        world: World = self.server.config.loaded_app.state.world
-        return world
+        return self.server.world
 
 
 @contextmanager
@@ -49,8 +48,7 @@ def serving(world: Settings, name: str = "api") -> Iterator[Api]:
         until(lambda: server.started or bool(errors), "the API listens")
         if errors:
             raise errors[0]
-        port = server.servers[0].sockets[0].getsockname()[1]
-        api = Api(server, f"http://127.0.0.1:{port}")
+        api = Api(server, f"http://127.0.0.1:{server.port}")
         try:
             yield api
         finally:

@@ -19,7 +19,7 @@ FOREIGN = {name: service for name, service in SERVICES.items() if "build" not in
 
 
 def test_all_services_are_there() -> None:
-    assert set(OURS) == {"topics", "migrate", "handler", "agent"}
+    assert set(OURS) == {"topics", "migrate", "handler", "agent", "api"}
     assert set(FOREIGN) == {"kafka", "postgres"}
 
 
@@ -49,7 +49,7 @@ def test_the_services_reach_kafka_and_the_database_under_the_names_that_these_ha
 
 def test_ports_are_open_to_this_machine_only() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert len(ports) == 2
+    assert len(ports) == 3
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 
 from commands.api.serving import server_of
 from infra import logs, metrics
@@ -28,6 +29,9 @@ def main() -> None:
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     metrics.PROCESS_STARTS.labels("api").inc()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn, which takes them over while it serves, raises them once more at its end
+        signal.signal(number, lambda *_: None)
     code = 0
     try:
         port = settings.api_port if arguments.port is None else arguments.port
@@ -37,8 +41,9 @@ def main() -> None:
     except SamefoldError as error:
         log.error("%s stops: %s", arguments.name, error)
         code = error.exit_code
-    except KeyboardInterrupt:
-        pass
+    except BaseException:
+        log.exception("%s stops: a defect", arguments.name)
+        code = 1
     logging.shutdown()
     # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
     os._exit(code)

@@ -51,6 +51,8 @@ class World:
         self.appender = Appender(settings, name)
         self.waits = Waits(settings, self.pulse, name)
         self.look.tell(self._kafka_answered)
+        self.failure: BaseException | None = None
+        """What ended a part of this that must not end: a defect, after which the process can only end too."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -79,7 +81,13 @@ class World:
         self.appender.open()
         running = (self.pulse.listen(), self.look.keep_looking(), self.waits.answer())
         self._tasks = [asyncio.create_task(one) for one in running]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
         return self
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and self.failure is None:
+            self.failure = task.exception()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,4 +1,4 @@
-"""`samefold run handler | agent | all`: the long-running processes, supervised."""
+"""`samefold run handler | agent | api | all`: the long-running processes, supervised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from infra.supervisor import Child
 
 run = typer.Typer(
-    help="Run handlers and agents; they are started again when they end. One Ctrl-C stops all cleanly.",
+    help="Run handlers, agents and the HTTP API; they are started again when they end. One Ctrl-C stops all cleanly.",
     no_args_is_help=True,
 )
 
@@ -26,6 +26,10 @@ class On(StrEnum):
 
 
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=64, help="How many processes.")]
+Host = Annotated[str | None, typer.Option(help="The address that the API listens on; by default SAMEFOLD_API_HOST.")]
+Port = Annotated[
+    int | None, typer.Option(min=0, max=65_535, help="Its port, 0 for a free one; by default SAMEFOLD_API_PORT.")
+]
 Name = Annotated[
     str,
     typer.Option(help="What the processes' names begin with, unique among all machines; by default the host's name."),
@@ -70,14 +74,25 @@ def agent(
     _supervise(name, lambda place: [spark_agent(place, agent, master), *exporter(metrics_port, place)])
 
 
+@run.command()
+def api(host: Host = None, port: Port = None, name: Name = "") -> None:
+    """Run the HTTP API: commands in, their outcomes and the read models out."""
+    from infra.supervisor import api
+
+    _supervise(name, lambda place: [api(place, host, port)])
+
+
 @run.command("all")
 def run_all(
     handler_count: Annotated[int, typer.Option("--handlers", min=0, max=64, help="How many handlers.")] = 1,
     agent_count: Annotated[int, typer.Option("--agents", min=0, max=64, help="How many processes of each agent.")] = 1,
+    with_api: Annotated[bool, typer.Option("--api/--no-api", help="Whether to run the HTTP API too.")] = True,
+    host: Host = None,
+    port: Port = None,
     name: Name = "",
 ) -> None:
-    """Run handlers, and agents for every agent that a view names."""
-    from infra.supervisor import agents, handlers
+    """Run handlers, agents for every agent that a view names, and the HTTP API."""
+    from infra.supervisor import agents, api, handlers
     from projections.engine.system import all_views
 
     names = sorted({view.agent for view in all_views().values()})
@@ -86,6 +101,7 @@ def run_all(
         lambda place: [
             *handlers(handler_count, place),
             *(child for agent in names for child in agents(agent_count, place, agent)),
+            *((api(place, host, port),) if with_api else ()),
         ],
     )
 
