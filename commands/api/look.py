@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
+from confluent_kafka import KafkaException
 from psycopg_pool import AsyncConnectionPool
 
 from commands.outcomes import ReadModelNotSetUp
@@ -69,7 +70,11 @@ class Seen:
 
 
 class Look:
-    """`seen` is the newest complete look; `wrong` says, by subject, what is wrong now: kafka, database, topics, views."""
+    """`seen` is the newest complete look; `wrong` says, by subject, what is wrong now.
+
+    The subjects: kafka and database, which are away or refuse us; topics, which are not those they were; contract, which is not
+    that of the database's positions; views, of which others are live than this code's; start, until there was a look.
+    """
 
     def __init__(self, settings: Settings, pool: AsyncConnectionPool[Any], name: str) -> None:
         self.seen: Seen | None = None
@@ -91,7 +96,7 @@ class Look:
 
     def topics(self) -> tuple[Topic, Topic]:
         """(commands, events). Raises the named error that makes them unusable; PostgreSQL being away is none."""
-        for subject in ("topics", "views"):
+        for subject in ("topics", "contract", "views"):
             if error := self.wrong.get(subject):
                 raise error
         if self._topics is None:
@@ -99,8 +104,8 @@ class Look:
         return self._topics
 
     def require(self) -> None:
-        """Raises the named error of whatever is wrong."""
-        for error in self.wrong.values():
+        """Raises the named error of whatever is wrong; that nobody has looked yet, only if that is all."""
+        for error in sorted(self.wrong.values(), key=lambda error: isinstance(error, NotLooked)):
             raise error
 
     async def keep_looking(self) -> None:
@@ -125,9 +130,7 @@ class Look:
         positions, live, promised, parked = rows
         self._judge("views", partial(_require_live, live))
         if self._topics:
-            for topic in self._topics:
-                if promise := promised.get(topic.name):
-                    self._judge("topics", partial(require_promised, promise, Contract.of(topic)), keep=True)
+            self._judge("contract", partial(_require_contract, self._topics, promised))
         if ends is not None:
             self.seen = Seen(time.monotonic(), live, positions, ends, parked)
         if self._topics:
@@ -141,6 +144,8 @@ class Look:
             self._is_wrong(subject, named(error, self._settings))
         except clients.KafkaAway as error:
             self._is_wrong(subject, error)
+        except KafkaException as error:  # it answers, but not to us, or not of this topic
+            self._is_wrong(subject, clients.away(self._settings, error))
         except SamefoldError as error:
             self._is_wrong("topics", error)
         else:
@@ -148,14 +153,13 @@ class Look:
             return found
         return None
 
-    def _judge(self, subject: str, require: Callable[[], None], *, keep: bool = False) -> None:
+    def _judge(self, subject: str, require: Callable[[], None]) -> None:
         try:
             require()
         except SamefoldError as error:
             self._is_wrong(subject, error)
         else:
-            if not keep:
-                self._is_well(subject)
+            self._is_well(subject)
 
     def _is_wrong(self, subject: str, error: SamefoldError) -> None:
         self.wrong[subject] = error
@@ -199,6 +203,13 @@ class Look:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _require_contract(now: tuple[Topic, Topic], promised: Mapping[str, Contract]) -> None:
+    """Raises ContractBroken. What is not promised yet, the first handler or agent will write down."""
+    for topic in now:
+        if promise := promised.get(topic.name):
+            require_promised(promise, Contract.of(topic))
 
 
 def _require_live(live: Mapping[str, Pointer]) -> None:

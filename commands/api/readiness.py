@@ -14,7 +14,7 @@ from projections.engine.measures import tell_lags
 
 BLIND_S = 10.0
 """After so long without a complete look, and without a reason, something is wrong with the looking."""
-SUBJECTS = ("kafka", "database", "topics", "views")
+SUBJECTS = ("kafka", "database", "topics", "contract", "views")
 
 
 class ReadModelStandsStill(SamefoldError):
