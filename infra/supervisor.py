@@ -173,7 +173,7 @@ def exporter(port: int | None, place: str) -> list[Child]:
     """What tells the metrics of its siblings on that port, if there is to be one."""
     if port is None:
         return []
-    return [Child("exporter", "projections.exporter", ("--name", f"{place}-exporter", "--port", str(port)))]
+    return [Child("exporter", "projections.engine.exporter", ("--name", f"{place}-exporter", "--port", str(port)))]
 
 
 def _ended(code: int) -> str:

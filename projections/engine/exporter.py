@@ -1,4 +1,4 @@
-"""`python -m projections.exporter --port N`: `/metrics` where there is no API, for all processes of its supervisor.
+"""`python -m projections.engine.exporter --port N`: `/metrics` where there is no API, for all processes of its supervisor.
 
 Both stores are asked for the lag every few seconds, not when somebody scrapes.
 """
@@ -71,7 +71,7 @@ select l.view, count(p.stream) from live l left join parked p using (table_name)
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT. Exit code 1 after a named error."""
-    parser = argparse.ArgumentParser(prog="python -m projections.exporter")
+    parser = argparse.ArgumentParser(prog="python -m projections.engine.exporter")
     parser.add_argument("--name", default="exporter")
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
