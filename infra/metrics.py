@@ -73,9 +73,9 @@ HTTP_REQUESTS = _seconds(
     "http_request", "From a request's arrival to the beginning of its answer.", "method", "route", "status"
 )
 HTTP_IN_PROGRESS = _sum("http_requests_in_progress", "Requests under way.")
-API_APPENDS = _counter("api_appends", "Commands that the API appended, or tried to.", "result")
+API_APPENDS = _counter("api_appends", "Commands that the API handed to the log, by whether they got there.", "appended")
 API_APPEND_SECONDS = _seconds("api_append", "From handing a command to the producer to its acknowledgement.")
-API_WAIT_SECONDS = _seconds("api_wait", "From a command's acknowledgement to its outcome.")
+API_OUTCOME_SECONDS = _seconds("api_outcome", "From handing a command to the producer to its outcome.")
 API_WAITING = _sum("api_waiting", "Requests that wait for an outcome.")
 
 # ── the handlers ──

@@ -81,6 +81,11 @@ def start(name: str, kind: SpanKind, headers: Headers) -> Span:
     return trace.get_tracer("samefold").start_span(name, context_of(headers), kind)
 
 
+def start_here(name: str, kind: SpanKind) -> Span:
+    """A span within the current one, which stays the current one; to be ended by the caller."""
+    return trace.get_tracer("samefold").start_span(name, kind=kind)
+
+
 @contextmanager
 def span(
     name: str,

@@ -23,6 +23,7 @@ from commands.api.readers import Readers
 from commands.api.readiness import Readiness
 from commands.api.segments import RawPath
 from commands.api.world import World
+from infra import metrics
 from infra.contexts import contexts
 from infra.settings import Settings
 from projections.engine.system import all_views
@@ -57,6 +58,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     app.state.world = World(settings, name)
     app.state.readiness = Readiness(settings, app.state.world.look)
     app.state.readers = Readers(app.state.world)
+    app.state.world.look.tell(lambda: metrics.API_WAITING.set(len(app.state.world.waits)))
     problems.install(app)
     app.include_router(command_routes.router_of(contexts()))
     app.include_router(outcome_routes.router)

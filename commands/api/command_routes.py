@@ -13,10 +13,11 @@ from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import UNSET
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from commands.api import openapi
+from commands.api import openapi, timed
 from commands.api.answering import Recorded
 from commands.api.appending import MaybeAppended, NotAppended
 from commands.api.limits import TOO_LARGE, body_of
@@ -28,7 +29,6 @@ from commands.api.request_headers import correlation_id, expected_version, idemp
 from commands.api.segments import segment
 from commands.api.world import World, world_of
 from commands.intake import bad_name, fingerprint_of, holds_nul, validator
-from infra import tracing
 from infra.contexts import BadContext, Context
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
@@ -126,7 +126,7 @@ def _command(asked: Asked, name: str, body: bytes, correlation: str | None, expe
     if holds_nul(body):
         problem = "a text holds a NUL character, which can't be stored"
         raise INVALID(errors=[{"at": "body", "problem": problem}])
-    return Command(asked.key, asked.stream, name, msgspec.Raw(body), expected, correlation_id=correlation)
+    return Command(asked.key, asked.stream, name, msgspec.Raw(body), expected, correlation or UNSET)
 
 
 async def _append(world: World, asked: Asked, command: Command, prefer: Preferences) -> Response:
@@ -146,7 +146,7 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
     partitions = world.events.partitions
     with world.waits.waiting(asked.stream, asked.key, partitions, look=asked.is_callers) as outcome:
         try:
-            appended = world.appender.append(command, value, world.commands, tracing.carrier())
+            appended = timed.append(world.appender, outcome, command, value, world.commands)
             if patience:
                 # a failed append ends the wait
                 appended.add_done_callback(partial(_fail, outcome))
