@@ -485,20 +485,23 @@ class Handler:
             self._database.close()
 
 
+_ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
+_REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
 _RESERVED = frozenset({"version-conflict", "malformed", "misrouted", "too-large", "failed"})
 
 
 def _count(actions: Sequence[Action]) -> None:
-    reasons = [action.reason for action in actions if isinstance(action, Append)]
-    if not reasons:
+    appends = [action for action in actions if isinstance(action, Append)]
+    if not appends:
         return
-    metrics.HANDLER_BATCH_COMMANDS.observe(len(reasons))
-    # refusals are the business's own affair, and their codes too many to be labels
-    why = Counter(reason.code if reason.code in _RESERVED else "refused" for reason in reasons if reason)
-    metrics.HANDLER_COMMITS.labels("accepted").inc(len(reasons) - why.total())
-    for one, count in why.items():
-        metrics.HANDLER_COMMITS.labels("rejected").inc(count)
-        metrics.HANDLER_REJECTIONS.labels(one).inc(count)
+    rejections = [append.reason for append in appends if append.reason]
+    metrics.HANDLER_BATCH_COMMANDS.observe(len(appends))
+    _ACCEPTED.inc(len(appends) - len(rejections))
+    if rejections:
+        _REJECTED.inc(len(rejections))
+        # refusals are the business's own affair, and their codes too many to be labels
+        for why, count in Counter(one.code if one.code in _RESERVED else "refused" for one in rejections).items():
+            metrics.HANDLER_REJECTIONS.labels(why).inc(count)
 
 
 def _ended(span: Span, acknowledged: Callable[..., None], error: KafkaError | None, message: Message) -> None:

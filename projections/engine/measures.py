@@ -48,5 +48,6 @@ class Measures:
 
     def void(self, voids: Iterable[Sequence[Void]]) -> None:
         """Records without any effect, that the position has passed."""
-        for why, count in Counter(one.reason for void in voids for one in void).items():
-            metrics.AGENT_VOID.labels(self._agent, why).inc(count)
+        for void in filter(None, voids):
+            for why, count in Counter(one.reason for one in void).items():
+                metrics.AGENT_VOID.labels(self._agent, why).inc(count)
