@@ -29,6 +29,13 @@ class Api:
     def world(self) -> World:
         return self.server.world
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one that serves."""
+        loop = self.world.appender._loop
+        assert loop is not None
+        return loop
+
 
 @contextmanager
 def serving(world: Settings, name: str = "api") -> Iterator[Api]:
