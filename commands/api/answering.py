@@ -114,6 +114,13 @@ class Waits:
                 del self._waiting[key]
                 self._by_partition[partition_of(stream, self._partitions)].discard(key)
 
+    def give_up(self) -> None:
+        """Whoever waits gets TimeoutError: the process is to end."""
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(TimeoutError())
+
     async def looked(self, within_s: float) -> bool:
         """Wait for the first query that begins from now on; whether it ended in time."""
         wanted = self._begun + 1

@@ -129,9 +129,8 @@ class Appender:
                 continue
             self._drop_if_fatal(error)
             if not future.done():
-                known = error.code() in _NEVER_SENT or not (error.fatal() or clients.may_pass(error))
+                # of all others an earlier try, of which we were not told, may have got through
+                known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
                 future.set_exception((NotAppended if known else MaybeAppended)(error.str()))
                 future.exception()  # it may be that nobody waits for it any more
 
-
-_NEVER_SENT = {KafkaError._PURGE_QUEUE, KafkaError._QUEUE_FULL}

@@ -169,8 +169,8 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
 def _require_open(world: World) -> None:
     """Raises Problem 429, 503 where nothing may be appended now."""
     try:
-        world.look.require()
         world.appender.require()
+        world.look.require()
     except SamefoldError as error:
         raise problem_of(error, appended="no") from None
     seen = world.look.seen

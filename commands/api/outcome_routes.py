@@ -54,13 +54,13 @@ async def outcome(request: Request) -> Response:
     applied = prefer.applied(settings.api_max_wait_s)
     with world.waits.waiting(asked.stream, asked.key, world.events.partitions, look=True) as found:
         looked = await world.waits.looked(LOOK_S)
-        if not found.done() and patience:
-            await asyncio.wait([found], timeout=patience)
-    if not found.done():
-        if not looked:
-            raise NOT_LOOKED(headers={"Retry-After": str(RETRY_AFTER_S)})
-        raise NO_OUTCOME(headers={"Retry-After": str(RETRY_AFTER_S)} | applied)
-    recorded = found.result()
+        try:
+            async with asyncio.timeout(patience):
+                recorded = await found
+        except TimeoutError:
+            if not looked:
+                raise NOT_LOOKED(headers={"Retry-After": str(RETRY_AFTER_S)}) from None
+            raise NO_OUTCOME(headers={"Retry-After": str(RETRY_AFTER_S)} | applied) from None
     members = recorded_as(asked, recorded)
     if recorded.outcome != "accepted":
         members |= {"code": recorded.code, "message": recorded.message}

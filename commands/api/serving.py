@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 
@@ -15,6 +16,8 @@ from infra.settings import Settings
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5
+STILL_WAIT_S = 1.0
+"""At the end, until those who wait for an outcome are told to ask again."""
 BACKLOG = 4_096
 KEEP_ALIVE_S = 65
 """Longer than load balancers keep an idle connection, which would otherwise send a request into one that just closed."""
@@ -48,6 +51,7 @@ class ApiServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # those who answer without end are told to stop before they are waited for
         self.world.stopping.set()
+        asyncio.get_running_loop().call_later(STILL_WAIT_S, self.world.waits.give_up)
         await super().shutdown(sockets)
 
 
