@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from fastapi import FastAPI
 from commands.api import (
     command_routes,
     health_routes,
+    history_routes,
+    live_routes,
     metrics_routes,
     openapi,
     outcome_routes,
@@ -44,7 +47,10 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with app.state.world:
+            ending = asyncio.create_task(app.state.readers.end(app.state.world.stopping))
             yield
+            app.state.world.stopping.set()
+            await ending
 
     app = _App(
         title="Samefold",
@@ -66,6 +72,8 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     app.include_router(health_routes.router)
     app.include_router(metrics_routes.router)
     app.include_router(view_routes.router_of(all_views()))
+    app.include_router(history_routes.router_of(contexts()))
+    app.include_router(live_routes.router_of(contexts(), all_views()))
     app.add_middleware(RawPath)
     app.add_middleware(Observing)
     return app

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import Request
 
+from commands.api.event_stream import Room
 from commands.api.reached import Reached
 from commands.api.reading import ViewReader
+from commands.api.row_feed import RowFeed
+from commands.api.scans import Scans
+from commands.api.stream_feed import StreamFeed
 from commands.api.world import World
+from projections.engine.view import View
 
 
 class Readers:
     """Made with the app; nothing in it runs before somebody reads."""
 
     def __init__(self, world: World) -> None:
-        self.reached = Reached(world.pulse, world.settings.api_max_waiting)
-        self.views = ViewReader(world.settings, world.pool, self.reached)
+        settings = world.settings
+        self.reached = Reached(world.pulse, settings.api_max_waiting)
+        self.views = ViewReader(settings, world.pool, self.reached)
+        self.scans = Scans(settings)
+        self.room = Room(settings.api_max_live)
+        self.streams = StreamFeed(settings, world.pool, world.pulse)
+        self._pulse = world.pulse
+        self._rows: dict[str, RowFeed] = {}
+
+    def rows(self, view: View) -> RowFeed:
+        """The one of that view."""
+        if view.name not in self._rows:
+            self._rows[view.name] = RowFeed(view, self.views, self._pulse)
+        return self._rows[view.name]
+
+    async def end(self, stopping: asyncio.Event) -> None:
+        """Wait until the process is to end, and then end what would go on for ever."""
+        await stopping.wait()
+        self.scans.close()
+        await self.streams.close()
+        for feed in self._rows.values():
+            await feed.close()
 
 
 def readers_of(request: Request) -> Readers:

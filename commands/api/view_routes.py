@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -18,13 +16,13 @@ from commands.api.cursors import cursor_after
 from commands.api.preferences import preferences
 from commands.api.problems import kind, problem_of
 from commands.api.readers import readers_of
-from commands.api.reading import Values
+from commands.api.rows import content_tag, row_body, stream_of, tells_stream
 from commands.api.segments import path_of
 from commands.api.view_requests import as_problems, key_of, question_of, refuse_unknown, seen_by
 from commands.api.world import World, world_of
 from projections.engine.queries import Found
 from projections.engine.values import schema_of
-from projections.engine.view import Kind, View
+from projections.engine.view import View
 
 JSON = "application/json"
 
@@ -40,14 +38,6 @@ PARKED = kind(
 )
 
 Route = Callable[[Request], Awaitable[Response]]
-
-
-class RowAnswer(msgspec.Struct):
-    """The body of a row."""
-
-    row: msgspec.Raw
-    position: str
-    parked: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class PageAnswer(msgspec.Struct):
@@ -79,7 +69,7 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
             _row(view),
             operation_id=f"views_{view.name}_row",
             response_model=None,
-            openapi_extra=view_docs.row(view, parked=stream_of(view, ("",)) is None),
+            openapi_extra=view_docs.row(view, parked=not tells_stream(view)),
         )
     return router
 
@@ -88,28 +78,11 @@ def path_to_row(view: View) -> str:
     return f"/views/{view.name}/" + "/".join(f"{{{column.name}}}" for column in view.key)
 
 
-def stream_of(view: View, key: Values) -> str | None:
-    """The stream that the row with this key is folded from, where the key tells: of entity views keyed by the stream's id."""
-    if view.kind is not Kind.ENTITY or view.key_function is not None:
-        return None
-    [context] = view.contexts
-    return f"{context}/{key[0]}"
-
-
 def require_promises(world: World) -> None:
     """Raises Problem 503 where what is read could be wrong: the log or the live views are not those of this code."""
     for subject in ("topics", "views"):
         if error := world.look.wrong.get(subject):
             raise problem_of(error)
-
-
-def content_tag(*parts: bytes) -> str:
-    """A name for what an answer holds. As the answer's position moves while that stays, an ETag of it is a weak one."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(b"%d:" % len(part))
-        digest.update(part)
-    return base64.urlsafe_b64encode(digest.digest()[:15]).decode()
 
 
 def answered(request: Request, tag: str, found: Found, body: bytes, headers: Mapping[str, str]) -> Response:
@@ -164,18 +137,14 @@ def _row(view: View) -> Route:
         stream = stream_of(view, key)
         streams = [stream] if stream is not None else []
         views = readers_of(request).views
-        found = await _found(view, request, lambda: views.by_keys(view, [key], streams))
+        found = await found_by(view, request, lambda: views.by_keys(view, [key], streams))
         where = {"position": str(found.position)}
         if stream in found.parked_since:
             raise PARKED(view=view.name, stream=stream, since_version=found.parked_since[stream], **where)
         if not found.rows:
             raise NO_ROW(headers={"Samefold-Position": str(found.position)}, **where)
-        row = found.rows[0].json
-        body = RowAnswer(row, str(found.position))
-        if stream is None:
-            body.parked = found.parked
-        tag = content_tag(row, b"" if stream is not None else b"%d" % found.parked)
-        return answered(request, tag, found, msgspec.json.encode(body), _applied(request))
+        tag, body = row_body(view, found, found.rows[0].json)
+        return answered(request, tag, found, body, _applied(request))
 
     return route
 
@@ -185,7 +154,7 @@ def _page(view: View) -> Route:
         with as_problems():
             asked = question_of(view, request)
         most, views = asked.limit + 1, readers_of(request).views
-        found = await _found(view, request, lambda: views.page(view, asked.filters, asked.after_key, most))
+        found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most))
         rows = [row.json for row in found.rows[: asked.limit]]
         goes_on = len(found.rows) > asked.limit
         next_page = None
@@ -200,7 +169,7 @@ def _page(view: View) -> Route:
     return route
 
 
-async def _found(view: View, request: Request, read: Callable[[], Awaitable[Found]]) -> Found:
+async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Found]]) -> Found:
     """What a read finds, once it is no older than `after` asks for. Raises Problem 409, 422, 429, 503."""
     world = world_of(request)
     require_promises(world)
