@@ -10,14 +10,13 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import sleep
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import errors
 
-from infra import metrics
 from infra.database.connect import Connection
 from infra.faultpoints import reach
 from infra.log.rule import Counted, Reading
@@ -67,6 +66,8 @@ class Applied:
     """How many were folded into some view."""
     rows: int = field(default=0, compare=False)
     """How many were written or deleted, in all views."""
+    retries: tuple[str, ...] = field(default=(), compare=False)
+    """Why each try before the last one was given up: locked, or a row was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +144,22 @@ class Committer:
     def _apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
         carefully = False
-        attempt = 0
+        retries: list[str] = []
         while True:
-            attempt += 1
             try:
-                return (self._carefully if carefully else self._quickly)(connection, batches, decoded)
+                outcome = (self._carefully if carefully else self._quickly)(connection, batches, decoded)
+                return replace(outcome, retries=tuple(retries)) if retries and isinstance(outcome, Applied) else outcome
             except (Refused, psycopg.Error) as error:
                 refused = is_refusal(error)
                 locked = isinstance(error, psycopg.Error) and error.sqlstate in LOCKED
-                if connection.closed or attempt == TRIES or not (refused or locked):
+                if connection.closed or len(retries) + 1 == TRIES or not (refused or locked):
                     raise
             connection.rollback()
             self._forget(batches)
-            metrics.AGENT_RETRIES.labels(self.positions.agent, "refused" if refused else "locked").inc()
+            retries.append("refused" if refused else "locked")
             carefully = carefully or refused
             if locked:
-                sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 6)))
+                sleep(random.uniform(0, 0.02 * 2 ** min(len(retries), 6)))
 
     def _forget(self, batches: Sequence[Batch]) -> None:
         for batch in batches:

@@ -43,6 +43,8 @@ class Measures:
         self._commits.inc(commits)
         self._events.inc(applied.events)
         self._rows.inc(applied.rows)
+        for why in applied.retries:
+            metrics.AGENT_RETRIES.labels(self._agent, why).inc()
         for one in applied.parked:
             metrics.AGENT_PARKED.labels(self._agent, one.view).inc()
 
