@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,13 +52,16 @@ def few(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Settings]:
     """A data folder for a demo; whatever a failed one left running there is stopped."""
-    settings = Settings(data_dir=tmp_path / "data")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = Settings(data_dir=tmp_path / "data", api_port=port)
     yield settings
     Stack(settings.data_dir / "demo").down()
 
 
 def expected(verdict: Verdict, kills: int) -> dict[str, Any]:
     """The last line that the demo must print, all but the seconds."""
+    over_http = verdict.answers[19::20]
     return {
         "accounts": len(verdict.balances),
         "accepted": sum(verdict.accepted.values()),
@@ -69,7 +74,8 @@ def expected(verdict: Verdict, kills: int) -> dict[str, Any]:
             "within_1_00": verdict.statement["within 1.00"],
             "beyond": verdict.statement["beyond"],
         },
-        "kills": {"handler": kills, "agent": kills},
+        "over_http": {"accepted": sum(over_http), "rejected": len(over_http) - sum(over_http)},
+        "kills": {"handler": kills, "agent": kills, "api": kills},
         "lost": 0,
         "doubled": 0,
         "differences": 0,
@@ -99,6 +105,46 @@ def assert_the_readme_shows(printed: str) -> None:
     assert labels >= {"accounts", "lost", "commands", "caught up", "spent"}
     for label in labels - {"at", "killed"}:  # nobody is killed in this one
         assert re.search(rf"^  {label}  +[0-9]", printed, re.MULTILINE), f"README shows {label}"
+
+
+def answered(command: str) -> dict[str, Any]:
+    """What a printed curl line answers, as soon as it is answered well."""
+    found: list[dict[str, Any]] = []
+
+    def is_answered() -> bool:
+        done = subprocess.run(
+            [*shlex.split(command), "--silent", "--fail"], capture_output=True, text=True, timeout=30, check=False
+        )
+        found.extend([json.loads(done.stdout)] if done.returncode == 0 else [])
+        return bool(found)
+
+    until(is_answered, f"an answer to {command}", 60)
+    return found[0]
+
+
+def assert_the_printed_lines_work(place: Settings, printed: str) -> None:
+    """The stack is up again with what is in it, and a command and a read over HTTP are answered."""
+    lines = [line.strip().partition("  ")[0] for line in printed.partition("Next:\n")[2].splitlines()]
+    send, look = (line for line in lines if line.startswith("curl"))
+    [export] = (line for line in lines if line.startswith("export"))
+    name, _, folder = export.removeprefix("export ").partition("=")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | place.environment() | {name: folder}
+
+    def start(line: str) -> subprocess.Popen[bytes]:
+        assert line in lines, printed
+        program = [sys.executable, "-c", "from infra.cli import main; main()", *line.split()[1:]]
+        return subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start("samefold dev up").wait(60) == 0
+    everything = start("samefold run all")
+    try:
+        before = answered(look)["row"]["cents"]
+        assert answered(send)["outcome"] == "accepted"
+        assert answered(look)["row"]["cents"] == before + 100
+    finally:
+        everything.terminate()
+        everything.wait(60)
+        assert start("samefold dev down").wait(60) == 0
 
 
 def is_spark_running_in(folder: Path) -> bool:
@@ -142,7 +188,7 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
 
 
 def test_generated_data_without_kills_and_without_overdraft(place: Settings, samefold: Samefold) -> None:
-    """A second demo takes the first one's place."""
+    """A second demo takes the first one's place. What it prints to be typed next works."""
     for _ in range(2):
         done = samefold(
             *("demo", "--seed", "7", "--no-kill", "--no-release", "--overdraft-limit", "0", "--json"),
@@ -155,6 +201,7 @@ def test_generated_data_without_kills_and_without_overdraft(place: Settings, sam
         verdict = judge(place.data_dir / "demo" / "transactions.csv.gz", Decimal(0))
         assert last == expected(verdict, kills=0)
         assert last["rejected"] > 0
+    assert_the_printed_lines_work(place, done.stdout)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 
 from infra.demo.crew import Crew, Role
 from infra.demo.load import Load, Loaded
+from infra.demo.sending import Sending
 from infra.demo.watch import Before, Watch
 from infra.log.records import Command
 from infra.settings import Settings
@@ -28,16 +30,20 @@ class Alive(Child):
 
 @dataclass
 class World:
-    """Crew and watch in one, without a process: `step` commands become visible at each look."""
+    """Crew, watch and sending in one, without a process: `step` commands become visible at each look."""
 
     step: int = 10
     dies: bool = True
     works: Callable[[Child], bool] = lambda _child: True
+    asking: bool = True
+    breaks_off: bool = True
     folder: Path = Path("nowhere")
     sent: int = 0
     seen: int = 0
+    sizes: list[int] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     told: int = 0
+    broken_off: int = 0
 
     def members(self, role: Role) -> list[Child]:
         return [Alive(f"{role}-{n}", "module") for n in (1, 2)]
@@ -46,9 +52,18 @@ class World:
 
     def kill(self, child: Child) -> int | None:
         self.killed.append(child.name)
+        self.broken_off += self.breaks_off and child.name.startswith("api")
         return 4711 if self.dies else None
 
+    @property
+    def answered_at(self) -> float:
+        return inf if self.works(Alive("api-1", "module")) else 0.0
+
+    def is_asking(self) -> bool:
+        return self.asking
+
     def send(self, batch: Sequence[Command]) -> None:
+        self.sizes.append(len(batch))
         self.sent += len(batch)
 
     def wait(self, seconds: float) -> None: ...
@@ -75,7 +90,7 @@ def load(world: World, kills: int = 5, commands: Sequence[Command] = COMMANDS) -
         assert world.sent < len(COMMANDS), "something must be left to send"
 
     return Load(
-        world.send,
+        cast(Sending, world),
         commands,
         cast(Crew, world),
         cast(Watch, world),
@@ -85,53 +100,59 @@ def load(world: World, kills: int = 5, commands: Sequence[Command] = COMMANDS) -
     ).run()
 
 
-def effective(loaded: Loaded) -> tuple[int, int]:
-    return loaded.effective("handler"), loaded.effective("agent")
+def effective(loaded: Loaded) -> tuple[int, int, int]:
+    return loaded.effective("handler"), loaded.effective("agent"), loaded.effective("api")
 
 
-def test_handlers_and_agents_are_killed_in_turn_over_the_whole_load() -> None:
+def test_handlers_and_agents_are_killed_in_turn_over_the_whole_load_and_the_api_beside_them() -> None:
     world = World()
     loaded = load(world)
-    assert effective(loaded) == (5, 5)
-    assert world.killed == ["handler-1", "agent-1", "handler-2", "agent-2"] * 2 + ["handler-1", "agent-1"]
+    assert effective(loaded) == (5, 5, 5)
+    behind = [name for name in world.killed if not name.startswith("api")]
+    assert behind == ["handler-1", "agent-1", "handler-2", "agent-2"] * 2 + ["handler-1", "agent-1"]
     assert all(kill.on_the_way > 0 for kill in loaded.kills)
-    for number, kill in enumerate(loaded.kills, start=1):
-        assert number / 12 <= kill.at < (number + 1) / 12
+    for roles, count in ((("handler", "agent"), 10), (("api",), 5)):
+        for number, kill in enumerate((one for one in loaded.kills if one.role in roles), start=1):
+            assert number / (count + 2) <= kill.at < (number + 1) / (count + 2)
     assert (world.seen, world.told) == (len(COMMANDS), 1)
 
 
 def test_without_kills_everything_is_sent_at_once() -> None:
     world = World()
-    sizes: list[int] = []
-    Load(
-        lambda batch: (sizes.append(len(batch)), world.send(batch))[1],  # type: ignore[func-returns-value]
-        COMMANDS,
-        cast(Crew, world),
-        cast(Watch, world),
-        kills=0,
-        advance=lambda _count: None,
-    ).run()
-    assert (sizes, world.killed) == ([len(COMMANDS)], [])
+    load(world, kills=0)
+    assert (world.sizes, world.killed) == ([len(COMMANDS)], [])
 
 
 def test_a_kill_that_hit_nobody_does_not_count() -> None:
     world = World(dies=False)
-    assert effective(load(world)) == (0, 0)
+    assert effective(load(world)) == (0, 0, 0)
     assert world.seen == len(COMMANDS)
 
 
 def test_a_kill_at_the_end_of_the_load_does_not_count() -> None:
     world = World()
-    loaded = load(world, kills=49, commands=COMMANDS[:99])
-    assert sum(effective(loaded)) == 49, "each takes two commands, and the last one is left"
-    assert len(world.killed) > 49
+    loaded = load(world, kills=33, commands=COMMANDS[:99])
+    assert 0 < sum(effective(loaded)) < 3 * 33, "each takes two commands"
+    assert len(world.killed) > sum(effective(loaded))
 
 
-@pytest.mark.parametrize("role", ["handler", "agent"])
+def test_an_api_that_nobody_asks_anything_is_not_killed() -> None:
+    world = World(asking=False)
+    assert effective(load(world)) == (5, 5, 0)
+    assert not any(name.startswith("api") for name in world.killed)
+
+
+def test_an_api_s_kill_that_broke_no_request_off_does_not_count_and_is_tried_again() -> None:
+    world = World(breaks_off=False)
+    assert effective(load(world)) == (5, 5, 0)
+    assert sum(name.startswith("api") for name in world.killed) > 1
+
+
+@pytest.mark.parametrize("role", ["handler", "agent", "api"])
 def test_a_kill_whose_successor_does_no_work_does_not_count(role: Role) -> None:
     loaded = load(World(works=lambda child: not child.name.startswith(role)))
     assert loaded.effective(role) == 0
-    assert loaded.kills[-1].back_after_s is None
+    assert [kill.back_after_s for kill in loaded.kills if kill.role == role] == [None]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The demo's proof must be able to fail: whatever is lost, doubled or different shows."""
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +10,9 @@ import pytest
 
 from infra.demo import generate
 from infra.demo.bank import Bank, bank
+from infra.demo.front import Answer
 from infra.demo.load import Loaded
-from infra.demo.proof import Answer, Balance, DailySums, Key, Line, Proof, Rows, prove
+from infra.demo.proof import Balance, DailySums, Key, Line, Proof, Rows, prove
 from infra.demo.run import Options, Result, money
 from projections.engine.rebuild import Rebuilt
 from projections.engine.verify import Difference, Verified
@@ -47,9 +49,16 @@ def flawless(of: Bank) -> Found:
     return Counter(outcomes.keys()), Rows(outcomes, lines, balances, DailySums(len(lines), sums.total()))
 
 
-def proof_of(of: Bank, found: Found) -> Proof:
+def over_http(of: Bank) -> dict[Key, Answer | None]:
+    """Every 20th command, answered with what is recorded in a flawless load."""
+    _, rows = flawless(of)
+    keys = [(command.stream, command.id) for command in of.commands[19::20]]
+    return {key: rows.outcomes[key] for key in keys}
+
+
+def proof_of(of: Bank, found: Found, answers: dict[Key, Answer | None] | None = None) -> Proof:
     log, rows = found
-    return prove(of.transactions, of.commands, log, rows, generate.totals(of.transactions))
+    return prove(of.transactions, of.commands, log, rows, generate.totals(of.transactions), answers or {})
 
 
 def test_a_flawless_load_is_proven(small: Bank) -> None:
@@ -193,14 +202,30 @@ def test_a_rejection_moves_nothing_and_is_no_loss(small: Bank) -> None:
     rows.balances[account] = Balance(before.balance - gone.change, before.transactions - 1)
     daily = DailySums(rows.daily.movements - 1, rows.daily.change - gone.change)
     found = log, replace(rows, daily=daily)
-    proof = prove(small.transactions, small.commands, *found, None)
+    proof = prove(small.transactions, small.commands, *found, None, {})
     assert (proof.accepted, proof.rejected, proof.lost, proof.doubled, proof.disagreements) == (399, 1, 0, 0, ())
     assert proof_of(small, found).disagreements, "and a bank of which all can be accepted has none"
 
 
+def test_answers_over_http_are_compared_with_what_is_recorded(small: Bank) -> None:
+    found = flawless(small)
+    assert proof_of(small, found, over_http(small)).over_http == {"accepted": 20, "rejected": 0}
+    key = random.choice(list(over_http(small)))
+    recorded = found[1].outcomes[key]
+    for wrong in (recorded._replace(outcome="rejected"), recorded._replace(version=0), recorded._replace(code="no")):
+        proof = proof_of(small, found, over_http(small) | {key: wrong})
+        assert (proof.lost, proof.over_http["accepted"], len(proof.disagreements)) == (0, 19, 1)
+
+
+def test_an_answer_that_never_came_is_lost(small: Bank) -> None:
+    answers = over_http(small)
+    proof = proof_of(small, flawless(small), answers | {random.choice(list(answers)): None})
+    assert (proof.lost, proof.over_http) == (1, {"accepted": 19, "rejected": 0})
+
+
 def result_of(of: Bank, found: Found, kills: int = 0, verified: Verified | None = None) -> Result:
     proof = proof_of(of, found)
-    return Result(Options(kills=kills), Path(), of, Loaded(), proof, Rebuilt(), verified or Verified(), {})
+    return Result(Options(kills=kills), Path(), "", of, Loaded(), proof, Rebuilt(), verified or Verified(), {})
 
 
 def test_the_last_line_has_money_with_two_decimals(small: Bank) -> None:
@@ -214,7 +239,8 @@ def test_the_last_line_has_money_with_two_decimals(small: Bank) -> None:
         "debits": f"{totals.debits / 100:.2f}",
         "balance": f"{totals.balance / 100:.2f}",
         "statement": {"within_0_50": 400, "within_1_00": 0, "beyond": 0},
-        "kills": {"handler": 0, "agent": 0},
+        "over_http": {"accepted": 0, "rejected": 0},
+        "kills": {"handler": 0, "agent": 0, "api": 0},
         "lost": 0,
         "doubled": 0,
         "differences": 0,

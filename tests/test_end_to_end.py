@@ -104,7 +104,7 @@ def everything(place: Settings) -> dict[str, list[Any]]:
 
 
 def proven(of: Bank, place: Settings) -> None:
-    proof = prove(of.transactions, of.commands, counted_in(place), rows_of(place), of.expected)
+    proof = prove(of.transactions, of.commands, counted_in(place), rows_of(place), of.expected, {})
     assert (proof.lost, proof.doubled, proof.disagreements) == (0, 0, ())
     assert verify(place, all_views()).differences == 0
 

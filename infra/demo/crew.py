@@ -1,4 +1,4 @@
-"""Handlers and agents as a crew: real processes under a supervisor that runs in a thread, to be killed and frozen one by one."""
+"""Handlers, agents and the API as a crew: real processes, supervised by a thread, to be killed and frozen one by one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Literal, Self
 from infra import supervisor
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from infra.supervisor import Child, Supervisor, agents, handlers
+from infra.supervisor import Child, Supervisor, agents, api, handlers
 
-Role = Literal["handler", "agent"]
+Role = Literal["handler", "agent", "api"]
 
+HOST = "127.0.0.1"
 DIES_WITHIN_S = 10.0
 JOIN_S = 30.0
 
@@ -30,7 +31,7 @@ class Crew:
     """`with Crew(settings, folder) as crew:` runs the processes; leaving the block ends them, whatever happened in it.
 
     `folder` gets their logs, one file each, and the supervisor's. They see what `settings` says and `environment`. Their names
-    begin with `place`; two crews at a time need two.
+    begin with `place`; two crews at a time need two. The API is among them where it is given a port.
     """
 
     def __init__(
@@ -40,14 +41,16 @@ class Crew:
         *,
         handler_count: int = 2,
         agent_count: int = 2,
+        api_port: int | None = None,
         place: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.handlers = handlers(handler_count, place or settings.group_prefix)
         self.agents = agents(agent_count, place or settings.group_prefix)
         self.folder = folder
+        self.apis = [] if api_port is None else [api(place or settings.group_prefix, HOST, api_port)]
         theirs = settings.environment() | dict(environment or {})
-        self._supervisor = Supervisor([*self.handlers, *self.agents], theirs, folder)
+        self._supervisor = Supervisor([*self.handlers, *self.agents, *self.apis], theirs, folder)
         self._thread = threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True)
         self._log: logging.Handler | None = None
 
@@ -76,7 +79,7 @@ class Crew:
             self._log = None
 
     def members(self, role: Role) -> list[Child]:
-        return self.handlers if role == "handler" else self.agents
+        return {"handler": self.handlers, "agent": self.agents, "api": self.apis}[role]
 
     def check(self) -> None:
         """Raises CrewGone when nobody looks after the processes any more."""

@@ -1,4 +1,4 @@
-"""Sends the commands, and kills handlers and agents while they are at it."""
+"""Sends the commands, and kills handlers, agents and the API while they are at it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from infra.demo.crew import Crew, Role
+from infra.demo.sending import Sending
 from infra.demo.watch import Before, Watch
 from infra.errors import SamefoldError
 from infra.log.records import Command
@@ -24,8 +25,9 @@ class Stalled(SamefoldError):
 class Kill:
     """A process that died of `kill -9` in the midst of the load: more was sent after its death.
 
-    `at` is the visible progress, 0 to 1; `on_the_way` counts commands that were sent and not visible yet.
-    `back_after_s` is when its successor had done work, None until then: a handler a commit that counts, an agent a batch.
+    `at` is the visible progress, 0 to 1; `on_the_way` counts commands that were sent and not visible yet, for an API the requests
+    that it broke off. `back_after_s` is when its successor had done work, None until then: a handler a commit that counts, an
+    agent a batch, an API an answer.
     """
 
     role: Role
@@ -34,7 +36,14 @@ class Kill:
     at: float
     on_the_way: int
     before: Before
+    died: float
+    broken_off_before: int
     back_after_s: float | None = None
+
+    @property
+    def is_effective(self) -> bool:
+        """Whether it hit work, and a successor came back to work."""
+        return self.back_after_s is not None and (self.role != "api" or self.on_the_way > 0)
 
 
 @dataclass(slots=True)
@@ -45,22 +54,35 @@ class Loaded:
     kills: list[Kill] = field(default_factory=list)
 
     def effective(self, role: Role) -> int:
-        """How many kills took effect: the load was unfinished, and a successor came back to work."""
-        return sum(kill.role == role and kill.back_after_s is not None for kill in self.kills)
+        """How many kills took effect. The load was unfinished then."""
+        return sum(kill.role == role and kill.is_effective for kill in self.kills)
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Victims that die in turn, the next one when the last one's successor is back at work: in all `planned`."""
+
+    victims: list[tuple[Role, int]]
+    planned: int
+    down: Kill | None = None
+
+    @property
+    def done(self) -> int:
+        return self.planned - len(self.victims)
 
 
 class Load:
-    """One load of a bank's commands, through `send`, which returns when they are in the log.
+    """One load of a bank's commands, through `sending`.
 
-    `kills` is how many handlers, and how many agents, are to be killed.
-    With kills the commands are sent slice by slice, so that each kill hits processes that have work before them, and that
-    each successor finds some; the last slices only after the last kill. `advance` is told of commands newly visible,
-    `after_kills` is called when only the last slices are left to send; it must not block.
+    `kills` is how many handlers, how many agents and how often the API are to be killed: handlers and agents in turn, the API
+    beside them, whoever else is down. With kills the commands are sent slice by slice, so that each kill hits processes that
+    have work before them, and that each successor finds some; the last slices only after the last kill. `advance` is told of
+    commands newly visible, `after_kills` is called when only the last slices are left to send; it must not block.
     """
 
     def __init__(
         self,
-        send: Callable[[Sequence[Command]], None],
+        sending: Sending,
         commands: Sequence[Command],
         crew: Crew,
         watch: Watch,
@@ -69,7 +91,7 @@ class Load:
         advance: Callable[[int], None],
         after_kills: Callable[[], None] = lambda: None,
     ) -> None:
-        self.send = send
+        self.sending = sending
         self.commands = commands
         self.crew = crew
         self.watch = watch
@@ -78,22 +100,23 @@ class Load:
         self._advance = advance
         self._after_kills = after_kills
         roles: tuple[Role, Role] = ("handler", "agent")
-        self._victims = [(role, turn) for turn in range(kills) for role in roles]
+        behind = [(role, turn) for turn in range(kills) for role in roles]
+        self._turns = [_Turns(behind, len(behind)), _Turns([("api", turn) for turn in range(kills)], kills)]
         # two slices a kill, one that it hits and one that is sent while the process is down, and some for the end
-        self._slice = -(-len(commands) // (2 * len(self._victims) + 4)) if kills else len(commands)
+        self._slice = -(-len(commands) // (6 * kills + 4)) if kills else len(commands)
         self._sent = 0
         self._visible = 0
-        self._down: tuple[Kill, float] | None = None
 
     def run(self) -> Loaded:
-        """Returns when every command's outcome is visible. Raises Stalled, NotSent, KafkaAway, DatabaseAway."""
+        """Returns when every command's outcome is visible. Raises Stalled, NotSent, Unexpected, KafkaAway, DatabaseAway."""
         started = moved = time.monotonic()
         told = False
         while self._visible < len(self.commands):
-            if self._down is None and self._victims:
-                self._strike()
-            self._await_successor()
-            if not (self._victims or self._down):
+            for turns in self._turns:
+                if turns.down is None and turns.victims:
+                    self._strike(turns)
+                self._await_successor(turns)
+            if not any(turns.victims or turns.down for turns in self._turns):
                 if not told:
                     told = True
                     self._after_kills()
@@ -113,6 +136,7 @@ class Load:
     def _see(self) -> bool:
         """Whether anything new became visible."""
         self.crew.check()
+        self.sending.check()
         if self._kills:
             self.watch.look()
         before, self._visible = self._visible, self.watch.visible()
@@ -122,14 +146,13 @@ class Load:
     def _send(self, until: int) -> None:
         batch = self.commands[self._sent : until]
         if batch:
-            self.send(batch)
+            self.sending.send(batch)
             self._sent += len(batch)
 
-    def _strike(self) -> None:
+    def _strike(self, turns: _Turns) -> None:
         """Kill the next one when its turn has come, just when it got work, and send more while it is dead."""
-        done = len(self.loaded.kills)
-        turn_at = len(self.commands) * (done + 1) // (done + len(self._victims) + 2)
-        role, turn = self._victims[0]
+        turn_at = len(self.commands) * (turns.done + 1) // (turns.planned + 2)
+        role, turn = turns.victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
         if self._visible < turn_at or child.pid is None:
@@ -137,23 +160,37 @@ class Load:
             return
         self._send(self._sent + self._slice)
         self._see()
-        on_the_way = self._sent - self._visible
+        on_the_way, broken_off = self._sent - self._visible, self.sending.broken_off
+        if role == "api" and not self.sending.is_asking():
+            return  # nobody waits for an answer: perhaps behind the next slice
         pid = self.crew.kill(child)
         if pid is None or self._sent == len(self.commands):
             return  # nobody died, or the load was all but finished
         died = time.monotonic()
-        kill = Kill(role, child, pid, self._visible / len(self.commands), on_the_way, self.watch.before(child))
+        at, before = self._visible / len(self.commands), Before() if role == "api" else self.watch.before(child)
+        turns.down = Kill(role, child, pid, at, on_the_way, before, died, broken_off)
+        self.loaded.kills.append(turns.down)
         self._send(self._sent + self._slice)
-        self.loaded.kills.append(kill)
-        self._victims.pop(0)
-        self._down = kill, died
 
-    def _await_successor(self) -> None:
-        if self._down is None:
+    def _await_successor(self, turns: _Turns) -> None:
+        kill = turns.down
+        if kill is None:
             return
-        kill, since = self._down
-        if self.watch.has_worked(kill.child, kill.before):
-            kill.back_after_s = time.monotonic() - since
-            self._down = None
-        elif self._visible == self._sent and self.watch.is_at_its_place(kill.child, kill.before):
+        if self._has_worked(kill):
+            kill.back_after_s = time.monotonic() - kill.died
+            if kill.role == "api":
+                kill.on_the_way = self.sending.broken_off - kill.broken_off_before
+            turns.down = None
+            if kill.is_effective:
+                turns.victims.pop(0)
+        elif self._visible == self._sent and self._is_at_its_place(kill):
             self._send(self._sent + self._slice // 4 + 1)  # others did its work meanwhile: here is some more
+
+    def _has_worked(self, kill: Kill) -> bool:
+        if kill.role == "api":
+            # nobody else serves at its address: what was asked after its death was answered by its successor
+            return self.sending.answered_at > kill.died
+        return self.watch.has_worked(kill.child, kill.before)
+
+    def _is_at_its_place(self, kill: Kill) -> bool:
+        return kill.role == "api" or self.watch.is_at_its_place(kill.child, kill.before)

@@ -1,6 +1,6 @@
-"""What the load came to: three witnesses that know nothing of each other (the file, the log, the rows) must agree.
+"""What the load came to: witnesses that know nothing of each other (the file, the log, the rows, the API's answers) must agree.
 
-`Rows` and `Log` are read here; `prove` compares them with the file and is pure.
+Rows and log are read here; `prove` compares them with the file and the answers, and is pure.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from commands.outcomes import live_table
 from domain.accounts import OpenAccount
 from infra.database.connect import connect
 from infra.demo.data import Transaction
+from infra.demo.front import Answer
 from infra.demo.generate import Totals
 from infra.log.records import Command
 from infra.log.rule import START, read
@@ -25,11 +26,6 @@ from infra.settings import Settings
 
 Key = tuple[str, str]
 """Stream and command id."""
-
-
-class Answer(NamedTuple):
-    outcome: str
-    version: int
 
 
 class Line(NamedTuple):
@@ -67,8 +63,9 @@ class Rows:
 class Proof:
     """What the load came to. Money in cents.
 
-    `lost` counts commands of the file that have no commit in the log, no outcome or, accepted, no line in the statement;
-    `doubled` commits, outcomes and lines beyond one for each command of the file. `disagreements` are sentences.
+    `lost` counts commands of the file that have no commit in the log, no outcome, no answer where they were sent over HTTP or,
+    accepted, no line in the statement; `doubled` commits, outcomes and lines beyond one for each command of the file. `over_http`
+    counts the commands that the API answered with what is recorded of them, by outcome. `disagreements` are sentences.
     """
 
     accounts: int
@@ -82,6 +79,7 @@ class Proof:
     beyond: int
     lost: int
     doubled: int
+    over_http: dict[str, int]
     disagreements: tuple[str, ...]
 
 
@@ -97,8 +95,8 @@ def rows_of(settings: Settings) -> Rows:
 
         return Rows(
             outcomes={
-                (stream, id_): Answer(outcome, version)
-                for stream, id_, outcome, version in rows("command_outcomes", "stream, command_id, outcome, version")
+                (stream, id_): Answer(*answer)
+                for stream, id_, *answer in rows("command_outcomes", "stream, command_id, outcome, version, code")
             },
             lines={
                 (account, line): Line(change, balance)
@@ -130,30 +128,43 @@ def prove(
     log: Mapping[Key, int],
     rows: Rows,
     expected: Totals | None,
+    answers: Mapping[Key, Answer | None],
 ) -> Proof:
-    """Compare the file with the log and with the rows. `commands` are those of `transactions`, in their order."""
+    """Compare the file with the log, with the rows and with the answers of what was sent over HTTP, None for those that got none.
+
+    `commands` are those of `transactions`, in their order.
+    """
     openings = {_key(command) for command in commands if command.type == OpenAccount.__name__}
     movements = [_key(command) for command in commands if command.type != OpenAccount.__name__]
     asked = openings.union(movements)
     lost = {key for key in asked if key not in log or key not in rows.outcomes}
     doubled = sum(log.values()) - len(asked & log.keys()) + len(rows.outcomes.keys() - asked)
 
+    told: list[str] = []
+    over_http: Counter[str] = Counter()
+    for key, answer in answers.items():
+        if answer is None:
+            lost.add(key)
+        elif answer != rows.outcomes.get(key):
+            told.append(f"command {key} was answered {answer} over HTTP, and recorded {rows.outcomes.get(key)}")
+        else:
+            over_http[answer.outcome] += 1
+
     unclaimed = set(rows.lines)
     off: Counter[str] = Counter()
-    told: list[str] = []
     files: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # by account: cents, transactions
     accepted = rejected = 0
     for transaction, key in zip(transactions, movements, strict=True):
-        answer = rows.outcomes.get(key)
-        if answer is None or answer.outcome != "accepted":
-            rejected += answer is not None
+        recorded = rows.outcomes.get(key)
+        if recorded is None or recorded.outcome != "accepted":
+            rejected += recorded is not None
             continue
         accepted += 1
         change = transaction.cents if transaction.direction == "credit" else -transaction.cents
         account = files[transaction.account]
         account[0] += change
         account[1] += 1
-        where = (transaction.account, answer.version)
+        where = (transaction.account, recorded.version)
         if where not in unclaimed:
             lost.add(key)
             continue
@@ -197,6 +208,7 @@ def prove(
         beyond=off["beyond"],
         lost=len(lost),
         doubled=doubled + len(unclaimed),
+        over_http={outcome: over_http[outcome] for outcome in ("accepted", "rejected")},
         disagreements=tuple(told),
     )
 

@@ -35,7 +35,7 @@ ACCOUNTS = 100
 """So many accounts have traffic."""
 SPARK = ("--engine", "spark", "--master", "local[2]")
 WITHIN_S = 60.0
-NEVER = Before({}, frozenset(), frozenset())
+NEVER = Before()
 
 
 class NotRolledOut(SamefoldError):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from datetime import date
 from decimal import Decimal
 from itertools import chain
+from typing import get_args
+from urllib.parse import quote
 
 from rich.markup import escape
 from rich.table import Table
 
+from infra.demo.crew import Role
 from infra.demo.load import Kill
 from infra.demo.release import FOLDER
 from infra.demo.run import Result
@@ -45,10 +49,8 @@ def _kill(kill: Kill) -> str:
     back = (
         "[red]not back at work[/red]" if kill.back_after_s is None else f"back at work after {kill.back_after_s:.1f} s"
     )
-    return (
-        f"  at {kill.at:>4.0%}  {kill.child.name:<14} pid {kill.pid:<8}"
-        f"{kill.on_the_way:>6,} commands on their way, {back}"
-    )
+    hit = f"{kill.on_the_way:>6,} {'requests broken off' if kill.role == 'api' else 'commands on their way'}"
+    return f"  at {kill.at:>4.0%}  {kill.child.name:<14} pid {kill.pid:<8}{hit}, {back}"
 
 
 def _proof(result: Result) -> Table:
@@ -74,8 +76,11 @@ def _proof(result: Result) -> Table:
     table.add_row("", f"{statement['within_1_00']:,}", "more within 1.00,")
     table.add_row("", f"{statement['beyond']:,}", "beyond")
     if result.options.kills:
-        table.add_row("  killed", str(sum(kills.values())), f"{kills['handler']} handlers and {kills['agent']} agents")
-    table.add_row("  lost", f"{proof.lost:,}", "commands without a commit, an outcome or a line")
+        by_role = f"{kills['handler']} handlers, {kills['agent']} agents and {kills['api']} times the API"
+        table.add_row("  killed", str(sum(kills.values())), by_role)
+    answered = sum(proof.over_http.values())
+    table.add_row("  over HTTP", f"{answered:,}", "of the commands, each answered with what is recorded of it")
+    table.add_row("  lost", f"{proof.lost:,}", "commands without a commit, an outcome, an answer or a line")
     table.add_row("  doubled", f"{proof.doubled:,}", "commits, outcomes or lines beyond one")
     table.add_row("  differences", f"{result.differences:,}", f"in {rows:,} rows, each folded again from the log")
     return table
@@ -99,11 +104,21 @@ def _verdict(result: Result) -> str:
         )
     asked = result.options.kills
     short = [
-        f"{done} of {asked} kills of {role}s took effect"
-        for role in ("handler", "agent")
+        f"{done} of {asked} kills of the {role} took effect"
+        for role in get_args(Role)
         if (done := result.as_dict()["kills"][role]) != asked
     ]
     return f"\n[red]The proof does not hold.[/red] {escape('; '.join(short))}"
+
+
+def _asked(result: Result, account: str) -> tuple[str, str]:
+    """A command and a read over HTTP, to be typed."""
+    day = max((transaction.on for transaction in result.bank.transactions), default=date(1993, 1, 1))
+    body = f'{{"cents": 100, "on": "{day}"}}'
+    return (
+        f"curl --json {shlex.quote(body)} {result.url}/accounts/{quote(account, safe='')}/deposit",
+        f"curl {result.url}/views/balances/{quote(account, safe='')}",
+    )
 
 
 def _next(result: Result) -> str:
@@ -121,7 +136,8 @@ def _next(result: Result) -> str:
         f"samefold history accounts/{account:<10}# what happened to an account, from the log",
         "samefold views                      # the read models: versions, tables, positions",
         "samefold verify                     # compare them with a fold of the log",
-        "samefold run all                    # handlers and agents; Ctrl-C stops them",
+        "samefold run all                    # handler, agent and API; Ctrl-C stops them. Meanwhile, from another terminal:",
+        *_asked(result, account),
         "samefold dev down",
     )
     return "\n".join(

@@ -1,9 +1,10 @@
-"""The demo: a bank's transactions go through handlers and agents that are killed, and nothing is lost or doubled."""
+"""The demo: a bank's transactions go through API, handlers and agents that are killed, and nothing is lost or doubled."""
 
 from __future__ import annotations
 
 import fcntl
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,15 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from commands.client import send_all
 from infra.database import migrate
 from infra.demo.bank import OVERDRAFT_LIMIT, Bank, bank
-from infra.demo.crew import Crew
+from infra.demo.crew import HOST, Crew, Role
 from infra.demo.load import Load, Loaded
 from infra.demo.proof import Proof, counted_in, prove, rows_of
 from infra.demo.release import Released, release
+from infra.demo.sending import Sending
 from infra.demo.telling import Telling
 from infra.demo.watch import Watch
 from infra.dev.stack import Stack
@@ -48,7 +49,7 @@ class NotReady(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`overdraft_limit` in cents; `kills` of handlers, and as many of agents; a `seed` asks for generated data.
+    """`overdraft_limit` in cents; `kills` of handlers, as many of agents and of the API; a `seed` asks for generated data.
 
     `release` is whether the next release is rolled out behind the proof.
     """
@@ -62,10 +63,14 @@ class Options:
 
 @dataclass(slots=True)
 class Result:
-    """What the demo found. `took` is in seconds, by what was done, in order; `released` is there at the end, if wanted."""
+    """What the demo found. `took` is in seconds, by what was done, in order; `released` is there at the end, if wanted.
+
+    At `url` the API will be found that is started behind the demo, as it is configured.
+    """
 
     options: Options
     folder: Path
+    url: str
     bank: Bank
     loaded: Loaded
     proof: Proof
@@ -81,9 +86,8 @@ class Result:
 
     @property
     def is_proven(self) -> bool:
-        killed = self.loaded.effective("handler"), self.loaded.effective("agent")
         wrong = self.proof.lost, self.proof.doubled, self.differences
-        return not any(wrong) and killed == (self.options.kills, self.options.kills)
+        return not any(wrong) and all(self.loaded.effective(role) == self.options.kills for role in get_args(Role))
 
     @property
     def holds(self) -> bool:
@@ -104,7 +108,8 @@ class Result:
                 "within_1_00": proof.within_1_00,
                 "beyond": proof.beyond,
             },
-            "kills": {"handler": self.loaded.effective("handler"), "agent": self.loaded.effective("agent")},
+            "over_http": proof.over_http,
+            "kills": {role: self.loaded.effective(role) for role in get_args(Role)},
             "lost": proof.lost,
             "doubled": proof.doubled,
             "differences": self.differences,
@@ -152,15 +157,19 @@ def run(settings: Settings, options: Options, telling: Telling, proved: Callable
             topics.ensure(demo)
         with telling.timed("transactions read"):
             read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
-        with Crew(demo, folder / "logs") as crew, Watch(demo) as watch, telling.until_the_end():
-            with telling.timed("2 handlers and 2 agents at work"):
-                _until_ready(crew, watch)
-            loaded, rebuilt = _load(demo, read.commands, crew, watch, kills=options.kills, telling=telling)
+        port = _free_port()
+        with Crew(demo, folder / "logs", api_port=port) as crew, Watch(demo) as watch, telling.until_the_end():
+            with Sending(demo, f"http://{HOST}:{port}") as sending:
+                with telling.timed("2 handlers, 2 agents and the API at work"):
+                    _until_ready(crew, watch, sending)
+                loaded, rebuilt = _load(demo, read.commands, crew, watch, sending, kills=options.kills, telling=telling)
             with telling.timed("all rows compared with a fold of the log (verify)"):
                 verified = verify(demo, all_views())
             with telling.timed("file, log and rows compared"):
-                proof = prove(read.transactions, read.commands, counted_in(demo), rows_of(demo), read.expected)
-            result = Result(options, folder, read, loaded, proof, rebuilt, verified, telling.took)
+                found = counted_in(demo), rows_of(demo)
+                proof = prove(read.transactions, read.commands, *found, read.expected, sending.answers)
+            url = f"http://{settings.api_host}:{settings.api_port}"
+            result = Result(options, folder, url, read, loaded, proof, rebuilt, verified, telling.took)
             proved(result)
             if options.release and result.is_proven and read.transactions:
                 result.released = release(demo, folder, crew, watch, read, proof, telling)
@@ -200,9 +209,15 @@ def _stack(folder: Path, telling: Telling) -> Iterator[Stack]:
         stack.down()
 
 
-def _until_ready(crew: Crew, watch: Watch) -> None:
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _until_ready(crew: Crew, watch: Watch, sending: Sending) -> None:
     deadline = time.monotonic() + READY_WITHIN_S
-    while not watch.is_ready(crew.handlers, crew.agents):
+    while not (watch.is_ready(crew.handlers, crew.agents) and sending.is_served()):
         crew.check()
         if time.monotonic() > deadline:
             raise NotReady(
@@ -213,7 +228,14 @@ def _until_ready(crew: Crew, watch: Watch) -> None:
 
 
 def _load(
-    settings: Settings, commands: Sequence[Command], crew: Crew, watch: Watch, *, kills: int, telling: Telling
+    settings: Settings,
+    commands: Sequence[Command],
+    crew: Crew,
+    watch: Watch,
+    sending: Sending,
+    *,
+    kills: int,
+    telling: Telling,
 ) -> tuple[Loaded, Rebuilt]:
     """Send everything; rebuild a view and switch to it beside the end of the load, or after it if nobody is killed."""
     rebuilding: list[Future[Rebuilt]] = []
@@ -229,7 +251,7 @@ def _load(
 
         with telling.bar("visible", len(commands)) as advance:
             loaded = Load(
-                lambda batch: send_all(settings, batch, lambda _count: None),
+                sending,
                 commands,
                 crew,
                 watch,
@@ -237,6 +259,7 @@ def _load(
                 advance=advance,
                 after_kills=begin if kills else lambda: None,
             ).run()
+            sending.finish()
         telling.said(f"{len(commands):,} commands sent and visible", loaded.seconds)
         if not rebuilding:
             begin()

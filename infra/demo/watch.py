@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -30,9 +30,9 @@ TIMEOUT_S = 10.0
 class Before:
     """What was there when a process was killed: only what came after it can be its successor's."""
 
-    log_ends: dict[int, int]
-    sessions: frozenset[int]
-    memberships: frozenset[str]
+    log_ends: dict[int, int] = field(default_factory=dict)
+    sessions: frozenset[int] = frozenset()
+    memberships: frozenset[str] = frozenset()
 
 
 class Watch:
