@@ -308,7 +308,7 @@ def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: 
 def test_an_unknown_benchmark_is_wrong_usage(samefold: Samefold) -> None:
     done = samefold("bench", "nonsense")
     assert done.returncode == 2
-    assert "handle, project, rebuild, spark, latency, switch" in " ".join(done.stderr.split())
+    assert "handle, project, rebuild, spark, latency, http, switch" in " ".join(done.stderr.split())
 
 
 def json_of(text: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def run(bench: Bench) -> Result:
         check_count(world.settings, OTHERS, others, "cents of the background load")
         check_count(aside.settings, FLOOR_COUNT, floor.count, "transactions of the floor")
     for (contender, case), measured in times.items():
-        curves[f"{contender}, {case}"] = _curve(measured)
+        curves[f"{contender}, {case}"] = curve(measured)
     aims = [
         Aim(
             f"p50 beside the floor's, {case}",
@@ -230,6 +230,6 @@ def percentile(values: list[float], percent: float) -> float:
     return ordered[max(ceil(len(ordered) * percent / 100), 1) - 1]
 
 
-def _curve(values: list[float]) -> list[float]:
+def curve(values: list[float]) -> list[float]:
     """The percentiles 1 to 100."""
     return [round(percentile(values, percent), 3) for percent in range(1, 101)]

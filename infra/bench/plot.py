@@ -32,11 +32,19 @@ STYLE: Any = {
 def draw(result: Result, file: Path, machine: str) -> None:
     """Write the plot of a result. `machine` goes below it."""
     with mpl.rc_context(STYLE):
-        figure = _curves(result) if "curves" in result.plots else _bars(result)
+        figure = _figure(result)
         figure.suptitle(result.title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         figure.text(0.01, 0.01, machine, fontsize=8, color="#777777", ha="left", va="bottom")
         # without its date, the same figures make the same file
         figure.savefig(file, metadata={"Date": None})
+
+
+def _figure(result: Result) -> Figure:
+    if "parts" in result.plots:
+        from infra.bench.http_plot import divided
+
+        return divided(result)
+    return _curves(result) if "curves" in result.plots else _bars(result)
 
 
 def _bars(result: Result) -> Figure:
@@ -50,12 +58,13 @@ def _bars(result: Result) -> Figure:
         len(cases), 1, sharex=True, squeeze=False, height_ratios=[len(names) + 0.6 for names in rows]
     )
     for axis, case, names in zip(axes[:, 0], cases, rows, strict=True):
-        _bars_of(axis, result, case, names)
+        bars_of(axis, result, case, names)
     axes[-1, 0].set_xlabel(result.unit)
     return figure
 
 
-def _bars_of(axis: Axes, result: Result, case: str, contenders: Sequence[str]) -> None:
+def bars_of(axis: Axes, result: Result, case: str, contenders: Sequence[str]) -> None:
+    """The medians of these contenders in one case, with the lowest and the highest round."""
     values = [middle(result.samples, contender, case) for contender in contenders]
     spans = [[sample.value for sample in result.of(contender, case)] for contender in contenders]
     errors = [
@@ -87,33 +96,38 @@ def _bars_of(axis: Axes, result: Result, case: str, contenders: Sequence[str]) -
 
 
 def _curves(result: Result) -> Figure:
-    """Milliseconds over percentiles, a panel for each case; the last percentiles get the most room."""
-    curves: dict[str, list[float]] = result.plots["curves"]
+    """Milliseconds over percentiles, a panel for each case."""
     cases = list(dict.fromkeys(case for _, case in result.contenders))
     figure = Figure(figsize=(9, 4), layout=ConstrainedLayoutEngine(rect=(0, 0.06, 1, 0.94)))
     for axis, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
-        for contender, of in result.contenders:
-            if of != case:
-                continue
-            curve = curves[f"{contender}, {case}"][:99]
-            colour = OURS if contender.startswith("samefold") else "#777777"
-            axis.plot([1 / (1 - n / 100) for n in range(1, 100)], curve, color=colour, label=contender, linewidth=1.8)
-            for percent in (50, 99):
-                axis.annotate(
-                    f"{curve[percent - 1]:.2g} ms" if curve[percent - 1] < 10 else f"{curve[percent - 1]:.0f} ms",
-                    (1 / (1 - percent / 100), curve[percent - 1]),
-                    xytext=(0, 5),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=9,
-                    color=colour,
-                )
-        axis.set_xscale("log")
-        axis.set_xticks([1 / (1 - p / 100) for p in (1, 50, 90, 99)], ["p1", "p50", "p90", "p99"])
-        axis.minorticks_off()
-        axis.set_ylim(bottom=0)
-        axis.margins(y=0.15)
-        axis.set_title(case, loc="left", fontsize=11)
-        axis.set_ylabel("ms")
-        axis.legend(frameon=False, fontsize=9, loc="upper left")
+        curves_of(axis, result, case)
     return figure
+
+
+def curves_of(axis: Axes, result: Result, case: str) -> None:
+    """Milliseconds over percentiles of each contender in one case; the last percentiles get the most room."""
+    curves: dict[str, list[float]] = result.plots["curves"]
+    for contender, of in result.contenders:
+        if of != case:
+            continue
+        curve = curves[f"{contender}, {case}"][:99]
+        colour = OURS if contender.startswith("samefold") else "#777777"
+        axis.plot([1 / (1 - n / 100) for n in range(1, 100)], curve, color=colour, label=contender, linewidth=1.8)
+        for percent in (50, 99):
+            axis.annotate(
+                f"{curve[percent - 1]:.2g} ms" if curve[percent - 1] < 10 else f"{curve[percent - 1]:.0f} ms",
+                (1 / (1 - percent / 100), curve[percent - 1]),
+                xytext=(0, 5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+                color=colour,
+            )
+    axis.set_xscale("log")
+    axis.set_xticks([1 / (1 - p / 100) for p in (1, 50, 90, 99)], ["p1", "p50", "p90", "p99"])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.margins(y=0.15)
+    axis.set_title(case, loc="left", fontsize=11)
+    axis.set_ylabel("ms")
+    axis.legend(frameon=False, fontsize=9, loc="upper left")

@@ -130,7 +130,7 @@ Benchmark = Callable[[Bench], Result]
 
 def benchmarks() -> Mapping[str, Benchmark]:
     """All benchmarks by name, in the order in which `all` runs them."""
-    from infra.bench import handle, latency, project, rebuild, spark, switching
+    from infra.bench import handle, http, latency, project, rebuild, spark, switching
 
     return {
         "handle": handle.run,
@@ -138,6 +138,7 @@ def benchmarks() -> Mapping[str, Benchmark]:
         "rebuild": rebuild.run,
         "spark": spark.run,
         "latency": latency.run,
+        "http": http.run,
         "switch": switching.run,
     }
 

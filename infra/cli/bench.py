@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle", "project", "rebuild", "spark", "latency", "switch")
+NAMES = ("handle", "project", "rebuild", "spark", "latency", "http", "switch")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,0 +1,58 @@
+"""Where the time of a request goes: what the processes noted on its way, between its sending and its answer.
+
+Only for requests one at a time: whatever is noted between the two is then that request's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import TypeAlias
+
+from infra.bench.check import require
+from infra.bench.http_client import Exchange
+from infra.bench.http_marks import APPENDING, ASKED, NOTIFIED, RECORDED
+
+PARTS: dict[str, str] = {
+    "client to API": ASKED,
+    "API: checked": APPENDING,
+    "hop to the handler": "command read",
+    "handler: state read, decided": "commit sent",
+    "hop to the agent": "batch read",
+    "agent: rows read, folded": "COMMIT sent",
+    "written, COMMIT, notified": NOTIFIED,
+    "API: outcome read": RECORDED,
+}
+"""The parts in their order, each with the point at which it ends."""
+LAST = "API: answered, read by the client"
+MIDDLE, TAIL = (0.4, 0.6), (0.99, 1.0)
+
+Parts: TypeAlias = Mapping[str, float]
+"""Milliseconds by part."""
+
+
+def parts_of(exchanges: Sequence[Exchange], marks: Mapping[str, Sequence[float]]) -> list[Parts]:
+    """Of each request, fastest first. `marks` has the rising times of each point. Raises RunVoid where one is missing."""
+    divided = [_divide(one, marks) for one in exchanges]
+    return sorted(divided, key=lambda parts: sum(parts.values()))
+
+
+def _divide(exchange: Exchange, marks: Mapping[str, Sequence[float]]) -> Parts:
+    times = [exchange.sent]
+    for point in PARTS.values():
+        noted = marks.get(point, ())
+        first, end = bisect_left(noted, times[-1]), bisect_right(noted, exchange.answered)
+        require(first < end, f"nobody noted '{point}' while request {exchange.number} was under way")
+        times.append(noted[first])
+    times.append(exchange.answered)
+    return {
+        name: 1000 * (after - before) for name, (before, after) in zip([*PARTS, LAST], pairwise(times), strict=True)
+    }
+
+
+def means(parts: Sequence[Parts], of: tuple[float, float]) -> dict[str, float]:
+    """The mean of each part over those requests: (0.4, 0.6) are the fifth in the middle. They add up to the mean of the wholes."""
+    some = parts[int(len(parts) * of[0]) : max(int(len(parts) * of[1]), int(len(parts) * of[0]) + 1)]
+    return {name: fmean(one[name] for one in some) for name in some[0]}
