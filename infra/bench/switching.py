@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 import random
-import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, pairwise
 from statistics import median
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
@@ -28,6 +27,7 @@ from infra.bench.reading import Progressed, progress_of
 from infra.bench.results import Aim, Result, Sample
 from infra.bench.run import Bench, World
 from infra.bench.workload import Ledger, Order, movements, opening_orders, order_id
+from infra.beside import Beside
 from infra.database.connect import connect
 from projections.engine.commit import channel
 from projections.engine.view import CORE
@@ -183,7 +183,7 @@ def _readers(bench: Bench, world: World) -> Iterator[list[Process]]:
 def _switch(
     bench: Bench, world: World, version: int, count: int, beside: tuple[Process, ...]
 ) -> list[dict[str, float]]:
-    """Rebuild and switch so many times, in a process of that version of the code; what it told of each."""
+    """Switch so many times, in a process of that version of the code; what it told of each."""
     arguments = ("--version", str(version), "--count", str(count))
     if count > 1:
         bench.progress.begin("switch", count)
@@ -207,31 +207,24 @@ def _switch(
     return [json.loads(line) for line in lines]
 
 
-class Heard:
+class Heard(Beside):
     """What agents and switches notify on, each with the time at which it was heard, just after its COMMIT."""
 
     def __init__(self, world: World) -> None:
+        super().__init__("heard")
         self.switches: list[float] = []
         self.batches: dict[int, list[float]] = {partition: [] for partition in range(world.settings.partitions)}
         """Of each partition."""
         self._database = connect(world.settings, "samefold bench")
         self._database.execute(sql.SQL("listen {}").format(sql.Identifier(channel(CORE))))
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="heard")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._thread.join()
+        super().__exit__(kind, error, trace)
         self._database.close()
-        if self._error is not None and error is None:
-            raise self._error
+        if self.error is not None and error is None:
+            raise self.error
 
     def wait_for_batches(self) -> None:
         """Of each partition, since the last switch."""
@@ -246,18 +239,15 @@ class Heard:
         """The longest time around it during which nothing of some partition was committed."""
         return max(_around(times, moment) for times in self.batches.values())
 
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                for told in self._database.notifies(timeout=0.2):
-                    now = time.monotonic()
-                    if told.payload == "switch":
-                        self.switches.append(now)
-                        continue
-                    for moved in told.payload.split(","):
-                        self.batches[int(moved.partition(":")[0])].append(now)
-        except BaseException as error:
-            self._error = error
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            for told in self._database.notifies(timeout=0.2):
+                now = time.monotonic()
+                if told.payload == "switch":
+                    self.switches.append(now)
+                    continue
+                for moved in told.payload.split(","):
+                    self.batches[int(moved.partition(":")[0])].append(now)
 
 
 def _around(times: Sequence[float], moment: float) -> float:
@@ -345,7 +335,7 @@ def _result(
     ]
     samples[0].more.update(reads=len(every), reads_per_s=len(every) / (answers[0][-1].answered - answers[0][0].asked))
     samples[0].more.update({f"any_read_p{p:g}_ms": percentile(every, p) for p in (50, 99, 99.9, 100)})
-    samples[2].more.update({f"{name}_p50": median(one[name] for one in told) for name in told[0]})
+    samples[2].more.update({f"{name}_p50": median(one[name] for one in told) for name in told[0] if name != "rebuilt"})
     samples[2].cpu.update(cpu)
     aims = [
         Aim("p99 of readers' longest waits at a switch", 20, percentile(waits[AT], 99), at_most=True, unit="ms"),
@@ -359,7 +349,7 @@ def _result(
     size: dict[str, Any] = {
         "switches": len(at),
         "releases": len(released),
-        "commits": [told[0]["commits"], told[-1]["commits"]],
+        "rebuilds": sum(one["rebuilt"] for one in told),
         "accounts": ACCOUNTS,
         "commands_per_s": LOAD,
         "readers": READERS,

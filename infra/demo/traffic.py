@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
 from commands.client import send_all
 from domain.accounts import Deposit, Withdraw
+from infra.beside import Beside
 from infra.log.records import Command
 from infra.settings import Settings
 
 RATE = 100
 """Commands per second."""
 TICK_S = 0.02
-JOIN_S = 60.0
 IN, OUT = 2_00, 1_00
 """Cents of a deposit, and of the withdrawal from the same account that follows it: what was accepted once can't be refused."""
 
 
-class Traffic:
+class Traffic(Beside):
     """`with Traffic(settings, ["1", "2"], day) as traffic:` sends from a thread until `stop`, or the block's end.
 
     `commands` are those handed over so far, in order; after `stop`, all of them are in the log.
     """
 
     def __init__(self, settings: Settings, accounts: Sequence[str], on: date) -> None:
+        super().__init__("traffic")
         self.commands: list[Command] = []
         self._settings = settings
         self._accounts = accounts
         self._on = on
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
 
     @property
     def deposited(self) -> int:
@@ -49,30 +44,14 @@ class Traffic:
         """Cents, if all are accepted."""
         return OUT * (len(self.commands) // 2)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
     def stop(self) -> None:
         """Send no more. Raises what kept the commands from the log: NotSent, KafkaAway."""
         self._end()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
-    def _end(self) -> None:
-        self._ended.set()
-        self._thread.join(JOIN_S)
-
-    def _run(self) -> None:
-        try:
-            send_all(self._settings, self._due(), lambda _count: None)
-        except Exception as error:
-            self._error = error
+    def _work(self) -> None:
+        send_all(self._settings, self._due(), lambda _count: None)
 
     def _due(self) -> Iterator[Command]:
         began = time.monotonic()

@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import psycopg
 from psycopg import sql
 
+from infra.beside import Beside
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.settings import Settings
 from tests.chaos.ledger import COLUMNS, Key, Ledger, Place, Sent
@@ -33,27 +32,19 @@ class Seen:
     tables: set[str] = field(default_factory=set)
 
 
-class Judge:
+class Judge(Beside):
     """Looks in a thread; what it finds wrong is in `violations`."""
 
     def __init__(self, settings: Settings, tail: Tail, sent: Mapping[Key, Sent]) -> None:
+        super().__init__("judge")
         self.settings, self.tail = settings, tail
         self.ledger = Ledger(settings.partitions, sent)
         self.seen = Seen()
         self._found: list[str] = []
         self._one = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="judge")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(LOG_S + 30)
+    def _end(self, join_s: float = LOG_S + 30) -> None:
+        super()._end(join_s)
 
     @property
     def violations(self) -> list[str]:
@@ -76,8 +67,8 @@ class Judge:
             self.seen.snapshots += 1
             self.seen.tables |= set(tables.values())
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def _work(self) -> None:
+        while not self._ended.is_set():
             began = time.monotonic()
             try:
                 self.look()
@@ -86,7 +77,7 @@ class Judge:
             except BaseException as error:
                 self._found.append(f"the judge itself failed: {error!r}")
                 return
-            self._stop.wait(max(EVERY_S - (time.monotonic() - began), 0.1))
+            self._ended.wait(max(EVERY_S - (time.monotonic() - began), 0.1))
 
     def _snapshot(self, connection: Connection) -> tuple[list[Place], dict[str, str], dict[str, list[str]]] | None:
         """Positions by partition, and of each view the live table and its rows: all of one moment. None before the start."""

@@ -8,11 +8,11 @@ import time
 from collections import deque
 from datetime import date, timedelta
 from types import TracebackType
-from typing import Self
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from infra.beside import Beside
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
@@ -25,7 +25,7 @@ DAY = date(2026, 1, 1)
 LIMIT = 100
 
 
-class Load:
+class Load(Beside):
     """Sends `rate` commands a second in a thread, and waits while `ahead` of them have no outcome yet.
 
     `sent` has a command before it goes out; `acknowledged` says which ones the log of commands has for sure, and `ends` up to
@@ -33,23 +33,17 @@ class Load:
     """
 
     def __init__(self, settings: Settings, progress: Progress, seed: int, rate: int, ahead: int = 4_000) -> None:
+        super().__init__("load")
         self.settings, self.progress, self.rate, self.ahead = settings, progress, rate, ahead
         self.sent: dict[Key, Sent] = {}
         self.acknowledged: set[Key] = set()
         self.ends = [-1] * settings.partitions
-        self.error: BaseException | None = None
         self._random = random.Random(seed)
         self._producer = clients.producer(settings)
         self._accounts: list[str] = []
         self._recent: deque[Sent] = deque(maxlen=500)
         self._again: list[Sent] = []
-        self._stop = threading.Event()
         self._abandoned = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="load")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,33 +54,28 @@ class Load:
 
     def stop(self) -> None:
         """No more commands; returns when each one sent is acknowledged, however often that takes sending it."""
-        self._stop.set()
-        self._thread.join(120)
+        self._end(120)
         assert not self._thread.is_alive(), "the broker never acknowledged the last commands"
 
-    def _run(self) -> None:
-        try:
-            owed = 0.0
-            last = time.monotonic()
-            while not self._stop.wait(TICK_S):
-                now = time.monotonic()
-                owed = min(owed + self.rate * (now - last), self.rate)
-                last = now
-                if self._waiting() > self.ahead:
-                    owed = 0.0
-                while owed >= 1:
-                    self._send(self._next())
-                    owed -= 1
-                self._producer.poll(0)
-                self._resend()
-            self._flush()
-            # one that is new comes last in each partition: of a repeated one nothing would be seen
-            for stream in self._last_streams():
-                self._send(Sent(stream, "last", "OpenAccount", LIMIT, str(DAY)))
-            self._flush()
-        except BaseException as error:
-            self.error = error
-            raise
+    def _work(self) -> None:
+        owed = 0.0
+        last = time.monotonic()
+        while not self._ended.wait(TICK_S):
+            now = time.monotonic()
+            owed = min(owed + self.rate * (now - last), self.rate)
+            last = now
+            if self._waiting() > self.ahead:
+                owed = 0.0
+            while owed >= 1:
+                self._send(self._next())
+                owed -= 1
+            self._producer.poll(0)
+            self._resend()
+        self._flush()
+        # one that is new comes last in each partition: of a repeated one nothing would be seen
+        for stream in self._last_streams():
+            self._send(Sent(stream, "last", "OpenAccount", LIMIT, str(DAY)))
+        self._flush()
 
     def abandon(self) -> None:
         """Wait for no acknowledgement any more."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from types import TracebackType
-from typing import Self
-
 import psycopg
 
+from infra.beside import Beside
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.settings import Settings
 from tests.chaos.ledger import Place
@@ -15,30 +12,19 @@ from tests.chaos.ledger import Place
 LOOK_S = 0.03
 
 
-class Progress:
+class Progress(Beside):
     """Positions of `core` by partition, as of the last look; what was seen to go back is in `violations`."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__("progress")
         self.settings = settings
         self.places = [Place()] * settings.partitions
         self.violations: list[str] = []
         self.looks = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(30)
-
-    def _run(self) -> None:
+    def _work(self) -> None:
         connection: Connection | None = None
-        while not self._stop.wait(LOOK_S):
+        while not self._ended.wait(LOOK_S):
             try:
                 connection = connection or connect(self.settings, "chaos progress")
                 self._look(connection)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from confluent_kafka import TopicPartition
 
+from infra.beside import Beside
 from infra.log import clients
 from infra.settings import Settings
 from tests.chaos.ledger import Reader
@@ -28,31 +28,27 @@ class Mark(NamedTuple):
     epochs: tuple[int, ...]
 
 
-class Tail:
+class Tail(Beside):
     """Reads `events` in a thread, past any fault of the broker's."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__("tail")
         self._topic, partitions = settings.events_topic, settings.partitions
         self.records: list[list[Entry]] = [[] for _ in range(partitions)]
         """By partition and offset."""
         self.readers = [Reader() for _ in range(partitions)]
         self.counted: list[tuple[int, int]] = [(-1, -1)] * partitions
         """By partition, epoch and offset of the newest commit that counts."""
-        self.error: BaseException | None = None
         self._consumer = clients.range_consumer(settings)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="tail")
 
     def __enter__(self) -> Self:
         self._consumer.assign([TopicPartition(self._topic, p, 0) for p in range(len(self.records))])
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(30)
+        super().__exit__(kind, error, trace)
         self._consumer.close()
 
     def mark(self) -> Mark:
@@ -64,14 +60,11 @@ class Tail:
         """How many records have been void."""
         return sum(reader.void for reader in self.readers)
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                for message in self._consumer.consume(1, WAIT_S) + self._consumer.consume(BATCH, 0):
-                    if message.error() is None:
-                        self._take(message.partition(), message.offset(), message.timestamp()[1], message.value())
-        except BaseException as error:
-            self.error = error
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            for message in self._consumer.consume(1, WAIT_S) + self._consumer.consume(BATCH, 0):
+                if message.error() is None:
+                    self._take(message.partition(), message.offset(), message.timestamp()[1], message.value())
 
     def _take(self, partition: int, offset: int, time_ms: int, value: bytes | None) -> None:
         reader = self.readers[partition]

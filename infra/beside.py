@@ -1,0 +1,41 @@
+"""Work that goes on in a thread beside a block of code, and ends with it."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class Beside:
+    """`with Something(…) as something: …` does a subclass's `_work` in a thread from the block's first line to its last.
+
+    `_work` returns soon after `_ended` is set. What it raises ends it, and is in `error`: whoever needs the work looks there.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.error: BaseException | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self, join_s: float = 60.0) -> None:
+        self._ended.set()
+        self._thread.join(join_s)
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
