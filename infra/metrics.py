@@ -26,14 +26,14 @@ def _value_class() -> type[values.MutexValue]:
     if name is None:
         return values.MutexValue
     pid, apart = os.getpid(), stem(name)
-    kind: type[values.MutexValue] = values.MultiProcessValue(
+    kind: type[values.MutexValue] = values.MultiProcessValue(  # type: ignore[no-untyped-call]
         lambda: apart if os.getpid() == pid else f"{apart}-{os.getpid()}"
     )
     return kind
 
 
 values.ValueClass = _value_class()
-prometheus_client.disable_created_metrics()
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
 

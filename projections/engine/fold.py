@@ -17,7 +17,7 @@ from infra.log.rule import Counted
 from projections.engine.at import At
 from projections.engine.errors import OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
 from projections.engine.plan import Plan, Step, Summary
-from projections.engine.view import View
+from projections.engine.view import Kind, View
 
 _ABSENT: Any = object()
 
@@ -99,15 +99,15 @@ def changed_rows(plan: Plan, changes: Changes) -> int:
     total = 0
     for view in plan.views.values():
         match view.kind:
-            case "entity":
+            case Kind.ENTITY:
                 total += len(changes.rows[view.name])
-            case "journal":
+            case Kind.JOURNAL:
                 total += len(changes.added[view.name])
-            case "summary":
+            case Kind.SUMMARY:
                 total += len(changes.sums[view.name])
-            case "snapshot":
+            case Kind.SNAPSHOT:
                 total += len(changes.states[view.name])
-            case "outcomes":
+            case Kind.OUTCOMES:
                 total += len(changes.counted)
     return total
 
