@@ -37,6 +37,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # head and body in two packets would wait for an acknowledgement between them
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))

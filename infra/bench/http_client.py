@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from infra.bench.fill import DAY_TEXT
 from infra.bench.workload import Order, name_of, order_id
@@ -72,8 +72,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         received = self._received = self._received + data
@@ -111,14 +110,17 @@ class Asking:
         ]
         self._free = list(made)
         self._began = time.monotonic()
-        if self._rate:
-            self._tick()
-        else:
-            for _ in range(min(self._connections, len(self._requests))):
-                self._ask(self._free.pop(), time.monotonic())
-        await self._done
-        for connection in made:
-            connection.close()
+        try:
+            if self._rate:
+                self._tick()
+            else:
+                for _ in range(min(self._connections, len(self._requests))):
+                    self._ask(self._free.pop(), time.monotonic())
+            await self._done
+        finally:
+            for connection in made:
+                connection.close()
+            await asyncio.sleep(0)  # closed they are in the loop's next turn
         return self.exchanges
 
     def _ask(self, connection: Connection, since: float) -> None:

@@ -103,7 +103,7 @@ class Load:
         behind = [(role, turn) for turn in range(kills) for role in roles]
         self._turns = [_Turns(behind, len(behind)), _Turns([("api", turn) for turn in range(kills)], kills)]
         # two slices a kill, one that it hits and one that is sent while the process is down, and some for the end
-        self._slice = -(-len(commands) // (6 * kills + 4)) if kills else len(commands)
+        self._slice = -(-len(commands) // (6 * kills + 10)) if kills else len(commands)
         self._sent = 0
         self._visible = 0
 
