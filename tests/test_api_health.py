@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from commands.api import look as looking
-from commands.api.readiness import Readiness
+from commands.api.readiness import SUBJECTS, Readiness
 from infra.database.connect import connect
 from infra.log import clients
 from infra.settings import Settings
@@ -21,7 +21,7 @@ from tests.api import Api, agent, serving
 from tests.spine import handler, set_up, until
 
 PASSWORD = "correct-horse-battery"
-CHECKS = {"kafka", "database", "topics", "views", "looks", "positions"}
+CHECKS = {*SUBJECTS, "looks", "positions"}
 
 
 def asked(api: Api) -> tuple[int, dict[str, Any]]:
@@ -76,7 +76,7 @@ def test_a_process_lives_while_both_stores_are_away_and_says_which_are() -> None
 
 
 def away() -> dict[str, str]:
-    return {"kafka": "kafka-away", "database": "database-away", "topics": "not-looked", "views": "not-looked"}
+    return dict.fromkeys(SUBJECTS, "not-looked") | {"kafka": "kafka-away", "database": "database-away"}
 
 
 def test_all_is_well(api: Api) -> None:

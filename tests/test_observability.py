@@ -37,7 +37,7 @@ from tests.api import Api
 from tests.conftest import ROOT
 from tests.purse import PURSE
 from tests.spine import open_account, produce, send, set_up, until
-from tests.test_api_health import PASSWORD, nowhere
+from tests.test_api_health import CHECKS, PASSWORD, nowhere
 
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
@@ -132,7 +132,7 @@ def labels_are_bounded(api: Api) -> None:
         "fate": set(Fate),
         "outcome": {"accepted", "rejected"},
         "appended": {"yes", "no", "unknown"},
-        "check": {"kafka", "database", "topics", "views", "looks", "positions"},
+        "check": CHECKS,
         "process": {"api", "handler", "agent", "exporter"},
         "why": {*_RESERVED, *Doubt, "refused", "garbage", "epoch", "seq", "locked"},
     }

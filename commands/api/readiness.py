@@ -61,7 +61,6 @@ class Readiness:
         wrong = self._look.wrong
         found = [Check(subject, wrong.get(subject) or wrong.get("start")) for subject in SUBJECTS]
         blind = None if any(check.error for check in found) else self._blind()
-        # what stood still at the last look is not known to stand still now
         return [*found, Check("looks", blind), Check("positions", self._still())]
 
     def _blind(self) -> SamefoldError | None:
