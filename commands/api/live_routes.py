@@ -150,7 +150,7 @@ async def _frames(
 async def _pages(readers: Readers, wanted: Wanted, at: Reading, stop: int) -> AsyncGenerator[list[Counted], None]:
     """All that is wanted, a page at a time; nobody else is kept waiting while a client takes its time over one."""
     while True:
-        page = await readers.scans.page(wanted, at, stop, MOST_EVENTS, patience_s=None)
+        page = await readers.scans.page(wanted, at, stop, MOST_EVENTS, patiently=True)
         yield page.commits
         if page.is_last:
             return

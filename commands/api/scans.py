@@ -41,12 +41,10 @@ class Scans:
         self._free = asyncio.Semaphore(AT_ONCE)
         self._stopped = False
 
-    async def page(
-        self, wanted: Wanted, at: Reading, stop: int, most: int, *, patience_s: float | None = PATIENCE_S
-    ) -> Page:
-        """See `page_of`. Waits `patience_s` for others to end, None without end. Raises Problem 429, and what `page_of` raises."""
+    async def page(self, wanted: Wanted, at: Reading, stop: int, most: int, *, patiently: bool = False) -> Page:
+        """See `page_of`; waits for others to end, a little while or `patiently`. Raises Problem 429, and what `page_of` raises."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(None if patiently else PATIENCE_S):
                 await self._free.acquire()
         except TimeoutError:
             raise TOO_MANY_SCANS(headers={"Retry-After": "1"}) from None
