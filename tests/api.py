@@ -88,6 +88,9 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
+            if made and made[0]._app is not None:
+                # of a consumer of Faust's own, which is never started, and so never closes it
+                made[0]._app.consumer._thread.thread_loop.close()
 
     thread = Thread(target=run, name=name)
     thread.start()
