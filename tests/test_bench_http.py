@@ -117,6 +117,12 @@ def test_the_parts_of_a_request_add_up_to_the_whole() -> None:
     assert [parts[name] for name in PARTS] == pytest.approx([1000 * step for step in steps])
     assert list(parts)[-1] == LAST
 
+    late = marks(exchange, steps)
+    late["commit sent"] = [late["batch read"][1] + 0.001]
+    [parts] = parts_of([exchange], late)
+    assert parts["hop to the agent"] == 0
+    assert sum(parts.values()) == pytest.approx(1000)
+
     [missing] = random.sample(list(PARTS.values()), 1)
     noted = marks(exchange, steps) | {missing: [0.0, 999.0]}
     with pytest.raises(RunVoid, match=f"nobody noted '{missing}'"):

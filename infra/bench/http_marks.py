@@ -39,9 +39,9 @@ def main() -> None:
         _mark_requests()
     leave = os._exit
 
-    def write_and_leave(code: int) -> NoReturn:
+    def write_and_leave(status: int) -> NoReturn:
         _write(file)
-        leave(code)
+        leave(status)
 
     os._exit = write_and_leave
     try:

@@ -43,9 +43,10 @@ def _divide(exchange: Exchange, marks: Mapping[str, Sequence[float]]) -> Parts:
     times = [exchange.sent]
     for point in PARTS.values():
         noted = marks.get(point, ())
-        first, end = bisect_left(noted, times[-1]), bisect_right(noted, exchange.answered)
-        require(first < end, f"nobody noted '{point}' while request {exchange.number} was under way")
-        times.append(noted[first])
+        its = noted[bisect_left(noted, exchange.sent) : bisect_right(noted, exchange.answered)]
+        require(bool(its), f"nobody noted '{point}' while request {exchange.number} was under way")
+        # a process that just handed something over may be late to note it: the next one was there before
+        times.append(max(times[-1], next((at for at in its if at >= times[-1]), its[-1])))
     times.append(exchange.answered)
     return {
         name: 1000 * (after - before) for name, (before, after) in zip([*PARTS, LAST], pairwise(times), strict=True)

@@ -15,11 +15,11 @@ def divided(result: Result) -> Figure:
     contenders = list(dict.fromkeys(contender for contender, _ in result.contenders))
     cases = list(dict.fromkeys(case for _, case in result.contenders))
     figure = Figure(figsize=(9, 9), layout=ConstrainedLayoutEngine(rect=(0, 0.03, 1, 0.95)))
-    rows = figure.subfigures(3, 1, height_ratios=[4, 4, 1.6])
-    for axis, case in zip(rows[0].subplots(1, len(cases) - 1, squeeze=False)[0], cases[:-1], strict=True):
-        curves_of(axis, result, case)
-    _parts(rows[1].subplots(), result)
-    axis = rows[2].subplots()
+    grid = figure.add_gridspec(3, len(cases) - 1, height_ratios=[4, 4, 1.2])
+    for column, case in enumerate(cases[:-1]):
+        curves_of(figure.add_subplot(grid[0, column]), result, case)
+    _parts(figure.add_subplot(grid[1, :]), result)
+    axis = figure.add_subplot(grid[2, :])
     bars_of(axis, result, cases[-1], contenders)
     axis.set_xlabel("answers/s")
     return figure
