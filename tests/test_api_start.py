@@ -21,9 +21,9 @@ from commands.api.serving import server_of
 from commands.api.world import World
 from infra.log import clients, topics
 from infra.settings import Settings
-from tests.api import Api, agent, everything, handler, ready, serving
+from tests.api import Api, agent, everything, ready, serving
 from tests.conftest import Samefold
-from tests.spine import set_up, until
+from tests.spine import handler, set_up, until
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack

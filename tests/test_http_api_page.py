@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from pydantic import SecretStr
 
-from commands.api import command_routes, problems
+from commands.api import command_routes, look, problems
 from commands.api.look import Seen
 from infra.contexts import contexts
 from infra.settings import Settings
@@ -132,7 +132,7 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
             patch.setattr(api.world.appender, "_producer", _Full())
             return api, block
         case "while another version of a view is live":
-            stack.enter_context(_other_version(api))
+            stack.enter_context(_other_version(api, patch))
             return api, block
         case other:
             raise AssertionError(f"the page has a situation that nobody arranges: {other}")
@@ -224,24 +224,15 @@ class _Heard:
         answer.close()
 
 
-def _other_version(api: Api) -> AbstractContextManager[None]:
-    return _version_moved(api, next(iter(all_views())))
-
-
 @contextmanager
-def _version_moved(api: Api, view: str) -> Iterator[None]:
-    """The pointer as a switch to newer code leaves it; the agent, which would stop for it, is left out of the game."""
-    from commands.api import look
-
-    pretended = {name: one.version + (name == view) for name, one in all_views().items()}
-    code_set = look.code_set
-    look.code_set = lambda _: pretended
-    try:
-        until(lambda: "views" in api.world.look.wrong, "it notices")
-        yield
-    finally:
-        look.code_set = code_set
-        until(lambda: "views" not in api.world.look.wrong, "it notices")
+def _other_version(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if this process were of older code than what is live; nobody else's code changes."""
+    newer = {name: view.version + 1 for name, view in all_views().items()}
+    patch.setattr(look, "code_set", lambda _: newer)
+    until(lambda: "views" in api.world.look.wrong, "it notices")
+    yield
+    patch.undo()
+    until(lambda: "views" not in api.world.look.wrong, "it notices")
 
 
 def test_mutant_a_page_that_promises_another_answer_is_caught(world: Settings) -> None:

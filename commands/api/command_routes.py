@@ -96,12 +96,13 @@ def _route(context: Context, name: str, kind_: type) -> Callable[[Request], Awai
     async def post(request: Request) -> Response:
         world = world_of(request)
         asked, prefer = _asked(request, context), preferences(request)
+        expected, correlation = expected_version(request), correlation_id(request)
         body = await _body(request, world)
         try:
             validate(body)
         except ValidationError as error:
             raise INVALID(errors=_errors(error)) from None
-        command = _command(asked, name, body, correlation_id(request), expected_version(request))
+        command = _command(asked, name, body, correlation, expected)
         return await _append(world, asked, command, prefer)
 
     return post
