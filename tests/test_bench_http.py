@@ -125,8 +125,12 @@ def test_the_parts_of_a_request_add_up_to_the_whole() -> None:
 
     [missing] = random.sample(list(PARTS.values()), 1)
     noted = marks(exchange, steps) | {missing: [0.0, 999.0]}
-    with pytest.raises(RunVoid, match=f"nobody noted '{missing}'"):
+    with pytest.raises(RunVoid, match="1 of 1 requests passed a point that nobody noted"):
         parts_of([exchange], noted)
+    others = [exchange._replace(sent=10.0 + n, answered=11.0 + n) for n in range(1, 10)]
+    also = {point: sorted(at for one in others for at in marks(one, steps)[point]) for point in noted}
+    together = {point: sorted([*also[point], *noted[point]]) for point in noted}
+    assert len(parts_of([exchange, *others], together)) == 9
 
 
 def test_means_are_of_the_requests_between_two_shares() -> None:

@@ -34,17 +34,26 @@ Parts: TypeAlias = Mapping[str, float]
 
 
 def parts_of(exchanges: Sequence[Exchange], marks: Mapping[str, Sequence[float]]) -> list[Parts]:
-    """Of each request, fastest first. `marks` has the rising times of each point. Raises RunVoid where one is missing."""
-    divided = [_divide(one, marks) for one in exchanges]
+    """Of each request, fastest first. `marks` has the rising times of each point.
+
+    Those that missed a point are left out: an outcome may be found by the API's own look before it is notified. Raises RunVoid
+    where they are more than a tenth.
+    """
+    divided = [parts for one in exchanges if (parts := _divide(one, marks))]
+    left_out = len(exchanges) - len(divided)
+    require(
+        10 * left_out <= len(exchanges), f"{left_out} of {len(exchanges)} requests passed a point that nobody noted"
+    )
     return sorted(divided, key=lambda parts: sum(parts.values()))
 
 
-def _divide(exchange: Exchange, marks: Mapping[str, Sequence[float]]) -> Parts:
+def _divide(exchange: Exchange, marks: Mapping[str, Sequence[float]]) -> Parts | None:
     times = [exchange.sent]
     for point in PARTS.values():
         noted = marks.get(point, ())
         its = noted[bisect_left(noted, exchange.sent) : bisect_right(noted, exchange.answered)]
-        require(bool(its), f"nobody noted '{point}' while request {exchange.number} was under way")
+        if not its:
+            return None
         # a process that just handed something over may be late to note it: the next one was there before
         times.append(max(times[-1], next((at for at in its if at >= times[-1]), its[-1])))
     times.append(exchange.answered)
