@@ -12,7 +12,7 @@ import httpx
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from commands.api import answering, command_routes
+from commands.api import answering, command_routes, outcomes
 from commands.api.answering import Waits
 from commands.api.segments import path_of
 from infra.log import topics
@@ -470,7 +470,7 @@ def test_without_any_beat_the_poll_finds_the_outcome(api: Api, monkeypatch: pyte
 def test_mutant_the_fingerprint_is_not_compared(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     name = opened(api)
     deposit(api, name, 5, "mine")
-    answer_of = command_routes.answer_of
+    answer_of = outcomes.answer_of
 
     def trusting(asked: Any, recorded: Any, _: str, headers: Any) -> Any:
         return answer_of(asked, recorded, recorded.fingerprint, headers)

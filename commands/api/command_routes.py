@@ -146,8 +146,8 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
     headers = {"Idempotency-Key": quoted(asked.key)} | prefer.applied(settings.api_max_wait_s)
     partitions = world.events.partitions
     with world.waits.waiting(asked.stream, asked.key, partitions, look=asked.is_callers) as outcome:
+        appended = _begin(world, outcome, command, value)
         try:
-            appended = timed.append(world.appender, outcome, command, value, world.commands)
             if patience:
                 # a failed append ends the wait
                 appended.add_done_callback(partial(_fail, outcome))
@@ -161,10 +161,17 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
                     asked, f"There is no acknowledgement after {patience or settings.api_wait_s:g} s."
                 ) from None
         except NotAppended as error:
-            raise NOT_APPENDED(f"{error}.", headers=_retry(), appended="no") from None
+            raise _not_appended(error) from None
         except MaybeAppended as error:
             raise _unknown(asked, f"{error}.") from None
     return _pending(asked, headers)
+
+
+def _begin(world: World, outcome: asyncio.Future[Recorded], command: Command, value: bytes) -> asyncio.Future[int]:
+    try:
+        return timed.append(world.appender, outcome, command, value, world.commands)
+    except NotAppended as error:
+        raise _not_appended(error) from None
 
 
 def _require_open(world: World) -> None:
@@ -183,6 +190,10 @@ def _require_open(world: World) -> None:
 def _fail(outcome: asyncio.Future[Recorded], appended: asyncio.Future[int]) -> None:
     if not (appended.cancelled() or outcome.done()) and (error := appended.exception()):
         outcome.set_exception(error)
+
+
+def _not_appended(error: NotAppended) -> Exception:
+    return NOT_APPENDED(f"{error}.", headers=_retry(), appended="no")
 
 
 def _unknown(asked: Asked, detail: str) -> Exception:
