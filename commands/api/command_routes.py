@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -23,7 +23,7 @@ from commands.api.appending import MaybeAppended, NotAppended
 from commands.api.limits import TOO_LARGE, body_of
 from commands.api.outcomes import Asked, answer_of
 from commands.api.preferences import Preferences, preferences
-from commands.api.problems import INVALID, RETRY_AFTER_S, kind, problem_of
+from commands.api.problems import INVALID, RETRY_AFTER_S, invalid, kind, problem_of
 from commands.api.refusals import refusals_of
 from commands.api.request_headers import correlation_id, expected_version, idempotency_key, is_json, quoted
 from commands.api.segments import segment
@@ -101,7 +101,7 @@ def _route(context: Context, name: str, kind_: type) -> Callable[[Request], Awai
         try:
             validate(body)
         except ValidationError as error:
-            raise INVALID(errors=_errors(error)) from None
+            raise invalid(_errors(error)) from None
         command = _command(asked, name, body, correlation, expected)
         return await _append(world, asked, command, prefer)
 
@@ -211,9 +211,7 @@ def _retry() -> dict[str, str]:
     return {"Retry-After": str(RETRY_AFTER_S)}
 
 
-def _errors(error: ValidationError) -> list[dict[str, str]]:
+def _errors(error: ValidationError) -> Iterator[tuple[str, str]]:
     """Where and what, never the value itself."""
-    return [
-        {"at": ".".join(map(str, problem["loc"])) or "body", "problem": problem["msg"]}
-        for problem in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        yield ".".join(map(str, problem["loc"])) or "body", problem["msg"]

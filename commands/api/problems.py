@@ -8,8 +8,9 @@ A kind of problem is declared once, beside the code that raises it, and explaine
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -121,6 +122,16 @@ BAD_REQUEST = kind(400, "bad-request", "The request can't be understood.", "`det
 INVALID = kind(
     422, "invalid", "Some of what was sent does not fit.", "`errors` names each place and what is wrong with it."
 )
+MOST_ERRORS = 20
+LONGEST_PLACE = 100
+
+
+def invalid(errors: Iterable[tuple[str, str]]) -> Problem:
+    """INVALID with the first of these (place, what is wrong with it): a problem does not give back all that was sent."""
+    first = islice(errors, MOST_ERRORS)
+    return INVALID(errors=[{"at": place[:LONGEST_PLACE], "problem": problem} for place, problem in first])
+
+
 DEFECT = kind(
     500,
     "defect",

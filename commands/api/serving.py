@@ -9,6 +9,7 @@ import socket
 import uvicorn
 
 from commands.api.app import create_app
+from commands.api.connection import BoundedConnection
 from commands.api.world import World
 from infra.errors import SamefoldError
 from infra.settings import Settings
@@ -61,7 +62,7 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> ApiServer:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=BoundedConnection,
         ws="none",
         lifespan="on",
         proxy_headers=False,

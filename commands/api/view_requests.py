@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from commands.api.cursors import BadCursor, values_of
-from commands.api.problems import INVALID, problem_of
+from commands.api.problems import INVALID, invalid, problem_of
 from commands.api.reading import Values
 from commands.api.segments import segment
 from commands.api.view_docs import FEW_ROWS, MOST_ROWS, PAGING, is_nullable
@@ -90,11 +90,11 @@ def refuse_unknown(request: Request, known: set[str]) -> None:
     names = [name for name, _ in request.query_params.multi_items()]
     for name in dict.fromkeys(names):
         if name not in known:
-            errors.append({"at": f"query.{name}", "problem": "There is no such parameter."})
+            errors.append((f"query.{name}", "There is no such parameter."))
         elif name != "after" and names.count(name) > 1:
-            errors.append({"at": f"query.{name}", "problem": "It may come once."})
+            errors.append((f"query.{name}", "It may come once."))
     if errors:
-        raise INVALID(errors=errors)
+        raise invalid(errors)
 
 
 @contextmanager
