@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from fastapi.sse import EventSourceResponse, format_sse_event
+from fastapi.sse import format_sse_event
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from commands.api.problems import kind
@@ -42,8 +43,10 @@ class Room:
         self.taken -= 1
 
 
-class EventStream(EventSourceResponse):
+class EventStream(StreamingResponse):
     """Sends frames until there are none or the client has gone; `on_end` is called then, whatever happened."""
+
+    media_type = "text/event-stream"
 
     def __init__(self, frames: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
         super().__init__(frames, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})

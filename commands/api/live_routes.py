@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import Response
 
 from commands.api import history_docs, view_docs
@@ -47,7 +47,8 @@ def router_of(contexts: Mapping[str, Context], views: Mapping[str, View]) -> API
             operation_id=f"{context.name}_live",
             tags=[context.name],
             response_model=None,
-            response_class=EventSourceResponse,
+            response_class=EventStream,
+            status_code=200,
             openapi_extra=history_docs.live(context),
         )
     for view in views.values():
@@ -58,7 +59,8 @@ def router_of(contexts: Mapping[str, Context], views: Mapping[str, View]) -> API
                 operation_id=f"views_{view.name}_live",
                 tags=["views"],
                 response_model=None,
-                response_class=EventSourceResponse,
+                response_class=EventStream,
+                status_code=200,
                 openapi_extra=view_docs.live_row(view, parked=not tells_stream(view)),
             )
     return router
