@@ -14,7 +14,7 @@ from confluent_kafka.admin import NewTopic
 from commands.api import look as looking
 from commands.api.readiness import SUBJECTS, Readiness
 from infra.database.connect import connect
-from infra.log import clients
+from infra.log import clients, topics
 from infra.settings import Settings
 from projections.engine.lag import GAP_S, KEPT, Lag, Lags
 from tests.api import Api, agent, serving
@@ -22,6 +22,15 @@ from tests.spine import handler, set_up, until
 
 PASSWORD = "correct-horse-battery"
 CHECKS = {*SUBJECTS, "looks", "positions"}
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator[Api]:
+    """An API alone: no handler and no agent takes harm from what these tests do to its world."""
+    set_up(shared_world)
+    with serving(shared_world) as running:
+        until(lambda: failing(running) == {}, "all is well")
+        yield running
 
 
 def asked(api: Api) -> tuple[int, dict[str, Any]]:
@@ -61,7 +70,10 @@ def nowhere() -> int:
         return int(free.getsockname()[1])
 
 
-def test_a_process_lives_while_both_stores_are_away_and_says_which_are() -> None:
+def test_a_process_lives_while_both_stores_are_away_and_says_which_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "TIMEOUT_S", 0.5)
     kafka, postgres = nowhere(), nowhere()
     settings = Settings(
         kafka_bootstrap=f"127.0.0.1:{kafka}", database_url=f"postgresql://me:{PASSWORD}@127.0.0.1:{postgres}/nothing"
