@@ -153,6 +153,36 @@ def test_it_ends_at_once_when_told_while_somebody_waits(world: Settings) -> None
             assert running.wait(12) == 0
 
 
+def test_a_head_that_does_not_arrive_in_time_is_refused(world: Settings) -> None:
+    with serving(world.model_copy(update={"api_read_timeout_s": 0.3})) as api:
+        for begun in (b"GET /health/live HT", b"\r\n"):
+            with socket.create_connection(("127.0.0.1", api.server.port), timeout=10) as slow:
+                slow.sendall(begun)
+                said = b"".join(iter(lambda: slow.recv(65_536), b""))
+                assert (b"408" in said and b'"too-slow"' in said) is begun.startswith(b"GET")
+        until(lambda: not api.server.server_state.connections, "the connections are closed")
+
+
+def test_what_follows_an_answer_that_came_early_is_not_read_for_ever(world: Settings) -> None:
+    set_up(world)
+    head = "POST /accounts/x/deposit HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with (
+        serving(world.model_copy(update={"api_read_timeout_s": 0.3})) as api,
+        socket.create_connection(("127.0.0.1", api.server.port), timeout=10) as endless,
+    ):
+        endless.sendall(f"{head}Content-Length: 1000000000\r\n\r\n".encode())
+        assert b" 413 " in endless.recv(65_536)
+        until(lambda: _is_closed(endless), "the connection is closed")
+
+
+def _is_closed(endless: socket.socket) -> bool:
+    try:
+        endless.sendall(b" " * 1_000)
+    except (ConnectionResetError, BrokenPipeError):
+        return True
+    return False
+
+
 def test_a_port_that_is_taken_is_named(world: Settings, samefold: Samefold) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, process(world, taken.getsockname()[1]) as running:
         assert running.wait(20) == 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from commands.api.limits import TOO_SLOW
 from commands.api.problems import BAD_REQUEST, MEDIA_TYPE, Problem, kind
 
 MAX_HEAD = 65_536
@@ -26,18 +29,40 @@ class BoundedConnection(HttpToolsProtocol):
     _beside = 0
     """Bytes since the request began that were not of its body."""
     _body = 0
+    _in_head = False
+    _late: asyncio.TimerHandle | None = None
+
+    within_s: ClassVar[float] = 10
+    """How long a head may take to arrive; and, once a request was answered before its end, how long its rest may."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # before its first request it is as idle as after one
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._beside += len(data)
         super().data_received(data)
-        if self._beside > MAX_HEAD + min(8 * self._body, MAX_FRAMING) and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._beside > MAX_HEAD + min(8 * self._body, MAX_FRAMING):
             self._end(HEAD_TOO_LARGE())
+        elif self._late is None and not self._is_answering():
+            self._late = self.loop.call_later(self.within_s, self._is_late)
 
     def on_message_begin(self) -> None:
         self._beside = self._body = 0  # of what was received together with its beginning nothing is counted
+        self._in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._in_time()
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.close()
         if not self.transport.is_closing():
@@ -56,9 +81,23 @@ class BoundedConnection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._end(BAD_REQUEST(msg))
 
-    def _end(self, problem: Problem) -> None:
+    def _in_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _is_late(self) -> None:
+        if self._in_head:
+            self._end(TOO_SLOW(f"The head took longer than {self.within_s:g} s."))
+        else:
+            self.transport.close()
+
+    def _is_answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
+        return cycle is not None and not cycle.response_complete
+
+    def _end(self, problem: Problem) -> None:
+        if not self._is_answering():
             body = bytes(problem.response().body)
             head = (
                 f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n"

@@ -62,7 +62,7 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> ApiServer:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=BoundedConnection,
+        http=type("Connection", (BoundedConnection,), {"within_s": settings.api_read_timeout_s}),
         ws="none",
         lifespan="on",
         proxy_headers=False,
