@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from commands.api import history_routes, scans
+from commands.api.cursors import cursor_after
 from infra.log import history, topics
 from infra.log.history import Page, Wanted, page_of
 from infra.log.partitioner import partition_of
@@ -19,8 +20,8 @@ from infra.log.records import Commit, EventRecord, Record, decode_event, encode
 from infra.log.rule import START, Counted, Reading, Void
 from infra.settings import Settings
 from projections.engine.token import Token
-from tests.api import Api, handler, ready, serving
-from tests.spine import deposit, open_account, produce, project, records_of, set_up, until, withdraw
+from tests.api import Api, ready, serving
+from tests.spine import deposit, handler, open_account, produce, project, records_of, set_up, until, withdraw
 from tests.test_api_views import decided, folded, get, problem, token_now
 
 PARTITIONS = 4
@@ -240,7 +241,7 @@ def test_a_cursor_from_beyond_the_read_model_is_refused(api: Api, shared_world: 
     folded(shared_world, open_account("forged"), deposit("forged", "d", 1))
     bound = ["accounts/forged", "1", "False"]
     for values in (["1000000000000", "0", "0", "0"], ["-1", "0", "0", "0"], ["a", "0", "0", "0"], ["1"]):
-        cursor = history_routes.cursor_after(bound, values)
+        cursor = cursor_after(bound, values)
         problem(get(api, f"/accounts/forged/events?cursor={cursor}"), 422, "bad-cursor")
 
 
@@ -254,7 +255,7 @@ def test_a_stream_is_looked_for_no_further_than_its_last_event(api: Api, shared_
     assert (len(page.commits), page.is_last) == (1, True)
     assert page.next.next_offset == page.commits[0].offset + 1
     nothing = page_of(shared_world, wanted, page.next, end, **bounds)  # type: ignore[arg-type]
-    assert nothing == ([], nothing.next, True)
+    assert (nothing.commits, nothing.is_last) == ([], True)
     assert nothing.next.next_offset >= end
     stopped = page_of(shared_world, wanted, START, 1, is_stopped=lambda: True, **bounds)  # type: ignore[arg-type]
     assert stopped.next.next_offset == 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, Queue
+from socket import SHUT_RDWR
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ from infra.log import topics
 from infra.log.history import Page, Wanted
 from infra.log.rule import Counted, Reading
 from infra.settings import Settings
-from tests.api import Api, everything, handler, ready, serving
-from tests.spine import DEADLINE_S, deposit, open_account, project, send, set_up, until
+from tests.api import Api, everything, ready, serving
+from tests.spine import DEADLINE_S, deposit, handler, open_account, project, send, set_up, until
 from tests.test_api_views import decided, folded, get, problem
 
 
@@ -56,8 +57,11 @@ class Subscription:
             raise AssertionError("no event came") from None
 
     def close(self) -> None:
-        self._client.close()
+        connection = self.response.extensions["network_stream"].get_extra_info("socket")
+        with suppress(OSError):
+            connection.shutdown(SHUT_RDWR)  # wakes whoever reads from it, which closing does not
         self._thread.join(DEADLINE_S)
+        self._client.close()
 
     def _read(self) -> None:
         fields: dict[str, str] = {}

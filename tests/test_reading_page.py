@@ -84,10 +84,11 @@ def noted(answer: httpx.Response) -> dict[str, str]:
 
 def check(api: Api, text: str) -> httpx.Response:
     asked, shown = text.split("\n\n", 1)
-    (method, path), *sent = [line.split(" ", 1) if not n else line for n, line in enumerate(asked.splitlines())]
+    first, *sent = asked.splitlines()
+    method, _, path = first.partition(" ")
     status, *rest = shown.splitlines()
     headers = list(takewhile(lambda line: not line.startswith("{"), rest))
-    answer = api.client.request(method, path, headers=headers_of([str(line) for line in sent]))
+    answer = api.client.request(method, path, headers=headers_of(sent))
     assert answer.status_code == int(status), f"{path}: {answer.text}"
     for name, value in headers_of(headers).items():
         assert matches(value, answer.headers.get(name)), f"{path}: {name} is {answer.headers.get(name)}"

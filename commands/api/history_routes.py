@@ -6,6 +6,7 @@ Not beyond: whoever reads here and in a view must not find an event of which no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -120,15 +121,19 @@ def entries(one: Counted, after: int) -> Iterator[Entry]:
     """What a commit holds beyond a version."""
     commit = one.commit
     at = time_of(one.time_ms).isoformat()
-    related = {"correlation_id": commit.correlation_id, "causation_id": commit.causation_id}
-    if commit.reason is not None:
-        why = {"code": commit.reason.code, "message": commit.reason.message}
-        yield Entry(commit.version, commit.outcome, at, commit.command_id, **why, **related)
-    version = commit.version - len(commit.events)
-    for event in commit.events:
-        version += 1
+    entry = partial(
+        Entry,
+        outcome=commit.outcome,
+        at=at,
+        command_id=commit.command_id,
+        correlation_id=commit.correlation_id,
+        causation_id=commit.causation_id,
+    )
+    if (reason := commit.reason) is not None:
+        yield entry(version=commit.version, code=reason.code, message=reason.message)
+    for version, event in enumerate(commit.events, start=commit.version - len(commit.events) + 1):
         if version > after:
-            yield Entry(version, commit.outcome, at, commit.command_id, event.type, event.data, **related)
+            yield entry(version=version, type=event.type, data=event.data)
 
 
 def _route(context: Context) -> Route:

@@ -138,12 +138,12 @@ async def _frames(
         while not (follower.is_lost or follower.is_ended):
             if not await follower.signal.wait():
                 yield KEEPALIVE_COMMENT
-            while one := follower.take():
-                if one.commit.version > after:
-                    yield _frame(one, after)
-                    after = one.commit.version
-                commit = one.commit
-                reading = Reading(one.offset + 1, commit.epoch, commit.seq, commit.command_offset)
+            while (given := follower.take()) is not None:
+                commit = given.commit
+                if commit.version > after:
+                    yield _frame(given, after)
+                    after = commit.version
+                reading = Reading(given.offset + 1, commit.epoch, commit.seq, commit.command_offset)
         follower.start_anew()
         here = readers.streams.stands_at(follower)
         missed = Wanted(follower.stream, follower.partition, after, LARGEST)

@@ -138,11 +138,12 @@ def _row(view: View) -> Route:
         streams = [stream] if stream is not None else []
         views = readers_of(request).views
         found = await found_by(view, request, lambda: views.by_keys(view, [key], streams))
-        where = {"position": str(found.position)}
-        if stream in found.parked_since:
-            raise PARKED(view=view.name, stream=stream, since_version=found.parked_since[stream], **where)
+        position = str(found.position)
+        at = {"Samefold-Position": position}
+        if stream is not None and (since := found.parked_since.get(stream)) is not None:
+            raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
         if not found.rows:
-            raise NO_ROW(headers={"Samefold-Position": str(found.position)}, **where)
+            raise NO_ROW(headers=at, position=position)
         tag, body = row_body(view, found, found.rows[0].json)
         return answered(request, tag, found, body, _applied(request))
 
