@@ -437,19 +437,35 @@ def test_what_is_known_of_an_append_that_fails_later(
 # each guarantee, switched off
 
 
+@contextmanager
+def seldom_polls(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is found in the block, something else than the poll has found."""
+    waits = api.world.waits
+
+    def poll_now() -> None:
+        waits._poll_at = 0
+        waits._wake.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answering, "POLL_S", 30.0)
+        api.loop.call_soon_threadsafe(poll_now)
+        until(lambda: waits._poll_at > api.loop.time() + 10, "the next poll is far away")
+        yield
+    api.loop.call_soon_threadsafe(poll_now)
+
+
 def test_mutant_nobody_looks_for_a_repeated_command(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     name = opened(api)
     deposit(api, name, 5, "again")
-    monkeypatch.setattr(answering, "POLL_S", 30.0)
     waiting = Waits.waiting
-    monkeypatch.setattr(
-        Waits, "waiting", lambda self, stream, key, partitions, look: waiting(self, stream, key, partitions, look=False)
-    )
-    until(lambda: api.world.waits._poll_at > api.loop.time() + 10, "the last short poll is over")
-    assert deposit(api, name, 5, "again", Prefer="wait=1").status_code == 202
-    monkeypatch.setattr(answering, "POLL_S", 0.2)
-    api.world.waits._poll_at = 0
-    assert deposit(api, name, 5, "again", Prefer="wait=5").status_code in {200, 202}
+
+    def blindly(self: Waits, stream: str, key: str, partitions: int, look: bool) -> Any:
+        return waiting(self, stream, key, partitions, look=False)
+
+    with seldom_polls(api, monkeypatch):
+        assert deposit(api, name, 5, "again", Prefer="wait=1").status_code == 200
+        monkeypatch.setattr(Waits, "waiting", blindly)
+        assert deposit(api, name, 5, "again", Prefer="wait=1").status_code == 202
 
 
 def test_without_any_beat_the_poll_finds_the_outcome(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,13 +474,10 @@ def test_without_any_beat_the_poll_finds_the_outcome(api: Api, monkeypatch: pyte
     api.world.pulse._listeners.remove(api.world.waits._on_beat)
     try:
         assert deposit(api, name, 5, Prefer="wait=10").status_code == 200
-        monkeypatch.setattr(answering, "POLL_S", 30.0)
-        until(lambda: api.world.waits._poll_at > api.loop.time() + 10, "the last short poll is over")
-        assert deposit(api, name, 5, Prefer="wait=1").status_code == 202
+        with seldom_polls(api, monkeypatch):
+            assert deposit(api, name, 5, Prefer="wait=1").status_code == 202
     finally:
-        monkeypatch.undo()
         api.world.pulse.tell(api.world.waits._on_beat)
-        api.world.waits._poll_at = 0
 
 
 def test_mutant_the_fingerprint_is_not_compared(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

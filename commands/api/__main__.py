@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import signal
+import sys
 
 from commands.api.serving import server_of
 from infra import logs, metrics
@@ -14,6 +15,9 @@ from infra.errors import SamefoldError
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.001
+"""Answers otherwise wait up to 5 ms for the interpreter's lock while a thread reads a stream's history."""
 
 
 def main() -> None:
@@ -36,6 +40,7 @@ def main() -> None:
     try:
         port = settings.api_port if arguments.port is None else arguments.port
         server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         collect_seldom()
         server.run()
     except SamefoldError as error:
