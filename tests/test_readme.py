@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests.curl import curl
+from tests.front import free_port
 from tests.spine import until
 
 ROOT = Path(__file__).parent.parent
@@ -41,14 +44,37 @@ class Newcomer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+        self.port = free_port()
+        self.environment = {
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder),
+            "LC_ALL": "C.UTF-8",
+            "SAMEFOLD_API_PORT": str(self.port),  # another one may be in use
+        }
 
     def types(self, line: str) -> str:
+        if line.startswith("curl "):
+            return self._asks(line)
         done = subprocess.run(
             line.split(), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=90, check=False
         )
         assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def _asks(self, line: str) -> str:
+        """What the API answers, once it is up."""
+        answers: list[httpx.Response] = []
+
+        def is_answered() -> bool:
+            try:
+                answers.append(curl(line, f"http://127.0.0.1:{self.port}"))
+            except httpx.TransportError:
+                return False
+            return answers[-1].status_code != 503
+
+        until(is_answered, f"an answer to {line}")
+        assert answers[-1].status_code == 200, answers[-1].text
+        return answers[-1].text
 
     @contextmanager
     def meanwhile(self, line: str) -> Iterator[None]:
@@ -97,6 +123,9 @@ def test_the_readme_from_the_first_command_to_a_new_event(newcomer: Newcomer) ->
     assert "insufficient-funds: 1" in sent
     assert "3 had their answer before" in sent, "the second time nothing is done again"
     assert "MoneyDeposited" in printed["samefold history accounts/ada"]
+    posted, read = (json.loads(answer) for line, answer in printed.items() if line.startswith("curl "))
+    assert (posted["outcome"], posted["version"]) == ("accepted", 3)
+    assert read["row"]["cents"] == 5000 + 1200, "who has the answer reads what was done"
 
     _add_the_event(newcomer)
     with newcomer.meanwhile(run):
