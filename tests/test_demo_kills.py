@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from infra.demo import load as module
 from infra.demo.crew import Crew, Role
-from infra.demo.load import Load, Loaded
+from infra.demo.load import Load, Loaded, Stalled
 from infra.demo.sending import Sending
 from infra.demo.watch import Before, Watch
 from infra.log.records import Command
@@ -36,6 +38,7 @@ class World:
     dies: bool = True
     works: Callable[[Child], bool] = lambda _child: True
     asking: bool = True
+    owes: bool = False
     breaks_off: bool = True
     folder: Path = Path("nowhere")
     sent: int = 0
@@ -58,6 +61,10 @@ class World:
     @property
     def answered_at(self) -> float:
         return inf if self.works(Alive("api-1", "module")) else 0.0
+
+    @property
+    def is_owed_answers(self) -> bool:
+        return self.owes or self.seen < self.sent
 
     def is_asking(self) -> bool:
         return self.asking
@@ -146,6 +153,15 @@ def test_an_api_s_kill_that_broke_no_request_off_does_not_count_and_is_tried_aga
     world = World(breaks_off=False)
     assert effective(load(world))[2] == 0
     assert sum(name.startswith("api") for name in world.killed) > 1
+
+
+@pytest.mark.parametrize(("owes", "sent"), [(True, False), (False, True)])
+def test_an_api_s_successor_that_has_work_gets_no_more(owes: bool, sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL_S", 0.01)
+    world = World(works=lambda child: not child.name.startswith("api"), owes=owes)
+    with nullcontext() if sent else pytest.raises(Stalled):
+        load(world)
+    assert (world.sent == len(COMMANDS)) == sent
 
 
 @pytest.mark.parametrize("role", ["handler", "agent", "api"])

@@ -183,7 +183,7 @@ class Load:
             turns.down = None
             if kill.is_effective:
                 turns.victims.pop(0)
-        elif self._visible == self._sent and self._is_at_its_place(kill):
+        elif self._visible == self._sent and self._waits_for_work(kill):
             self._send(self._sent + self._slice // 4 + 1)  # others did its work meanwhile: here is some more
 
     def _has_worked(self, kill: Kill) -> bool:
@@ -192,5 +192,7 @@ class Load:
             return self.sending.answered_at > kill.died
         return self.watch.has_worked(kill.child, kill.before)
 
-    def _is_at_its_place(self, kill: Kill) -> bool:
-        return kill.role == "api" or self.watch.is_at_its_place(kill.child, kill.before)
+    def _waits_for_work(self, kill: Kill) -> bool:
+        if kill.role == "api":
+            return not self.sending.is_owed_answers
+        return self.watch.is_at_its_place(kill.child, kill.before)

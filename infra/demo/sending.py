@@ -87,6 +87,11 @@ class Sending:
         """How many requests were sent whole, and lost their connection before they were answered."""
         return self.front.broken_off
 
+    @property
+    def is_owed_answers(self) -> bool:
+        """Whether the API has commands to answer."""
+        return bool(self._lanes)
+
     def is_served(self) -> bool:
         """Whether the API says that it is ready."""
         return self._do(self.front.is_served())
