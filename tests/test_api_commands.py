@@ -405,6 +405,23 @@ def test_an_append_that_fails_at_once_has_no_effect_and_the_next_may_do(
     assert balance(shared_world, name) == 5
 
 
+class Silent(Broken):
+    """A producer that never says what became of anything."""
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize("prefer", ["respond-async", "wait=1", "wait=0"])
+def test_nobody_is_told_that_a_command_is_in_the_log_before_that_is_known(shared_world: Settings, prefer: str) -> None:
+    with serving(shared_world.model_copy(update={"api_wait_s": 0.2})) as api:
+        ready(api)
+        api.world.appender._producer = Silent(Exception())  # type: ignore[assignment]
+        told = problem(deposit(api, "unheard", 5, "k1", Prefer=prefer), 503, "maybe-appended")
+        assert told["appended"] == "unknown"
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -120,6 +120,7 @@ class Waits:
             for future in futures:
                 if not future.done():
                     future.set_exception(TimeoutError())
+                    future.exception()  # it may be that nobody looks at it any more
 
     async def looked(self, within_s: float) -> bool:
         """Wait for the first query that begins from now on; whether it ended in time."""

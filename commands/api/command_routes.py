@@ -153,8 +153,7 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
                 appended.add_done_callback(partial(_fail, outcome))
                 async with asyncio.timeout(patience):
                     return answer_of(asked, await outcome, fingerprint, headers)
-            async with asyncio.timeout(settings.api_wait_s):
-                await appended
+            await _acknowledged(appended, settings.api_wait_s)
         except TimeoutError:
             if not appended.done():
                 raise _unknown(
@@ -165,6 +164,15 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
         except MaybeAppended as error:
             raise _unknown(asked, f"{error}.") from None
     return _pending(asked, headers)
+
+
+async def _acknowledged(appended: asyncio.Future[int], within_s: float) -> None:
+    """Raises TimeoutError, NotAppended, MaybeAppended."""
+    # not `timeout`, which would cancel the future, and a cancelled one is done
+    await asyncio.wait([appended], timeout=within_s)
+    if not appended.done():
+        raise TimeoutError
+    appended.result()
 
 
 def _begin(world: World, outcome: asyncio.Future[Recorded], command: Command, value: bytes) -> asyncio.Future[int]:
