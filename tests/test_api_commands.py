@@ -417,7 +417,7 @@ class Silent(Broken):
 def test_nobody_is_told_that_a_command_is_in_the_log_before_that_is_known(shared_world: Settings, prefer: str) -> None:
     with serving(shared_world.model_copy(update={"api_wait_s": 0.2})) as api:
         ready(api)
-        api.world.appender._producer = Silent(Exception())  # type: ignore[assignment]
+        api.world.appender._producer = Silent(Exception())
         told = problem(deposit(api, "unheard", 5, "k1", Prefer=prefer), 503, "maybe-appended")
         assert told["appended"] == "unknown"
 
