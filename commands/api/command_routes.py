@@ -17,9 +17,10 @@ from msgspec import UNSET
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from commands.api import openapi, timed
+from commands.api import timed
 from commands.api.answering import Recorded
 from commands.api.appending import MaybeAppended, NotAppended
+from commands.api.command_docs import described
 from commands.api.limits import TOO_LARGE, body_of
 from commands.api.outcomes import Asked, answer_of
 from commands.api.preferences import Preferences, preferences
@@ -77,7 +78,7 @@ def router_of(contexts: Mapping[str, Context]) -> APIRouter:
                 operation_id=f"{context.name}_{kebab(name).replace('-', '_')}",
                 tags=[context.name],
                 response_model=None,
-                openapi_extra=openapi.command(context, name, command, refusals),
+                openapi_extra=described(context, name, command, refusals),
             )
     return router
 

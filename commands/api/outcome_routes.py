@@ -8,7 +8,18 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from commands.api import openapi
+from commands.api.openapi import (
+    APPLIED,
+    EXAMPLES,
+    POSITION,
+    PREFER,
+    RETRY_AFTER,
+    Json,
+    a_context,
+    answer,
+    path_parameter,
+    problems,
+)
 from commands.api.outcomes import JSON, Asked, recorded_as
 from commands.api.preferences import preferences
 from commands.api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, kind
@@ -32,13 +43,30 @@ NOT_LOOKED = kind(
 
 router = APIRouter()
 
+_DESCRIBED: Json = {
+    "description": "The first and only answer to a command, for whoever did not wait for it, or lost it.",
+    "parameters": [
+        path_parameter("context", "The bounded context.", a_context()),
+        path_parameter("stream_id", "Which stream of it.", EXAMPLES["stream_id"]),
+        path_parameter("key", "The command's Idempotency-Key, without its quotes.", EXAMPLES["key"]),
+        PREFER,
+    ],
+    "responses": {
+        "200": answer("Outcome", "What became of it.", POSITION | APPLIED),
+        "404": problems("There is no outcome, or not yet.", "no-outcome", "not-found", headers=RETRY_AFTER),
+        "422": problems("The path holds no stream or no key.", "invalid", "bad-segment"),
+        "429": problems("Too many callers wait.", "too-many-waiting", headers=RETRY_AFTER),
+        "503": problems("A store is away, or the world is not as promised.", headers=RETRY_AFTER),
+    },
+}
+
 
 @router.get(
     "/outcomes/{context}/{stream_id}/{key}",
     operation_id="outcome",
     tags=["outcomes"],
     response_model=None,
-    openapi_extra=openapi.OUTCOME,
+    openapi_extra=_DESCRIBED,
 )
 async def outcome(request: Request) -> Response:
     """What became of a command."""
