@@ -22,8 +22,8 @@ def commit(version: int = 2, reason: Reason | None = None, events: list[EventRec
 
 
 def row(of: Commit) -> Outcome:
-    reason = of.reason
-    return Outcome(*KEY, of.outcome, reason and reason.code, reason and reason.message, of.version, "")
+    code, message = (of.reason.code, of.reason.message) if of.reason else (None, None)
+    return Outcome(*KEY, of.outcome, code, message, of.version, "")
 
 
 def answer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from commands.api.openapi import path_parameter
 from commands.api.read_docs import (
     AFTER,
     IF_NONE_MATCH,
@@ -34,7 +35,7 @@ _FROM_VERSION: dict[str, Any] = {
     "name": "from_version",
     "in": "query",
     "description": "The first event that is wanted.",
-    "schema": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1, "default": 1},
+    "schema": {"type": "integer", "minimum": 1, "maximum": 10**18 - 1, "default": 1},
 }
 _ENTRY: dict[str, Any] = {
     "title": "HistoryEntry",
@@ -107,10 +108,4 @@ def live(context: Context) -> dict[str, Any]:
 
 
 def _stream_id(context: Context) -> dict[str, Any]:
-    return {
-        "name": "stream_id",
-        "in": "path",
-        "required": True,
-        "description": f"The stream's name within {context.name}.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 200},
-    }
+    return path_parameter("stream_id", f"The stream's name within {context.name}.", "4711")

@@ -39,7 +39,7 @@ def schema_of(column: Column) -> dict[str, Any]:
     """JSON schema of the column's values in a row."""
     plain = dict(_SCHEMAS[column.scalar])
     if column.enum is not None:
-        plain["enum"] = [member.value for member in column.enum]
+        plain = {"type": "string", "enum": [member.value for member in column.enum]}
     if column.role is Role.SUM and column.scalar is Scalar.INT:
         plain = {"type": "integer"}  # has no bound
     return {"anyOf": [plain, {"type": "null"}]} if column.optional else plain
@@ -125,7 +125,7 @@ _FORMS: dict[Scalar, str] = {
 _SCHEMAS: dict[Scalar, dict[str, Any]] = {
     Scalar.BOOL: {"type": "boolean"},
     Scalar.INT: {"type": "integer", "minimum": -LARGEST_INT - 1, "maximum": LARGEST_INT},
-    Scalar.STR: {"type": "string"},
+    Scalar.STR: {"type": "string", "pattern": r"^[^\x00]*$"},
     Scalar.DATE: {"type": "string", "format": "date"},
     Scalar.DATETIME: {"type": "string", "format": "date-time"},
     Scalar.DECIMAL: {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?$"},
