@@ -347,6 +347,8 @@ def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Pat
     thread.start()
     try:
         until(lambda: answers(port, b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"), "it serves")
+        told = values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+        assert told["samefold_process_starts_total", (("process", "api"),)] == 1
         assert b"400" in answers(port, b"GET / HTTP/1.1\r\n" + PASSWORD.encode() + b"\r\n{}\r\n\r\n")
         until(lambda: "database-away" in codes(port), "it has looked for the database")
     finally:

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from commands.api.openapi import RETRY_AFTER, problems
 from commands.api.problems import RETRY_AFTER_S, kind
 from commands.api.readiness import Readiness
 
@@ -27,7 +28,28 @@ async def live() -> dict[str, str]:
     return {"status": "live"}
 
 
-@router.get("/ready", response_model=None, responses={503: {"description": NOT_READY.title}})
+_CHECK = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, **{name: {"type": "string"} for name in ("code", "why", "cure")}},
+    "required": ["ok"],
+}
+_READY = {
+    "type": "object",
+    "properties": {
+        "status": {"type": "string", "enum": ["ready"]},
+        "checks": {"type": "object", "additionalProperties": _CHECK},
+    },
+    "required": ["status", "checks"],
+}
+_DESCRIBED: dict[str, Any] = {
+    "responses": {
+        "200": {"description": "Every check holds.", "content": {"application/json": {"schema": _READY}}},
+        "503": problems("Some check does not hold: `checks` has them all.", NOT_READY.code, headers=RETRY_AFTER),
+    }
+}
+
+
+@router.get("/ready", response_model=None, openapi_extra=_DESCRIBED)
 async def ready(request: Request) -> Response:
     """Whether requests should be sent here, with the reason of each check that fails."""
     readiness: Readiness = request.app.state.readiness
