@@ -15,13 +15,14 @@ import httpx
 import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from commands.api import event_stream, live_routes, stream_feed
+from commands.api import due, event_stream, live_routes, stream_feed
 from commands.api.readers import Readers
 from commands.api.reading import ViewReader
 from commands.api.stream_feed import Follower, StreamFeed
 from infra.log import topics
 from infra.log.history import Page, Wanted
-from infra.log.rule import Counted, Reading
+from infra.log.rule import START, Counted, Reading, read
+from infra.log.source import read_range
 from infra.settings import Settings
 from tests.api import Api, everything, ready, serving
 from tests.spine import DEADLINE_S, deposit, handler, open_account, project, send, set_up, until
@@ -153,15 +154,44 @@ def test_a_stream_without_events_may_be_followed(api: Api, shared_world: Setting
         assert versions(live, 1) == [1]
 
 
-def test_nobody_is_told_of_what_the_read_model_does_not_show(api: Api, shared_world: Settings) -> None:
+def test_nobody_is_told_of_what_the_read_model_does_not_show(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[bool] = []
+    positions = StreamFeed._positions
+
+    async def counted(self: StreamFeed) -> dict[int, Reading]:
+        rounds.append(True)
+        return await positions(self)
+
     folded(shared_world, open_account("soon"))
+    monkeypatch.setattr(due, "POLL_S", 0.05)
     with subscribed(api, "/accounts/soon/events/live") as live:
         assert versions(live, 1) == [1]
-        for number in range(3):
-            decided(shared_world, deposit("soon", f"soon-{number}", 1))
-            project(shared_world)
-            version = versions(live, 1)[0]
-            assert get(api, "/views/balances/soon").json()["row"]["transactions"] >= version - 1
+        monkeypatch.setattr(StreamFeed, "_positions", counted)
+        decided(shared_world, deposit("soon", "soon-1", 1))
+        seen = len(rounds)
+        until(lambda: len(rounds) > seen + 3, "the reader has looked")
+        assert live.messages.empty()
+
+        # the mutant: whatever is in the log
+        async def of_the_log(self: StreamFeed) -> dict[int, Reading]:
+            return await asyncio.to_thread(all_of, shared_world)
+
+        monkeypatch.setattr(StreamFeed, "_positions", of_the_log)
+        assert versions(live, 1) == [2]
+        assert get(api, "/views/balances/soon").json()["row"]["transactions"] == 0
+    project(shared_world)
+
+
+def all_of(world: Settings) -> dict[int, Reading]:
+    """Where a reader stands who has read the whole log."""
+    at: dict[int, Reading] = {}
+    for partition, end in topics.describe(world, world.events_topic).end.items():
+        at[partition] = START
+        for records in read_range(world, world.events_topic, partition, 0, end):
+            at[partition] = read(at[partition], records)[0]
+    return at
 
 
 def without_gap(api: Api, world: Settings, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from commands.api import app, reading
 from commands.api import world as api_world
@@ -127,14 +129,15 @@ def test_a_row_comes_with_the_position_it_is_of(api: Api, shared_world: Settings
 @pytest.mark.parametrize("name", ["a/b", "ä\U0001f600", "..", "%2F", "a b", "a?b#c", "live", "x" * 150])
 def test_a_key_may_hold_anything(api: Api, shared_world: Settings, name: str) -> None:
     folded(shared_world, open_account(name))
-    row = httpx.get(raw(api, f"/views/balances/{quote(name, safe='')}"))
+    in_path = quote(name, safe="").replace(".", "%2E")  # clients take a bare `..` for a step back
+    row = httpx.get(raw(api, f"/views/balances/{in_path}"))
     page = httpx.get(raw(api, f"/views/balances?account={quote(name, safe='')}"))
     assert row.json()["row"] == page.json()["items"][0]
     assert row.json()["row"]["account"] == name
 
 
 def raw(api: Api, path: str) -> httpx.URL:
-    """As it stands: httpx would take `..` for a step back."""
+    """As it stands, where httpx would quote it anew."""
     return httpx.URL(api.url).copy_with(raw_path=path.encode())
 
 
@@ -184,7 +187,7 @@ def test_what_does_not_fit_is_told(api: Api, path: str, status: int, code: str) 
 
 def test_a_list_is_walked_by_its_next_links_each_row_once(api: Api, shared_world: Settings) -> None:
     names = [f"page-{number:02}" for number in range(7)]
-    folded(shared_world, *map(open_account, outcomes, names))
+    folded(shared_world, *map(open_account, names))
     day = "/views/balances?opened_on=2026-01-01&limit=3"
     seen: list[str] = []
     path: str | None = day
@@ -416,6 +419,29 @@ def test_who_waits_takes_room_and_there_is_so_much(api: Api, shared_world: Setti
         reached._most = most
 
 
+# stores away
+
+
+def test_without_kafka_what_is_folded_is_read_and_without_the_database_nothing_is(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "TIMEOUT_S", 1.0)
+    folded(shared_world, open_account("away"))
+    seen = token_now(shared_world)
+    nowhere = "127.0.0.1:1"
+    no_kafka = shared_world.model_copy(update={"kafka_bootstrap": nowhere})
+    with serving(no_kafka, name="no-kafka") as without:
+        until(lambda: "kafka" in without.world.look.wrong, "Kafka is found to be away")
+        assert get(without, "/views/balances/away").json()["row"]["account"] == "away"
+        problem(get(without, f"/views/balances/away?after={seen}"), 503, "kafka-away")
+    no_database = shared_world.model_copy(update={"database_url": SecretStr(f"postgresql://{nowhere}/none?user=me")})
+    with serving(no_database, name="no-database") as without:
+        for path in ("/views", "/views/balances", "/views/balances/away", "/accounts/away/events"):
+            answer = get(without, path)
+            problem(answer, 503, "database-away")
+            assert answer.headers["Retry-After"] == "1"
+
+
 # parked streams
 
 
@@ -480,3 +506,11 @@ def test_where_the_key_does_not_tell_the_stream_parked_ones_are_counted(parked_a
     assert (totals["row"]["cents"], totals["parked"]) == (7, 1)
     views = {one["name"]: one["parked"] for one in get(api, "/views").json()["views"]}
     assert (views["sums"], views["totals"], views["balances"]) == (1, 1, 0)
+
+
+def test_who_watches_a_row_is_told_that_it_is_parked(parked_api: tuple[Api, Settings]) -> None:
+    api, _ = parked_api
+    with api.client.stream("GET", "/views/sums/sick/live") as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith(("event", "data")))
+        assert next(lines) == "event: parked"
+        assert json.loads(next(lines).removeprefix("data: "))["since_version"] == 3

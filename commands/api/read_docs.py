@@ -9,8 +9,10 @@ from typing import Any
 TEXT: dict[str, Any] = {"type": "string"}
 NUMBER: dict[str, Any] = {"type": "integer"}
 
+PATTERN = r"^1(~[A-Za-z0-9_-]{1,64}(\.[0-9]{1,18}(-[0-9]{1,18})+)+)*$"
 POSITION: dict[str, Any] = {
     "type": "string",
+    "pattern": PATTERN,
     "description": "Where the log was read to. Hand it back as `after` to read nothing older.",
     "examples": ["1~mVYkg7c0Qx6B6y3zTnAz-w.5-12345"],
 }
@@ -23,7 +25,7 @@ AFTER: dict[str, Any] = {
     "name": "after",
     "in": "query",
     "description": "Positions of earlier answers: this one will be no older than any of them.",
-    "schema": {"type": "array", "items": TEXT},
+    "schema": {"type": "array", "items": {"type": "string", "pattern": PATTERN}},
 }
 PREFER: dict[str, Any] = {
     "name": "Prefer",

@@ -21,7 +21,7 @@ KAFKA_S = 5.0
 """Beyond that, a thread that has nothing to tell waits for Kafka."""
 PATIENCE_S = 2.0
 """How long to wait for others to end."""
-MOST_BYTES = 1_048_576
+MOST_BYTES = 262_144
 """Of events in a page, and one commit more."""
 
 TOO_MANY_SCANS = kind(

@@ -32,7 +32,9 @@ from projections.engine.tail import Tail
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 262_144
-"""Of the events that a follower has not been sent yet; one commit may be larger."""
+"""Of what a follower has not been sent yet; one commit may be larger."""
+COMMIT_BYTES = 1_000
+"""What a commit takes beside its events."""
 MOST_RECORDS = 5_000
 """Read at once: what else waits for this process's one interpreter gets its turn."""
 KAFKA_S = 5.0
@@ -207,4 +209,4 @@ select partition, next_offset, epoch, seq, command_offset from positions where a
 
 
 def _size(one: Counted) -> int:
-    return sum(len(event.data) for event in one.commit.events)
+    return COMMIT_BYTES + sum(len(event.data) for event in one.commit.events)

@@ -29,6 +29,9 @@ FEW_ROWS = 100
 PAGING = ("limit", "cursor", "after")
 """Names of parameters; a column of the same name can't be filtered by."""
 
+_NOT_EMPTY = {"minLength": 1}
+"""An empty segment is none; numbers take no notice of it."""
+
 
 def row(view: View, parked: bool) -> dict[str, Any]:
     """Of `GET /views/{view}/{key…}`; `parked` says whether its answer counts parked streams."""
@@ -130,7 +133,10 @@ def views() -> dict[str, Any]:
 
 
 def _key(view: View) -> list[dict[str, Any]]:
-    return [{"name": column.name, "in": "path", "required": True, "schema": schema_of(column)} for column in view.key]
+    return [
+        {"name": column.name, "in": "path", "required": True, "schema": _NOT_EMPTY | schema_of(column)}
+        for column in view.key
+    ]
 
 
 def _filter(column: Column) -> dict[str, Any]:
