@@ -209,8 +209,8 @@ def test_generated_data_without_kills_and_without_overdraft(place: Settings, sam
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        pytest.param(signal.SIGINT, "2 agents at work", id="ctrl-c"),
-        pytest.param(signal.SIGTERM, "2 agents at work", id="sigterm"),
+        pytest.param(signal.SIGINT, "the API at work", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, "the API at work", id="sigterm"),
         pytest.param(signal.SIGINT, "beside the old ones", id="ctrl-c while Spark starts"),
     ],
 )
