@@ -79,8 +79,8 @@ def path_to_row(view: View) -> str:
 
 
 def require_promises(world: World) -> None:
-    """Raises Problem 503 where what is read could be wrong: the log or the live views are not those of this code."""
-    for subject in ("topics", "views"):
+    """Raises Problem 503 where the database is away, or what is read could be wrong: another log, or other live views."""
+    for subject in ("database", "topics", "views"):
         if error := world.look.wrong.get(subject):
             raise problem_of(error)
 
