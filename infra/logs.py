@@ -48,7 +48,7 @@ class Json(logging.Formatter):
         told: dict[str, str] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
-            "logger": record.name,
+            "logger": _module(record),
             "message": record.getMessage(),
         }
         told |= _ids()
@@ -65,6 +65,11 @@ def _encode(told: str | dict[str, str]) -> str:
         text = msgspec.json.encode(plain).decode()
     # some readers of lines take these for the end of one, and JSON need not escape them
     return text.translate({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
+
+
+def _module(record: logging.LogRecord) -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return str(spec.name) if record.name == "__main__" and spec else record.name
 
 
 def _ids() -> dict[str, str]:

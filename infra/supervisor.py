@@ -58,8 +58,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
-        with tempfile.TemporaryDirectory(prefix="samefold-metrics-") as metrics:
-            self._metrics = Path(metrics)
+        with metrics_folder.made() as self._metrics:
             try:
                 while not self.stopping.is_set():
                     self._look()

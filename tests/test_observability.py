@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -227,6 +228,20 @@ def test_processes_tell_the_sums_of_all_and_those_that_ended_only_what_they_coun
     again = counting(tmp_path, "handler_1", lag=1)
     assert (again[epochs], again[under_way], again[lag]) == (6.0, 1.0, 1.0)
     assert len(list(tmp_path.glob("counter_*.db"))) == 2, "a process that starts again needs no file more"
+
+
+def test_what_a_killed_supervisor_left_is_removed_by_the_next_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with metrics_folder.made() as living:
+        killed = tmp_path / f"{metrics_folder.NAME}killed"
+        killed.mkdir()
+        (killed / metrics_folder.LOCK).touch()
+        with metrics_folder.made():
+            assert living.exists()
+            assert not killed.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_exporter_tells_the_lag_and_what_its_siblings_count(world: Settings) -> None:
