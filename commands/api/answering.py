@@ -24,6 +24,7 @@ from commands.api.pulse import Moved, Pulse
 from infra.database.connect import DatabaseRefused, named, parameters
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
+from projections.engine.arrays import BinaryArray, BinaryArrayDumper, texts
 from projections.engine.columns import PARTITION
 from projections.engine.system import OUTCOMES, all_views
 from projections.engine.token import Token
@@ -140,6 +141,7 @@ class Waits:
                 async with await psycopg.AsyncConnection.connect(
                     **parameters(self._settings, self._name)
                 ) as connection:
+                    connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
                     while True:
                         await self._answer_due(connection)
             except errors.UndefinedTable:
@@ -188,7 +190,7 @@ class Waits:
                 if row is None:
                     return {}  # no agent has ever run
                 table = self._table = str(row[0])
-            streams, ids = [stream for stream, _ in keys], [command_id for _, command_id in keys]
+            streams, ids = texts([stream for stream, _ in keys]), texts([command_id for _, command_id in keys])
             cursor = connection.cursor(binary=True)
             await cursor.execute(_query(table), (streams, ids, self._settings.events_topic, OUTCOMES))
             rows = await cursor.fetchall()
@@ -226,7 +228,7 @@ select l.table_name, o.stream, o.command_id, o.outcome, o.code, o.message, o.ver
        p.topic_id, p.partition, p.next_offset
   from live l
   left join (
-    select o.* from unnest(%s::text[], %s::text[]) as asked(stream, command_id)
+    select o.* from unnest(%s, %s) as asked(stream, command_id)
       join {table} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C")
   ) o on true
   left join positions p on p.agent = l.agent and p.topic = %s and p.partition = o.{partition}
