@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -17,7 +20,7 @@ from infra.log.source import read_held
 from infra.log.topics import describe
 from infra.settings import Settings
 from tests.api import Api
-from tests.spine import until
+from tests.spine import DEADLINE_S, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
@@ -75,6 +78,25 @@ def test_without_a_trace_records_have_no_headers(api: Api, shared_world: Setting
     stream = opened(api, "untraced", {})
     assert headers_of(shared_world, shared_world.commands_topic)[stream.encode()] == {}
     assert headers_of(shared_world, shared_world.events_topic)[stream.encode()] == {}
+
+
+def test_a_pipelined_request_does_not_take_over_the_trace_and_the_id_of_the_one_before(
+    api: Api, shared_world: Settings
+) -> None:
+    body = json.dumps(OPEN).encode()
+
+    def request(name: str, *headers: str) -> bytes:
+        head = [f"POST /accounts/{name}/open-account HTTP/1.1", "Host: here", "Content-Type: application/json"]
+        return "\r\n".join([*head, f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
+
+    with socket.create_connection(("127.0.0.1", httpx.URL(api.url).port or 0), timeout=DEADLINE_S) as connection:
+        first = request("first", f"traceparent: {PARENT}", "Correlation-Id: mine")
+        connection.sendall(first + request("second", "Connection: close"))
+        answers = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert answers.count(b"HTTP/1.1 200") == 2
+    assert answers.lower().count(b"correlation-id: mine") == 1
+    found = headers_of(shared_world, shared_world.events_topic)
+    assert (found[b"accounts/first"].keys(), found[b"accounts/second"].keys()) == ({"traceparent"}, set())
 
 
 def test_with_an_sdk_one_trace_leads_from_the_request_to_the_rows(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

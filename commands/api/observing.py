@@ -19,7 +19,7 @@ MAX_ID_BYTES = 200
 
 
 class Observing:
-    """The outermost part of the app. A request's context is its task's own and ends with it: nothing is set back."""
+    """The outermost part of the app. Each request sets all of its task's context that it uses, and sets nothing back."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -29,9 +29,11 @@ class Observing:
             await self.app(scope, receive, send)
             return
         started = time.perf_counter()
-        given = correlation_id(scope["headers"])
+        names = {name for name, _ in scope["headers"]}
+        given = correlation_id(scope["headers"]) if b"correlation-id" in names else None
         correlation.current.set(given)
-        context.attach(tracing.context_of(scope["headers"]))
+        # where there is none too: a pipelined request is begun in the context of the one before
+        context.attach(tracing.context_of(scope["headers"] if b"traceparent" in names else ()))
         answered = False
 
         async def sent(message: Message) -> None:
