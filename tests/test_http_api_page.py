@@ -79,7 +79,7 @@ def _of_commands() -> set[str]:
     """The codes that the sources of commands and outcomes declare, those apart that no request can bring about at will."""
     by_chance = {"cut-off", "bad-length", "not-looked", "refused", "bad-request"}
     folder = Path(command_routes.__file__).parent
-    files = ("command_routes", "outcomes", "outcome_routes", "limits", "request_headers", "segments", "answering")
+    files = ("command_routes", "outcomes", "outcome_routes", "limits", "request_headers", "segments", "answering", "connection")
     text = "".join((folder / f"{name}.py").read_text() for name in files)
     return set(re.findall(r"kind\(\s*\d+,\s*\"([a-z-]+)\"", text)) - by_chance
 
@@ -108,6 +108,8 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
             return stack.enter_context(_stalling(world)), block
         case "with a body of 300000 bytes":
             return api, block._replace(body=b" " * 300_000)
+        case "with a header of 70000 bytes":
+            return api, block._replace(headers=[*block.headers, ("X-Long", "x" * 70_000)])
         case "while the read model is far behind":
             patch.setattr(Seen, "behind", lambda *_: 10**6)
             return api, block

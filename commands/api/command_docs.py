@@ -110,6 +110,7 @@ def _command_responses(context: Context, refusals: Mapping[str, type[Refusal]]) 
         "415": problems("The body is not declared to be JSON.", "not-json"),
         "422": problems("Something does not fit.", "invalid", "key-reused", "bad-segment"),
         "429": problems("Too much is waiting.", "read-model-behind", "too-many-waiting", headers=RETRY_AFTER),
+        "431": problems("Line and headers are too large.", "head-too-large"),
         "500": problems("The service made a mistake.", "failed", "defect"),
         "503": problems(
             "A store is away, or the world is not as promised: `appended` says whether the command is in the log.",

@@ -65,6 +65,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_time()
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.close()
+        elif len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+            self._end(HEAD_TOO_LARGE())
         if not self.transport.is_closing():
             super().on_headers_complete()
 
