@@ -88,8 +88,8 @@ MUTATIONS = [
     Mutation(
         "topics are not looked at again",
         "commands/handler.py",
-        "            if (found.id, found.partitions) != (topic.id, topic.partitions):",
-        "            if False:",
+        "            topics.require_same(topic, found)\n",
+        "            pass\n",
         "tests/test_handler.py -k more_partitions",
     ),
     Mutation(
@@ -119,6 +119,13 @@ MUTATIONS = [
         "        if isinstance(error, psycopg.Error) and not passes(error):",
         "        if True:",
         "tests/test_handler.py -k database_away",
+    ),
+    Mutation(
+        "a command's trace ends at the handler",
+        "commands/handler.py",
+        "if (headers := message.headers()) and (kept := tracing.kept(headers)):",
+        "if kept := []:",
+        "tests/test_tracing.py -k handed_on_as_it_came",
     ),
     Mutation(
         "a handler that was fenced out lingers",
