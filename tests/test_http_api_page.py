@@ -79,7 +79,16 @@ def _of_commands() -> set[str]:
     """The codes that the sources of commands and outcomes declare, those apart that no request can bring about at will."""
     by_chance = {"cut-off", "bad-length", "not-looked", "refused", "bad-request"}
     folder = Path(command_routes.__file__).parent
-    files = ("command_routes", "outcomes", "outcome_routes", "limits", "request_headers", "segments", "answering", "connection")
+    files = (
+        "command_routes",
+        "outcomes",
+        "outcome_routes",
+        "limits",
+        "request_headers",
+        "segments",
+        "answering",
+        "connection",
+    )
     text = "".join((folder / f"{name}.py").read_text() for name in files)
     return set(re.findall(r"kind\(\s*\d+,\s*\"([a-z-]+)\"", text)) - by_chance
 

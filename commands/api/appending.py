@@ -133,4 +133,3 @@ class Appender:
                 known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
                 future.set_exception((NotAppended if known else MaybeAppended)(error.str()))
                 future.exception()  # it may be that nobody waits for it any more
-
