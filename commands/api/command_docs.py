@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from commands.api.command_schemas import component, example, schema_of, words
+from commands.api.command_schemas import component, example, kebab, schema_of, words
 from commands.api.openapi import (
     APPLIED,
     ETAG,
@@ -98,7 +98,8 @@ def _command_responses(context: Context, refusals: Mapping[str, type[Refusal]]) 
             "It was done, and every view of the answer's agent shows it.",
             recorded | ETAG | APPLIED,
             accepted,
-        ),
+        )
+        | {"links": _links(context)},
         "202": answer(
             "Pending", "It is in the log and will be decided.", KEY | LOCATION | RETRY_AFTER | APPLIED, pending
         ),
@@ -121,6 +122,22 @@ def _command_responses(context: Context, refusals: Mapping[str, type[Refusal]]) 
             headers=RETRY_AFTER | {"Location": header("Where the outcome would be, if `appended` is `unknown`")},
         ),
     }
+
+
+def operation_id(context: Context, name: str) -> str:
+    """What programs call the command's route by: `accounts_open_account`."""
+    return f"{context.name}_{kebab(name).replace('-', '_')}"
+
+
+def _links(context: Context) -> Json:
+    """What can be done next: look at it again, or go on with the same stream, at the version that it now has."""
+    stream = {"path.stream_id": "$request.path.stream_id"}
+    whose = {"path.context": context.name, **stream, "path.key": "$response.body#/command_id"}
+    next_ = {**stream, "header.If-Match": "$response.header.ETag"}
+    return {
+        "outcome": {"operationId": "outcome", "parameters": whose},
+        "events": {"operationId": f"{context.name}_events", "parameters": stream},
+    } | {kebab(name): {"operationId": operation_id(context, name), "parameters": next_} for name in context.commands}
 
 
 def _refusal_response(context: Context, refusals: Mapping[str, type[Refusal]], headers: Json) -> Json:

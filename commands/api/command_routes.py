@@ -7,7 +7,6 @@ wrote the read models, so that whoever has the answer reads what was done.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 
@@ -20,7 +19,8 @@ from starlette.responses import Response
 from commands.api import timed
 from commands.api.answering import Recorded
 from commands.api.appending import MaybeAppended, NotAppended
-from commands.api.command_docs import described
+from commands.api.command_docs import described, operation_id
+from commands.api.command_schemas import kebab
 from commands.api.limits import TOO_LARGE, body_of
 from commands.api.outcomes import Asked, answer_of
 from commands.api.preferences import Preferences, preferences
@@ -75,20 +75,12 @@ def router_of(contexts: Mapping[str, Context]) -> APIRouter:
                 _route(context, name, command),
                 methods=["POST"],
                 name=f"{context.name} {name}",
-                operation_id=f"{context.name}_{kebab(name).replace('-', '_')}",
+                operation_id=operation_id(context, name),
                 tags=[context.name],
                 response_model=None,
                 openapi_extra=described(context, name, command, refusals),
             )
     return router
-
-
-def kebab(name: str) -> str:
-    """`OpenAccount` as `open-account`."""
-    return _HUMP.sub("-", name).lower().replace("_", "-")
-
-
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def _route(context: Context, name: str, kind_: type) -> Callable[[Request], Awaitable[Response]]:

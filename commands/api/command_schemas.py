@@ -86,3 +86,11 @@ def _camel(name: str) -> str:
 def words(name: str) -> str:
     """`OpenAccount` as `Open account`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).capitalize()
+
+
+def kebab(name: str) -> str:
+    """`OpenAccount` as `open-account`."""
+    return _HUMP.sub("-", name).lower().replace("_", "-")
+
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
