@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from commands.api import app, reading
 from commands.api import world as api_world
 from commands.api.cursors import cursor_after
+from commands.api.searches import Searches, is_search
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
 from infra.log import topics
@@ -218,6 +219,21 @@ def test_empty_asks_for_rows_without_a_value(api: Api, shared_world: Settings) -
     items = get(api, "/views/balances?closed_on=&account=still-open").json()["items"]
     assert [row["account"] for row in items] == ["still-open"]
     assert get(api, "/views/balances?closed_on=2026-01-01&account=still-open").json()["items"] == []
+
+
+def test_lists_that_no_key_leads_to_leave_room_for_others(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    balances, statement = all_views()["balances"], all_views()["statement"]
+    assert [is_search(balances, names) for names in ([], ["account"], ["account", "cents"])] == [False, False, True]
+    assert [is_search(statement, names) for names in (["account", "line"], ["line"])] == [False, True]
+    folded(shared_world, open_account("search"))
+    taken = Searches(0)
+    monkeypatch.setattr("commands.api.searches.PATIENCE_S", 0.05)
+    monkeypatch.setattr(api.server.config.loaded_app.state.readers, "searches", taken)
+    problem(get(api, "/views/balances?cents=0"), 429, "too-many-searches")
+    assert get(api, "/views/balances?account=search").status_code == 200
+    assert get(api, "/views/balances").status_code == 200
 
 
 # what a client has at hand

@@ -8,7 +8,7 @@ from commands.api.pulse import Moved, Pulse
 
 POLL_S = 1.0
 """The connection that is listened on may be lost."""
-PAUSE_S = 0.01
+PAUSE_S = 0.02
 """Between two rounds: beats that come faster are one."""
 
 

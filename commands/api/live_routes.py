@@ -144,6 +144,8 @@ async def _frames(
                     yield _frame(given, after)
                     after = commit.version
                 reading = Reading(given.offset + 1, commit.epoch, commit.seq, commit.command_offset)
+        if follower.is_ended:
+            return
         follower.start_anew()
         here = readers.streams.stands_at(follower)
         missed = Wanted(follower.stream, follower.partition, after, LARGEST)

@@ -11,6 +11,7 @@ from commands.api.reached import Reached
 from commands.api.reading import ViewReader
 from commands.api.row_feed import RowFeed
 from commands.api.scans import Scans
+from commands.api.searches import Searches
 from commands.api.stream_feed import StreamFeed
 from commands.api.world import World
 from projections.engine.view import View
@@ -23,6 +24,7 @@ class Readers:
         settings = world.settings
         self.reached = Reached(world.pulse, settings.api_max_waiting)
         self.views = ViewReader(settings, world.pool, self.reached)
+        self.searches = Searches(settings.api_connections)
         self.scans = Scans(settings)
         self.room = Room(settings.api_max_live)
         self.streams = StreamFeed(settings, world.pool, world.pulse)

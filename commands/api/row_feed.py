@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
@@ -17,7 +18,7 @@ from commands.api.due import Due
 from commands.api.event_stream import FIRST, Signal
 from commands.api.pulse import Pulse
 from commands.api.reading import Values, ViewReader
-from commands.api.rows import row_body, stream_of
+from commands.api.rows import row_tag, stream_of, tells_stream
 from infra.errors import SamefoldError
 from projections.engine.queries import Found
 from projections.engine.view import View
@@ -29,20 +30,31 @@ CHUNK = 1_000
 AGAIN_S = 1.0
 
 
+class State(NamedTuple):
+    """What a row is now; `tag` is another one for each other state."""
+
+    event: str
+    tag: str
+    members: dict[str, Any]
+
+    def frame(self, position: str) -> bytes:
+        body = msgspec.json.encode(self.members | {"position": position})
+        return format_sse_event(event=self.event, id=self.tag, data_str=body.decode())
+
+
 class Watcher:
     """One client's watch on one row. `tag` names the state that it has, or is about to be sent."""
 
     def __init__(self, key: Values, tag: str | None) -> None:
         self.key = key
-        self._tag = tag
+        self.tag = tag
         self._newest: bytes | None = None
         self._signal = Signal()
         self._is_ended = False
 
     def tell(self, tag: str, frame: bytes) -> None:
-        if tag != self._tag:
-            self._tag, self._newest = tag, frame
-            self._signal.set()
+        self.tag, self._newest = tag, frame
+        self._signal.set()
 
     def end(self) -> None:
         self._is_ended = True
@@ -118,20 +130,17 @@ class RowFeed:
             found = await self._views.by_keys(self._view, some, streams)
             rows = {row.number: row.json for row in found.rows}
             for number, key in enumerate(some, start=1):
-                if watchers := self._watchers.get(key):
-                    tag, frame = self._frame(found, key, rows.get(number))
-                    for watcher in watchers:
-                        watcher.tell(tag, frame)
+                state = self._state(found, key, rows.get(number))
+                if news := [one for one in self._watchers.get(key, ()) if one.tag != state.tag]:
+                    frame = state.frame(str(found.position))
+                    for watcher in news:
+                        watcher.tell(state.tag, frame)
 
-    def _frame(self, found: Found, key: Values, row: msgspec.Raw | None) -> tuple[str, bytes]:
+    def _state(self, found: Found, key: Values, row: msgspec.Raw | None) -> State:
         stream = stream_of(self._view, key)
-        where = {"position": str(found.position)}
-        if stream is not None and stream in found.parked_since:
-            since = found.parked_since[stream]
-            tag, name, body = f"parked-{since}", "parked", msgspec.json.encode({"since_version": since} | where)
-        elif row is None:
-            tag, name, body = "gone", "gone", msgspec.json.encode(where)
-        else:
-            tag, body = row_body(self._view, found, row)
-            name = "row"
-        return tag, format_sse_event(event=name, id=tag, data_str=body.decode())
+        if stream is not None and (since := found.parked_since.get(stream)) is not None:
+            return State("parked", f"parked-{since}", {"since_version": since})
+        if row is None:
+            return State("gone", "gone", {})
+        parked = {} if tells_stream(self._view) else {"parked": found.parked}
+        return State("row", row_tag(self._view, found, row), {"row": row} | parked)

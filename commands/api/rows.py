@@ -30,13 +30,17 @@ def tells_stream(view: View) -> bool:
     return view.kind is Kind.ENTITY and view.key_function is None
 
 
-def row_body(view: View, found: Found, row: msgspec.Raw) -> tuple[str, bytes]:
-    """A name for what the row holds, and the answer's body. Where the key does not tell the stream, the parked ones are counted."""
+def row_tag(view: View, found: Found, row: msgspec.Raw) -> str:
+    """A name for what an answer with this row holds."""
+    return content_tag(row) if tells_stream(view) else content_tag(row, b"%d" % found.parked)
+
+
+def row_body(view: View, found: Found, row: msgspec.Raw) -> bytes:
+    """The answer's body. Where the key does not tell the stream, the parked ones are counted."""
     answer = RowAnswer(row, str(found.position))
-    if tells_stream(view):
-        return content_tag(row), msgspec.json.encode(answer)
-    answer.parked = found.parked
-    return content_tag(row, b"%d" % found.parked), msgspec.json.encode(answer)
+    if not tells_stream(view):
+        answer.parked = found.parked
+    return msgspec.json.encode(answer)
 
 
 def content_tag(*parts: bytes) -> str:

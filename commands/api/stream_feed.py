@@ -164,9 +164,11 @@ class StreamFeed:
                 log.exception("following the log stops")
             if not started.done():
                 started.set_exception(error)
-                started.exception()  # whoever waits has it, or has gone
         finally:
             self._task = None
+            if not started.done():
+                started.set_exception(FeedNotRunning("The process is about to end.", "Come back to another one."))
+            started.exception()  # whoever waits has it, or has gone
             self._end_all()
             if tail is not None:
                 thread.submit(tail.close)

@@ -128,7 +128,7 @@ def views() -> dict[str, Any]:
     return {
         "summary": "The views",
         "description": "What may be asked: each view's name, question, key and columns.",
-        "responses": {"200": answer("All views, by name.", schema), **problems(503)},
+        "responses": {"200": answer("All views, by name.", schema), **problems(422, 503)},
     }
 
 

@@ -16,7 +16,7 @@ from commands.api.cursors import cursor_after
 from commands.api.preferences import preferences
 from commands.api.problems import kind, problem_of
 from commands.api.readers import readers_of
-from commands.api.rows import content_tag, row_body, stream_of, tells_stream
+from commands.api.rows import content_tag, row_body, row_tag, stream_of, tells_stream
 from commands.api.segments import path_of
 from commands.api.view_requests import as_problems, key_of, question_of, refuse_unknown, seen_by
 from commands.api.world import World, world_of
@@ -106,6 +106,7 @@ _ETAG = re.compile(r'(?:W/)?"([!#-~\x80-\xff]*)"')
 def _list(views: Mapping[str, View]) -> Route:
     async def route(request: Request) -> Response:
         """All views."""
+        refuse_unknown(request, set())
         world = world_of(request)
         require_promises(world)
         with as_problems():
@@ -144,8 +145,8 @@ def _row(view: View) -> Route:
             raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
         if not found.rows:
             raise NO_ROW(headers=at, position=position)
-        tag, body = row_body(view, found, found.rows[0].json)
-        return answered(request, tag, found, body, _applied(request))
+        row = found.rows[0].json
+        return answered(request, row_tag(view, found, row), found, row_body(view, found, row), _applied(request))
 
     return route
 
@@ -155,7 +156,8 @@ def _page(view: View) -> Route:
         with as_problems():
             asked = question_of(view, request)
         most, views = asked.limit + 1, readers_of(request).views
-        found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most))
+        async with readers_of(request).searches.place(view, asked.filters):
+            found = await found_by(view, request, lambda: views.page(view, asked.filters, asked.after_key, most))
         rows = [row.json for row in found.rows[: asked.limit]]
         goes_on = len(found.rows) > asked.limit
         next_page = None
