@@ -46,7 +46,7 @@ class World:
     sizes: list[int] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     told: int = 0
-    broken_off: int = 0
+    broken_off: list[float] = field(default_factory=list)
 
     def members(self, role: Role) -> list[Child]:
         return [Alive(f"{role}-{n}", "module") for n in (1, 2)]
@@ -55,7 +55,8 @@ class World:
 
     def kill(self, child: Child) -> int | None:
         self.killed.append(child.name)
-        self.broken_off += self.breaks_off and child.name.startswith("api")
+        if self.breaks_off and child.name.startswith("api"):
+            self.broken_off += [0.0, inf]  # one was under way, one began when nobody served
         return 4711 if self.dies else None
 
     @property

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from typing import Any, NamedTuple
 from urllib.parse import quote
-
-import httpx
 
 from infra.errors import SamefoldError
 from infra.log.records import Command
@@ -37,77 +40,87 @@ class Answer(NamedTuple):
 
 
 class Front:
-    """`answered_at` is when the try that was answered last began, in monotonic seconds.
+    """Asks the API at a port from threads, each request over a connection of its own while it is under way.
 
-    `asking` is set while a request is under way: sent whole and not answered. `broken_off` counts those whose connection ended
-    before they were answered.
+    `asking` is set while one is: sent whole and not answered. `broken_off` has the moments, in monotonic seconds, at which those
+    requests began whose connection ended before they were answered; `answered_at` that of the youngest one that was answered.
     """
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
+    def __init__(self, host: str, port: int) -> None:
         self.answered_at = 0.0
-        self.asking = asyncio.Event()
+        self.broken_off: list[float] = []
+        self.asking = threading.Event()
+        self._address = host, port
+        self._threads = ThreadPoolExecutor(CONNECTIONS, "front")
+        self._lock = threading.Lock()
         self._under_way = 0
-        self.broken_off = 0
+        self._idle: list[HTTPConnection] = []
+        self._used: set[HTTPConnection] = set()
 
     async def post(self, command: Command) -> Answer:
         """The command's answer, whatever happens to the server meanwhile. Raises Unexpected."""
+        headers = {"Content-Type": "application/json", "Idempotency-Key": _key(command.id)}
         pause, most = AGAIN_S
         while True:
-            response = await self._try(command)
-            if response is not None and response.status_code not in PASSING:
-                return _answer(command, response)
+            found = await self._ask("POST", path_of(command), bytes(command.data), headers)
+            if found is not None and found[0] not in PASSING:
+                return _answer(command, *found)
             await asyncio.sleep(pause)
             pause = min(2 * pause, most)
 
     async def is_served(self) -> bool:
         """Whether the API says that it is ready."""
-        try:
-            return (await self._client.get("/health/ready")).is_success
-        except httpx.TransportError:
-            return False
+        found = await self._ask("GET", "/health/ready")
+        return found is not None and found[0] == 200
 
-    async def _try(self, command: Command) -> httpx.Response | None:
-        """None where nobody answers."""
-        sent = _Sent(lambda: self._count(1))
+    def close(self) -> None:
+        """Ends what is under way."""
+        with self._lock:
+            for connection in self._used:
+                if connection.sock is not None:
+                    with suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+        self._threads.shutdown(cancel_futures=True)
+        for connection in self._idle:
+            connection.close()
+
+    async def _ask(self, *request: Any) -> tuple[int, bytes] | None:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._try, *request)
+
+    def _try(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes] | None:
+        """Status and body; None where nobody answers."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else HTTPConnection(*self._address, timeout=ANSWER_S)
+            self._used.add(connection)
         began = time.monotonic()
+        whole = False
         try:
-            response = await self._client.post(
-                path_of(command),
-                content=bytes(command.data),
-                headers={"Content-Type": "application/json", "Idempotency-Key": _key(command.id)},
-                extensions={"trace": sent},
-            )
-        except httpx.TransportError:
-            self.broken_off += sent.whole
+            connection.request(method, path, body, headers or {})
+            whole = True
+            self._count(1)
+            response = connection.getresponse()
+            found = response.status, response.read()
+        except (OSError, HTTPException):
+            connection.close()
+            with self._lock:
+                self._used.discard(connection)
+                if whole:
+                    self.broken_off.append(began)
             return None
         finally:
-            self._count(-sent.whole)
-        self.answered_at = max(self.answered_at, began)
-        return response
+            self._count(-whole)
+        with self._lock:
+            self._used.discard(connection)
+            self._idle.append(connection)
+            self.answered_at = max(self.answered_at, began)
+        return found
 
     def _count(self, more: int) -> None:
-        self._under_way += more
-        (self.asking.set if self._under_way else self.asking.clear)()
-
-
-class _Sent:
-    """Notices when the last byte of a request is out."""
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self.whole = False
-        self._tell = tell
-
-    async def __call__(self, event: str, _info: Mapping[str, Any]) -> None:
-        if event == "http11.send_request_body.complete":
-            self.whole = True
-            self._tell()
-
-
-def front(url: str) -> httpx.AsyncClient:
-    """A client for `Front`, with the connections that it may use."""
-    limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-    return httpx.AsyncClient(base_url=url, limits=limits, timeout=httpx.Timeout(ANSWER_S, pool=None), trust_env=False)
+        with self._lock:
+            self._under_way += more
+            (self.asking.set if self._under_way else self.asking.clear)()
 
 
 def path_of(command: Command) -> str:
@@ -125,14 +138,14 @@ def _key(command_id: str) -> str:
     return '"' + command_id.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _answer(command: Command, response: httpx.Response) -> Answer:
-    told: dict[str, Any] = response.json()
-    match response.status_code:
+def _answer(command: Command, status: int, body: bytes) -> Answer:
+    told: dict[str, Any] = json.loads(body)
+    match status:
         case 200:
             return Answer("accepted", told["version"])
         case 409:
             return Answer("rejected", told["version"], told["code"])
-        case status:
+        case _:
             raise Unexpected(
                 f"Command {command.id} of {command.stream} was answered {status} {told.get('code')}: {told.get('detail')}",
                 "This is a defect of the API or of the demo.",

@@ -160,7 +160,7 @@ class Load:
             return
         self._send(self._sent + self._slice)
         self._see()
-        on_the_way, broken_off = self._sent - self._visible, self.sending.broken_off
+        on_the_way, broken_off = self._sent - self._visible, len(self.sending.broken_off)
         if role == "api" and not self.sending.is_asking():
             return  # nobody waits for an answer: perhaps behind the next slice
         pid = self.crew.kill(child)
@@ -179,7 +179,8 @@ class Load:
         if self._has_worked(kill):
             kill.back_after_s = time.monotonic() - kill.died
             if kill.role == "api":
-                kill.on_the_way = self.sending.broken_off - kill.broken_off_before
+                broken_off = self.sending.broken_off[kill.broken_off_before :]
+                kill.on_the_way = sum(began < kill.died for began in broken_off)
             turns.down = None
             if kill.is_effective:
                 turns.victims.pop(0)

@@ -159,7 +159,7 @@ def run(settings: Settings, options: Options, telling: Telling, proved: Callable
             read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
         port = _free_port()
         with Crew(demo, folder / "logs", api_port=port) as crew, Watch(demo) as watch, telling.until_the_end():
-            with Sending(demo, f"http://{HOST}:{port}") as sending:
+            with Sending(demo, HOST, port) as sending:
                 with telling.timed("2 handlers, 2 agents and the API at work"):
                     _until_ready(crew, watch, sending)
                 loaded, rebuilt = _load(demo, read.commands, crew, watch, sending, kills=options.kills, telling=telling)

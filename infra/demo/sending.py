@@ -7,12 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from commands.client import Sender
-from infra.demo.front import Answer, Front, can_be_sent, front
+from infra.demo.front import Answer, Front, can_be_sent
 from infra.errors import SamefoldError
 from infra.log.records import Command
 from infra.settings import Settings
@@ -31,17 +30,17 @@ class Unanswered(SamefoldError):
 
 
 class Sending:
-    """`with Sending(settings, url) as sending:` sends through a thread with an event loop of its own.
+    """`with Sending(settings, host, port) as sending:` sends through a thread with an event loop of its own.
 
     `answers` holds what was answered over HTTP by stream and command id, None while it is under way. Behind such a command those of
     the same stream wait for its answer; all others go on.
     """
 
-    def __init__(self, settings: Settings, url: str, every: int = EVERY) -> None:
+    def __init__(self, settings: Settings, host: str, port: int, every: int = EVERY) -> None:
         self.answers: dict[Key, Answer | None] = {}
         self._every = every
-        self._url = url
         self._sender = Sender(settings)
+        self._front = Front(host, port)
         self._taken = 0
         self._lanes: dict[str, deque[tuple[Command, bool]]] = {}
         self._following: set[asyncio.Task[None]] = set()
@@ -52,13 +51,13 @@ class Sending:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.front = self._do(self._open())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._do(self._close())
+        self._do(self._cancel())
+        self._front.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -80,12 +79,12 @@ class Sending:
     @property
     def answered_at(self) -> float:
         """When the try that was answered last began, in monotonic seconds: who lived then has answered it."""
-        return self.front.answered_at
+        return self._front.answered_at
 
     @property
-    def broken_off(self) -> int:
-        """How many requests were sent whole, and lost their connection before they were answered."""
-        return self.front.broken_off
+    def broken_off(self) -> list[float]:
+        """Of each request that was sent whole and lost its connection before it was answered, when it began."""
+        return self._front.broken_off
 
     @property
     def is_owed_answers(self) -> bool:
@@ -94,11 +93,11 @@ class Sending:
 
     def is_served(self) -> bool:
         """Whether the API says that it is ready."""
-        return self._do(self.front.is_served())
+        return self._do(self._front.is_served())
 
     def is_asking(self) -> bool:
         """Whether a request is under way, sent whole and not answered; waits a second for one."""
-        return self._do(self._is_asking())
+        return self.is_owed_answers and self._front.asking.wait(ASKING_WITHIN_S)
 
     def finish(self) -> None:
         """Returns when everything is answered. Raises Unanswered after a minute, and what `check` raises."""
@@ -108,16 +107,11 @@ class Sending:
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _open(self) -> Front:
-        self._client = front(self._url)
-        return Front(self._client)
-
-    async def _close(self) -> None:
+    async def _cancel(self) -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        await self._client.aclose()
 
     async def _take(self, commands: Sequence[Command]) -> None:
         at_once, begun = [], []
@@ -150,7 +144,7 @@ class Sending:
             while lane:
                 command, through_api = lane.popleft()
                 if through_api:
-                    self.answers[stream, command.id] = await self.front.post(command)
+                    self.answers[stream, command.id] = await self._front.post(command)
                     continue
                 together = [command]
                 while lane and not lane[0][1]:
@@ -163,13 +157,6 @@ class Sending:
 
     async def _append(self, commands: Sequence[Command]) -> None:
         await self._loop.run_in_executor(self._one_by_one, self._sender.send, commands, lambda _count: None)
-
-    async def _is_asking(self) -> bool:
-        if not self._lanes:
-            return False
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.front.asking.wait(), ASKING_WITHIN_S)
-        return self.front.asking.is_set()
 
     async def _finish(self) -> None:
         if self._following:
