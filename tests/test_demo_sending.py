@@ -135,8 +135,10 @@ def test_others_go_on_while_one_account_waits_for_its_answer(door: Door) -> None
         assert {account for account, _ in door.log} == {str(n) for n in range(7)}
         assert ("0", "c14") not in door.log, "it stands behind the one that is under way"
         assert sending.answers == {(waiting.stream, waiting.id): None}
+        assert sending.held == 2
         door.held.set()
         sending.finish()
+        assert sending.held == 0
         assert [id_ for account, id_ in door.log if account == "0"] == ["c0", "c7", "c14"]
 
 

@@ -155,7 +155,8 @@ class Load:
         role, turn = turns.victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
-        if self._visible < turn_at or child.pid is None:
+        # what the API holds up, which may be down, holds up nobody's turn
+        if self._visible + self.sending.held < turn_at or child.pid is None:
             self._send(turn_at)
             return
         self._send(self._sent + self._slice)
@@ -184,7 +185,7 @@ class Load:
             turns.down = None
             if kill.is_effective:
                 turns.victims.pop(0)
-        elif self._visible == self._sent and self._waits_for_work(kill):
+        elif self._waits_for_work(kill):
             self._send(self._sent + self._slice // 4 + 1)  # others did its work meanwhile: here is some more
 
     def _has_worked(self, kill: Kill) -> bool:
@@ -194,6 +195,7 @@ class Load:
         return self.watch.has_worked(kill.child, kill.before)
 
     def _waits_for_work(self, kill: Kill) -> bool:
-        if kill.role == "api":
-            return not self.sending.is_owed_answers
-        return self.watch.is_at_its_place(kill.child, kill.before)
+        held = self.sending.held
+        if self._visible + held < self._sent:
+            return False
+        return held == 0 if kill.role == "api" else self.watch.is_at_its_place(kill.child, kill.before)

@@ -33,11 +33,12 @@ class Sending:
     """`with Sending(settings, host, port) as sending:` sends through a thread with an event loop of its own.
 
     `answers` holds what was answered over HTTP by stream and command id, None while it is under way. Behind such a command those of
-    the same stream wait for its answer; all others go on.
+    the same stream wait for its answer; all others go on. `held` counts both, until they are answered or in the log.
     """
 
     def __init__(self, settings: Settings, host: str, port: int, every: int = EVERY) -> None:
         self.answers: dict[Key, Answer | None] = {}
+        self.held = 0
         self._every = every
         self._sender = Sender(settings)
         self._front = Front(host, port)
@@ -86,18 +87,13 @@ class Sending:
         """Of each request that was sent whole and lost its connection before it was answered, when it began."""
         return self._front.broken_off
 
-    @property
-    def is_owed_answers(self) -> bool:
-        """Whether the API has commands to answer."""
-        return bool(self._lanes)
-
     def is_served(self) -> bool:
         """Whether the API says that it is ready."""
         return self._do(self._front.is_served())
 
     def is_asking(self) -> bool:
         """Whether a request is under way, sent whole and not answered; waits a second for one."""
-        return self.is_owed_answers and self._front.asking.wait(ASKING_WITHIN_S)
+        return self.held > 0 and self._front.asking.wait(ASKING_WITHIN_S)
 
     def finish(self) -> None:
         """Returns when everything is answered. Raises Unanswered after a minute, and what `check` raises."""
@@ -121,8 +117,10 @@ class Sending:
             if through_api:
                 self.answers[command.stream, command.id] = None
             if (lane := self._lane_of(command.stream)) is not None:
+                self.held += 1
                 lane.append((command, through_api))
             elif through_api:
+                self.held += 1
                 self._lanes[command.stream] = deque([(command, through_api)])
                 begun.append(command.stream)
             else:
@@ -145,11 +143,13 @@ class Sending:
                 command, through_api = lane.popleft()
                 if through_api:
                     self.answers[stream, command.id] = await self._front.post(command)
+                    self.held -= 1
                     continue
                 together = [command]
                 while lane and not lane[0][1]:
                     together.append(lane.popleft()[0])
                 await self._append(together)
+                self.held -= len(together)
         except Exception as error:
             self._error = self._error or error
         finally:
