@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -14,7 +15,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from commands.api import answering, command_routes, outcomes
 from commands.api.answering import Waits
+from commands.api.command_routes import router_of
+from commands.api.refusals import refusals_of
 from commands.api.segments import path_of
+from domain.language import Refusal
+from infra.contexts import BadContext, contexts
 from infra.log import topics
 from infra.settings import Settings
 from tests.api import Api, agent, ready, serving
@@ -449,6 +454,25 @@ def test_what_is_known_of_an_append_that_fails_later(
         assert answer.headers["Location"] == told["outcome"] == "/outcomes/accounts/late/k1"
     else:
         assert told["appended"] == "no"
+
+
+# what can't be told apart over HTTP is refused at the start
+
+
+def test_a_context_may_not_be_called_as_something_else_of_the_api() -> None:
+    with pytest.raises(BadContext, match="'views'"):
+        router_of({"views": replace(contexts()["accounts"], name="views")})
+
+
+def test_a_refusal_may_not_have_a_code_that_means_something_else() -> None:
+    class Failed(Refusal):
+        """It did not work."""
+
+    def decide(_: Any, __: Any) -> list[Any]:
+        raise Failed
+
+    with pytest.raises(BadContext, match="'failed', which is taken"):
+        refusals_of(replace(contexts()["accounts"], decide=decide))
 
 
 # each guarantee, switched off
