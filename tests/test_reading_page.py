@@ -114,8 +114,10 @@ def test_each_code_in_the_table_is_explained() -> None:
     rows = re.findall(r"^\| (\d{3}) \| (.*?) \|", PAGE, re.MULTILINE)
     codes = [(int(status), code) for status, names in rows for code in re.findall(r"`([a-z-]+)`", names)]
     assert len(codes) > 10
-    for _, code in codes:
-        assert explained(code) is not None, code
+    for status, code in codes:
+        found = explained(code)
+        assert found is not None, code
+        assert found.status == status, code
 
 
 def test_a_wrong_page_is_found_out(api: Api) -> None:

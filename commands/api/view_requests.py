@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from commands.api.cursors import BadCursor, values_of
-from commands.api.problems import INVALID, invalid, problem_of
+from commands.api.problems import INVALID, Kind, invalid, kind, problem_of
 from commands.api.reading import Values
 from commands.api.segments import segment
 from commands.api.view_docs import FEW_ROWS, MOST_ROWS, PAGING, is_nullable
@@ -17,6 +17,31 @@ from infra.errors import SamefoldError
 from projections.engine.token import BadToken, OtherLog, Token
 from projections.engine.values import BadValue, value_of
 from projections.engine.view import View
+
+_REFUSED: dict[type[SamefoldError], Kind] = {
+    BadToken: kind(
+        422,
+        BadToken.code,
+        "A position token that none of our answers held.",
+        "Hand back what an answer's `position` or its header Samefold-Position held, unchanged.",
+    ),
+    BadCursor: kind(
+        422,
+        BadCursor.code,
+        "A cursor of another question, or none at all.",
+        "Follow an answer's `next` as it is, or begin without a cursor.",
+    ),
+    BadValue: kind(
+        422, BadValue.code, "A text is no value of a view's column.", "`GET /views` has the schema of each column."
+    ),
+    OtherLog: kind(
+        409,
+        OtherLog.code,
+        "A position token of another log.",
+        "It was kept from before the log was made anew, or is another service's. Read without it.",
+    ),
+}
+"""What is the caller's to put right; all else may pass."""
 
 
 class Question(NamedTuple):
@@ -102,9 +127,7 @@ def as_problems() -> Iterator[None]:
     """Named errors of reading as problems."""
     try:
         yield
-    except (BadToken, BadCursor, BadValue) as error:
-        raise problem_of(error, 422) from None
-    except OtherLog as error:
-        raise problem_of(error, 409) from None
     except SamefoldError as error:
+        if refused := _REFUSED.get(type(error)):
+            raise refused(error.message, cure=error.cure) from None
         raise problem_of(error) from error
