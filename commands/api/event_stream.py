@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable
 
 from fastapi.sse import format_sse_event
@@ -13,7 +14,8 @@ from commands.api.problems import kind
 
 HEARTBEAT_S = 15.0
 """Silence after which a comment is sent: proxies close what is silent for a minute or so."""
-RETRY_MS = 1_000
+RETRY_MS = (500, 3_000)
+"""How soon to come back when the connection is lost; not all at once, who lost theirs at once."""
 
 TOO_MANY_SUBSCRIBERS = kind(
     429,
@@ -22,8 +24,10 @@ TOO_MANY_SUBSCRIBERS = kind(
     "One process serves so many and no more (the setting `api_max_live`). Come back after `Retry-After` seconds.",
 )
 
-FIRST = format_sse_event(comment="samefold", retry=RETRY_MS)
-"""Sent at once, so that a client knows it is heard, and how soon to come back."""
+
+def first_frame() -> bytes:
+    """Sent at once, so that a client knows it is heard, and how soon to come back."""
+    return format_sse_event(comment="samefold", retry=random.randint(*RETRY_MS))
 
 
 class Room:

@@ -14,7 +14,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import Response
 
 from commands.api import history_docs, view_docs
-from commands.api.event_stream import FIRST, EventStream
+from commands.api.event_stream import EventStream, first_frame
 from commands.api.history_docs import MOST_EVENTS
 from commands.api.history_routes import LARGEST, entries, stream_in, version_of
 from commands.api.problems import INVALID
@@ -121,7 +121,7 @@ async def _frames(
     readers: Readers, follower: Follower, after: int, here: Reading, missed: Wanted | None
 ) -> AsyncGenerator[bytes, None]:
     """What was missed before `here`, then what the follower is given; and again so, whenever that was too much for its buffer."""
-    yield FIRST
+    yield first_frame()
     reading = START if missed else here
     while not follower.is_ended:
         if missed:

@@ -15,7 +15,7 @@ import msgspec
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from commands.api.due import Due
-from commands.api.event_stream import FIRST, Signal
+from commands.api.event_stream import Signal, first_frame
 from commands.api.pulse import Pulse
 from commands.api.reading import Values, ViewReader
 from commands.api.rows import row_tag, stream_of, tells_stream
@@ -62,7 +62,7 @@ class Watcher:
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """The newest state whenever it is another one, and comments where there is none."""
-        yield FIRST
+        yield first_frame()
         while not self._is_ended:
             if not await self._signal.wait():
                 yield KEEPALIVE_COMMENT
