@@ -178,7 +178,7 @@ class RealWorld(World):
     def _database(self) -> Database:
         return RealDatabase(self.settings)
 
-    def connect(self, _target: str, *, application_name: str, **options: Any) -> Connection:
+    def connect(self, conninfo: str, *, application_name: str, **options: Any) -> Connection:
         self.play.check_alive()
         session = self.database.connect(application_name, options)
         session.owner = self.play.current.process if self.play.current else ""

@@ -39,7 +39,7 @@ from tests.model_read.postgres import Database, Key, Row, Tables
 from tests.model_read.views import code
 
 TOPIC_ID = "topic"
-_WITH_A_CLOCK = (builds, claims, commit, filling, people, rebuild, replaying, source, switch, tail, twins)
+_WITH_A_CLOCK = (builds, claims, filling, people, rebuild, replaying, source, switch, tail, twins)
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
@@ -106,12 +106,13 @@ class World:
             (clients, "range_consumer", self.log.consumer),
             (topics, "describe", self._describe),
             *((module, "time", clock) for module in _WITH_A_CLOCK),
+            (commit, "sleep", clock.sleep),
             *((logging.getLogger(f"projections.engine.{name}"), "disabled", True) for name in ("work", "commit")),
             (workers, "run", self.work),
             *((module, "uuid4", self.uuid) for module in (builds, replaying, switch)),
         ]
 
-    def connect(self, _target: str, *, application_name: str, **options: Any) -> Connection:
+    def connect(self, conninfo: str, *, application_name: str, **options: Any) -> Connection:
         play = self.play
         play.check_alive()
         session = self.database.connect(application_name, options)
