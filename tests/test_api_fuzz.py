@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,12 +21,15 @@ import schemathesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
+from requests import PreparedRequest
+from requests.adapters import HTTPAdapter
 from schemathesis import Case, GenerationMode
 from schemathesis.core.failures import FailureGroup
 from schemathesis.core.result import Ok
 from schemathesis.core.transport import Response
 from schemathesis.schemas import APIOperation, BaseSchema
 
+from infra.contexts import contexts
 from infra.settings import Settings
 from tests.api import Api, everything
 from tests.conftest import SEED
@@ -60,10 +64,14 @@ class Asked:
         self.url = url
         self.session = requests.Session()
         self.session.trust_env = False
+        self.streams = Streams()
+        self.session.mount(url, self.streams)
         self.told: list[Told] = []
         self.statuses: Counter[int] = Counter()
 
     def call(self, case: Case[Any]) -> Response:
+        if case.method == "GET":
+            case.headers.pop("Prefer", None)  # to wait for what never comes
         _as_meant(case)
         response = case.call(base_url=self.url, session=self.session, timeout=TIMEOUT_S)
         self.statuses[response.status_code] += 1
@@ -77,6 +85,19 @@ class Asked:
     def validate(self, case: Case[Any]) -> None:
         """Raises FailureGroup when the answer is not as the document has it."""
         case.validate_response(self.call(case))
+
+
+class Streams(HTTPAdapter):
+    """Puts something before each stream's name: a scenario has its own, and would go the same way again, as hypothesis wants."""
+
+    begin_with = ""
+
+    def send(self, request: PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        request.url = STREAM.sub(lambda found: found[0] + self.begin_with, request.url or "")
+        return super().send(request, *arguments, **options)
+
+
+STREAM = re.compile(rf"^http://[^/]+(?:/outcomes)?/(?:{'|'.join(contexts())})/")
 
 
 def _as_meant(case: Case[Any]) -> None:
@@ -126,8 +147,7 @@ def each(strategy: SearchStrategy[Case[Any]], check: Callable[[Case[Any]], None]
 
 @pytest.fixture(scope="module")
 def api(shared_world: Settings) -> Iterator[Api]:
-    hasty = {"api_wait_s": 1.0, "api_max_wait_s": 1.0}  # a case may ask to wait for what never comes
-    with everything(shared_world.model_copy(update=hasty)) as api:
+    with everything(shared_world) as api:
         yield api
 
 
@@ -211,6 +231,12 @@ def test_one_thing_after_another_as_the_document_links_them(document: Document, 
     paths = {path: item for path, item in document["paths"].items() if path.startswith("/views") is views}
 
     class Machine(schema_of(document | {"paths": paths}).as_state_machine()):  # type: ignore[misc]
+        def setup(self) -> None:
+            asked.streams.begin_with = f"{next(_keys)}-"
+
+        def teardown(self) -> None:
+            asked.streams.begin_with = ""
+
         def call(self, case: Case[Any], **_: Any) -> Response:
             return asked.call(case)
 
