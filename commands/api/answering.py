@@ -1,8 +1,8 @@
 """Waits for outcomes, for everybody at once: one query per beat of the pulse, however many wait.
 
 Whoever waits is entered first, then the command is appended: an outcome that is committed after that makes a beat. One that was
-there before makes none (a repeated command), so those whose command may be a repeated one are looked for at once; and every second
-all are, whatever beats there were.
+there before makes none (a repeated command), so those whose command may be a repeated one are looked for a moment later; and every
+second all are, whatever beats there were.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from projections.engine.token import Token
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+LOOK_AFTER_S = 0.05
+"""By then most commands are answered, and only a repeated one costs a query of its own."""
 AGAIN_S = 0.25
 CHUNK = 5_000
 """Outcomes asked for at once."""
@@ -87,7 +89,7 @@ class Waits:
     def waiting(
         self, stream: str, command_id: str, partitions: int, *, look: bool
     ) -> Iterator[asyncio.Future[Recorded]]:
-        """A future that gets the outcome. `look`: it may be there already. Raises Problem 429.
+        """A future that gets the outcome. `look`: it may be there already, and is looked for in a moment. Raises Problem 429.
 
         Enter this before the command is appended. `partitions` is the log's number of them.
         """
@@ -103,11 +105,12 @@ class Waits:
         self._waiting.setdefault(key, []).append(future)
         self._by_partition[partition_of(stream, partitions)].add(key)
         self._count += 1
-        if look:
-            self._are_due((key,))
+        later = asyncio.get_running_loop().call_later(LOOK_AFTER_S, self._are_due, (key,)) if look else None
         try:
             yield future
         finally:
+            if later is not None:
+                later.cancel()
             self._count -= 1
             futures = self._waiting[key]
             futures.remove(future)
@@ -123,8 +126,9 @@ class Waits:
                     future.set_exception(TimeoutError())
                     future.exception()  # it may be that nobody looks at it any more
 
-    async def looked(self, within_s: float) -> bool:
-        """Wait for the first query that begins from now on; whether it ended in time."""
+    async def looked(self, stream: str, command_id: str, within_s: float) -> bool:
+        """Look for an outcome that somebody waits for, now; whether a query that began behind this call ended in time."""
+        self._are_due(((stream, command_id),))
         wanted = self._begun + 1
         try:
             async with asyncio.timeout(within_s):

@@ -80,8 +80,8 @@ async def outcome(request: Request) -> Response:
     settings, prefer = world.settings, preferences(request)
     patience = prefer.wait_within(0, settings.api_max_wait_s)
     applied = prefer.applied(settings.api_max_wait_s)
-    with world.waits.waiting(asked.stream, asked.key, world.events.partitions, look=True) as found:
-        looked = await world.waits.looked(LOOK_S)
+    with world.waits.waiting(asked.stream, asked.key, world.events.partitions, look=False) as found:
+        looked = await world.waits.looked(asked.stream, asked.key, LOOK_S)
         try:
             async with asyncio.timeout(patience):
                 recorded = await found
