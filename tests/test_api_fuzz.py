@@ -35,7 +35,7 @@ from tests.api import Api, everything
 from tests.conftest import SEED
 from tests.evidence import Told, contradictions, told, witnesses
 
-EXAMPLES = 8
+EXAMPLES = 6
 """Of each operation, valid and invalid each."""
 SCENARIOS = 15
 STEPS = 10

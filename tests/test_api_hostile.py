@@ -550,31 +550,47 @@ def test_without_a_limit_memory_would_not_stay_flat(unguarded: tuple[int, int]) 
 SLOW = 40
 
 
-def test_slow_bodies_end_by_a_deadline_and_hold_up_nobody(front: Front, account: str) -> None:
-    """One byte of each body between two requests of somebody else."""
-    length = ("Content-Length", "100000")
-    slow = [socket.create_connection(("127.0.0.1", front.port), timeout=20) for _ in range(SLOW)]
+def trickle(port: int, start: bytes, meanwhile: Callable[[], Reply], seconds: float = 30) -> set[int]:
+    """Slow requests, a byte of each between two requests of somebody else: the statuses they end with. Raises AssertionError."""
+    slow = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(SLOW)]
     try:
         for one in slow:
-            one.sendall(head("POST", f"/{account}/deposit", [("Content-Type", "application/json"), length]))
-        waiting, slowest, deadline = list(slow), 0.0, time.monotonic() + 30
+            one.sendall(start)
+        waiting, deadline = list(slow), time.monotonic() + seconds
         while waiting:
-            assert time.monotonic() < deadline, f"{len(waiting)} slow bodies have no answer"
-            began = time.monotonic()
-            assert front.command(account, "deposit", DEPOSIT).status == 200
-            slowest = max(slowest, time.monotonic() - began)
+            assert time.monotonic() < deadline, f"{len(waiting)} slow requests have no answer"
+            assert timed(meanwhile) < 2
             waiting = [one for one in waiting if not has_answer(one)]
             for one in waiting:
-                one.sendall(b" ")
-        assert {answer(one).status for one in slow} == {408}
-        assert slowest < 2
+                one.sendall(b"x")
+        return {answer(one).status for one in slow}
     finally:
         for one in slow:
             one.close()
 
 
+def slow_body(target: str) -> bytes:
+    return head("POST", target, [("Content-Type", "application/json"), ("Content-Length", "100000")])
+
+
+def test_slow_bodies_end_by_a_deadline_and_hold_up_nobody(front: Front, account: str) -> None:
+    start = slow_body(f"/{account}/deposit")
+    assert trickle(front.port, start, lambda: front.command(account, "deposit", DEPOSIT)) == {408}
+
+
+def test_slow_heads_end_by_a_deadline_and_hold_up_nobody(front: Front) -> None:
+    start = b"GET /views HTTP/1.1\r\nHost: te"
+    assert trickle(front.port, start, lambda: front.get("/health/live")) == {408}
+
+
+def test_without_a_deadline_slow_bodies_would_stay(unguarded: tuple[int, int]) -> None:
+    port, _ = unguarded
+    with pytest.raises(AssertionError, match="no answer"):
+        trickle(port, slow_body("/"), lambda: ask(port, head("GET", "/")), seconds=3)
+
+
 def test_ten_thousand_idle_connections_hold_up_nobody(front: Front, account: str) -> None:
-    """Half of them have said half of a request."""
+    """They say nothing: who has begun to ask must go on."""
     server = psutil.Process(front.pid)
     limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server.rlimit(psutil.RLIMIT_NOFILE)[0])
     wanted = min(10_000, limit - 1_000)
