@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 import hypothesis
+import jsonschema_rs
 import pytest
 import requests
 import schemathesis
@@ -243,6 +244,27 @@ def test_one_thing_after_another_as_the_document_links_them(document: Document, 
     hypothesis.seed(SEED)(Machine)
     Machine.run(settings=settings(SCENARIOS, stateful_step_count=STEPS))
     assert (asked.statuses - before)[200] > SCENARIOS
+
+
+def test_states_that_are_sent_live_are_as_the_document_has_them(document: Document, api: Api, asked: Asked) -> None:
+    opened = httpx.post(f"{api.url}/accounts/somebody/open-account", json={"overdraft_limit": 0, "on": "2026-01-01"})
+    assert opened.status_code == 200
+    asked.told.append(told("accounts/somebody", opened.json()["command_id"], 200, opened.json()))
+    content = document["paths"]["/views/balances/{account}/live"]["get"]["responses"]["200"]["content"]
+    schema = content[EVENT_STREAM]["itemSchema"]["properties"]["data"]["contentSchema"]
+    states = {who: first_state(f"{api.url}/views/balances/{who}/live") for who in ("somebody", "nobody")}
+    assert states["somebody"]["row"]["cents"] == 0
+    assert "row" not in states["nobody"]
+    for state in states.values():
+        jsonschema_rs.validate(schema, state)
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validate(schema, {"row": {}, "position": "1"})
+
+
+def first_state(url: str) -> Any:
+    with httpx.stream("GET", url, timeout=TIMEOUT_S) as answer:
+        data = next(line for line in answer.iter_lines() if line.startswith("data:"))
+        return json.loads(data.removeprefix("data:"))
 
 
 # ── a server that breaks a promise is found ──

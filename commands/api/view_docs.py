@@ -93,7 +93,7 @@ def live_row(view: View, parked: bool) -> dict[str, Any]:
         "kept up to date. Only the newest state is sent: changes that follow each other faster than they are read are one.",
         "parameters": [*_key(view), LAST_EVENT_ID],
         "responses": {
-            "200": events("States of the row.", answer_schema(view, parked)),
+            "200": events("States of the row.", _state_schema(view, parked)),
             **problems(422, 429, 503),
         },
     }
@@ -106,6 +106,17 @@ def row_schema(view: View) -> dict[str, Any]:
 def answer_schema(view: View, parked: bool) -> dict[str, Any]:
     counted = {"parked": PARKED} if parked else {}
     return json_object(f"{_title(view)}Answer", {"row": row_schema(view), "position": POSITION} | counted)
+
+
+def _state_schema(view: View, parked: bool) -> dict[str, Any]:
+    """`gone` has no row, and `parked` says since which version of the stream."""
+    answer = answer_schema(view, parked)
+    more = {"since_version": NUMBER | {"description": "The stream's first version that the row leaves out."}}
+    return answer | {
+        "title": f"{_title(view)}State",
+        "required": ["position"],
+        "properties": answer["properties"] | more,
+    }
 
 
 def views() -> dict[str, Any]:
