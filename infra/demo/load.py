@@ -155,8 +155,8 @@ class Load:
         role, turn = turns.victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
-        # what the API holds up, which may be down, holds up nobody's turn
-        if self._visible + self.sending.held < turn_at or child.pid is None:
+        # what the API holds up, which may be down, holds up nobody's turn, unless it were much
+        if self._visible + min(self.sending.held, 4 * self._slice) < turn_at or child.pid is None:
             self._send(turn_at)
             return
         self._send(self._sent + self._slice)
