@@ -439,7 +439,9 @@ class Handler:
 
     def _snapshots(self) -> SnapshotReader:
         if self._database is None or self._database.closed:
-            self._database = connect(self.settings, f"samefold handler {self.name}", short_transactions=True)
+            self._database = connect(
+                self.settings, f"samefold handler {self.name}", short_transactions=True, by_key=True
+            )
             for topic in self._topics:
                 check_contract(self._database, Contract.of(topic))
             self._reader = SnapshotReader(self._database, self.settings.events_topic)

@@ -69,6 +69,15 @@ def serving(world: Settings, name: str = "api") -> Iterator[Api]:
 
 
 @contextmanager
+def unfolded(world: Settings) -> Iterator[Api]:
+    """A ready API and a handler; what is folded, and when, is each test's affair."""
+    set_up(world)
+    with handler(world), serving(world) as api:
+        ready(api)
+        yield api
+
+
+@contextmanager
 def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Agent]:
     """An agent in a thread; an error that ended it is raised at the end."""
     loop = asyncio.new_event_loop()

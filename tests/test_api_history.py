@@ -20,8 +20,8 @@ from infra.log.records import Commit, EventRecord, Record, decode_event, encode
 from infra.log.rule import START, Counted, Reading, Void
 from infra.settings import Settings
 from projections.engine.token import Token
-from tests.api import Api, ready, serving
-from tests.spine import deposit, handler, open_account, produce, project, records_of, set_up, until, withdraw
+from tests.api import Api, unfolded
+from tests.spine import deposit, open_account, produce, project, records_of, until, withdraw
 from tests.test_api_views import decided, folded, get, problem, token_now
 
 PARTITIONS = 4
@@ -29,10 +29,7 @@ PARTITIONS = 4
 
 @pytest.fixture(scope="module")
 def api(shared_world: Settings) -> Iterator[Api]:
-    """An API and a handler; what is folded, and when, is each test's affair."""
-    set_up(shared_world)
-    with handler(shared_world), serving(shared_world) as api:
-        ready(api)
+    with unfolded(shared_world) as api:
         yield api
 
 

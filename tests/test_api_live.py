@@ -27,8 +27,8 @@ from infra.log.records import Commit, EventRecord
 from infra.log.rule import START, Counted, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
-from tests.api import Api, everything, ready, serving
-from tests.spine import DEADLINE_S, deposit, handler, open_account, project, send, set_up, until
+from tests.api import Api, everything, ready, serving, unfolded
+from tests.spine import DEADLINE_S, deposit, open_account, project, send, until
 from tests.test_api_views import decided, folded, get, problem
 
 
@@ -97,10 +97,7 @@ def subscribed(api: Api, path: str, **headers: str) -> Iterator[Subscription]:
 
 @pytest.fixture(scope="module")
 def api(shared_world: Settings) -> Iterator[Api]:
-    """An API and a handler; what is folded, and when, is each test's affair."""
-    set_up(shared_world)
-    with handler(shared_world), serving(shared_world) as api:
-        ready(api)
+    with unfolded(shared_world) as api:
         yield api
 
 

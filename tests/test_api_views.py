@@ -30,7 +30,7 @@ from projections.engine.rebuild import rebuild
 from projections.engine.system import all_views
 from projections.engine.token import Token
 from projections.engine.view import View
-from tests.api import Api, ready, serving
+from tests.api import Api, ready, serving, unfolded
 from tests.bankviews import BROKEN, SUMS, live_table, make_tables, view
 from tests.conftest import _world
 from tests.spine import (
@@ -52,10 +52,7 @@ PARTITIONS = 4
 
 @pytest.fixture(scope="module")
 def api(shared_world: Settings) -> Iterator[Api]:
-    """An API and a handler; what is folded, and when, is each test's affair."""
-    set_up(shared_world)
-    with handler(shared_world), serving(shared_world) as api:
-        ready(api)
+    with unfolded(shared_world) as api:
         yield api
 
 

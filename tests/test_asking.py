@@ -18,7 +18,7 @@ from psycopg import sql
 from infra.database.connect import Connection
 from infra.settings import Settings
 from projections.engine import queries
-from projections.engine.columns import Column, Role, Scalar
+from projections.engine.columns import SQL_TYPES, Column, Role, Scalar
 from projections.engine.queries import Found, Query
 from projections.engine.values import BadValue, schema_of, value_of
 from projections.engine.view import View
@@ -112,7 +112,7 @@ def test_whatever_a_row_shows_is_read_from_a_url_as_the_same_value(db: Connectio
     @hypothesis(max_examples=60, deadline=None)
     def goes_round(value: Any) -> None:
         shown = queries._shown(column(scalar))
-        kind = sql.SQL(queries._TYPES[scalar])
+        kind = sql.SQL(SQL_TYPES[scalar])
         query = sql.SQL("select row_to_json(r)::text from (select {} as it from (select %s::{} as it) t) r").format(
             shown, kind
         )

@@ -136,3 +136,17 @@ def test_errors_get_names(world: Settings) -> None:
             db.execute("select * from positions")
         with pytest.raises(DatabaseAway), naming(world):
             db.execute("select pg_terminate_backend(pg_backend_pid())")
+
+
+@pytest.mark.parametrize(("by_key", "reads_all"), [(True, False), (False, True)])
+def test_a_plan_made_while_a_table_is_small_goes_by_the_key(world: Settings, by_key: bool, reads_all: bool) -> None:
+    """Without it the plan reads the whole table, for good: what the sessions of handlers, agents and waits are spared."""
+    asked = "select v from unnest(%s::text[]) as asked(k) join small using (k)"
+    with connect(world, "somebody", by_key=by_key) as db:
+        db.execute("create table small (k text primary key, v int)")
+        db.execute("insert into small select n::text, n from generate_series(1, 20) n")
+        db.execute("analyze small")
+        db.execute("set plan_cache_mode = force_generic_plan")
+        db.execute(b"prepare asked as " + asked.replace("%s", "$1").encode())
+        plan = "\n".join(line for (line,) in db.execute("explain execute asked(array['3'])"))
+    assert ("Seq Scan on small" in plan) == reads_all, plan

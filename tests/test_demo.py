@@ -3,16 +3,17 @@
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -21,6 +22,7 @@ from infra.demo.data import real_data
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from tests.conftest import ROOT, Samefold
+from tests.curl import curl
 from tests.oracle import Verdict, judge
 from tests.spine import until
 
@@ -107,18 +109,17 @@ def assert_the_readme_shows(printed: str) -> None:
         assert re.search(rf"^  {label}  +[0-9]", printed, re.MULTILINE), f"README shows {label}"
 
 
-def answered(command: str) -> dict[str, Any]:
+def answered(line: str) -> dict[str, Any]:
     """What a printed curl line answers, as soon as it is answered well."""
     found: list[dict[str, Any]] = []
 
     def is_answered() -> bool:
-        done = subprocess.run(
-            [*shlex.split(command), "--silent", "--fail"], capture_output=True, text=True, timeout=30, check=False
-        )
-        found.extend([json.loads(done.stdout)] if done.returncode == 0 else [])
+        with suppress(httpx.TransportError):
+            answer = curl(line)
+            found.extend([answer.json()] if answer.status_code == 200 else [])
         return bool(found)
 
-    until(is_answered, f"an answer to {command}", 60)
+    until(is_answered, f"an answer to {line}", 60)
     return found[0]
 
 

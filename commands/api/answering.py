@@ -143,7 +143,7 @@ class Waits:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(
-                    **parameters(self._settings, self._name)
+                    **parameters(self._settings, self._name, by_key=True)
                 ) as connection:
                     connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
                     while True:

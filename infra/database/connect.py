@@ -53,16 +53,26 @@ _NOT_FOR_US = ("password authentication failed", "no pg_hba.conf entry", "does n
 
 
 def connect(
-    settings: Settings, name: str, *, statement_timeout_ms: int | None = None, short_transactions: bool = False
+    settings: Settings,
+    name: str,
+    *,
+    statement_timeout_ms: int | None = None,
+    short_transactions: bool = False,
+    by_key: bool = False,
 ) -> Connection:
     """A connection in autocommit mode whose `application_name` is `name`; times are UTC.
 
-    `short_transactions` is for those who hold locks that others wait for: see `longest_transaction_ms`.
+    `short_transactions` is for those who hold locks that others wait for: see `longest_transaction_ms`. `by_key` is for those who
+    find rows by their keys alone: see `BY_KEY`.
 
     Raises DatabaseAway for what may pass, DatabaseRefused for what won't, NotConfigured.
     """
     session = parameters(
-        settings, name, statement_timeout_ms=statement_timeout_ms, short_transactions=short_transactions
+        settings,
+        name,
+        statement_timeout_ms=statement_timeout_ms,
+        short_transactions=short_transactions,
+        by_key=by_key,
     )
     try:
         return psycopg.connect(**session)
@@ -71,7 +81,12 @@ def connect(
 
 
 def parameters(
-    settings: Settings, name: str, *, statement_timeout_ms: int | None = None, short_transactions: bool = False
+    settings: Settings,
+    name: str,
+    *,
+    statement_timeout_ms: int | None = None,
+    short_transactions: bool = False,
+    by_key: bool = False,
 ) -> dict[str, Any]:
     """The same connection as arguments of psycopg's `connect`, secrets and all. Raises DatabaseRefused, NotConfigured."""
     statement_timeout_ms = settings.statement_timeout_ms if statement_timeout_ms is None else statement_timeout_ms
@@ -83,7 +98,7 @@ def parameters(
         raise DatabaseRefused(
             "SAMEFOLD_DATABASE_URL is no connection string.", "Write postgresql://user:password@host:5432/name."
         ) from None
-    session = {
+    session: dict[str, int | str] = {
         "statement_timeout": statement_timeout_ms,
         "lock_timeout": settings.lock_timeout_ms,
         "idle_in_transaction_session_timeout": settings.idle_in_transaction_timeout_ms,
@@ -91,6 +106,8 @@ def parameters(
     }
     if short_transactions:
         session["transaction_timeout"] = longest_transaction_ms(settings)
+    if by_key:
+        session |= BY_KEY
     options = " ".join([str(known.get("options") or ""), *(f"-c {key}={value}" for key, value in session.items())])
     return {
         "conninfo": target,
@@ -103,6 +120,12 @@ def parameters(
         "keepalives_count": 3,
         "options": options.strip(),
     }
+
+
+BY_KEY = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+"""A prepared statement keeps the plan of its first executions until the table is analyzed. Of a table that was small then, that is
+to read all of it for every key, however large it has become: half of what PostgreSQL did for a command. Off means dear, not forbidden.
+"""
 
 
 def longest_transaction_ms(settings: Settings) -> int:

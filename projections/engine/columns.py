@@ -66,6 +66,18 @@ _SCALARS: dict[type, Scalar] = {
     bytes: Scalar.BYTES,
 }
 
+SQL_TYPES = {
+    Scalar.BOOL: "bool",
+    Scalar.INT: "int8",
+    Scalar.STR: "text",
+    Scalar.DATE: "date",
+    Scalar.DATETIME: "timestamptz",
+    Scalar.DECIMAL: "numeric",
+    Scalar.UUID: "uuid",
+    Scalar.BYTES: "bytea",
+}
+"""PostgreSQL's names of what authors' columns store; sums are `numeric` whatever they add up."""
+
 _COMBINABLE = {
     Role.SUM: (Scalar.INT, Scalar.DECIMAL),
     Role.MIN: (Scalar.INT, Scalar.DECIMAL, Scalar.DATE, Scalar.DATETIME),

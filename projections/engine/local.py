@@ -22,7 +22,7 @@ from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.builds import FILLING, Build, BuildAbandoned, Pin, loader_name
-from projections.engine.columns import PARTITION, Column, Scalar
+from projections.engine.columns import PARTITION, SQL_TYPES, Column, Scalar
 from projections.engine.commit import Batch
 from projections.engine.cut import Cut
 from projections.engine.errors import LogChanged
@@ -232,18 +232,8 @@ def copy_types(view: View) -> list[str]:
     return [*map(_copy_type, view.columns), "int2"]
 
 
-_COPY_TYPES = {
-    Scalar.BOOL: "bool",
-    Scalar.INT: "int8",
-    Scalar.STR: "text",
-    Scalar.DATE: "date",
-    Scalar.DATETIME: "timestamptz",
-    Scalar.DECIMAL: "numeric",
-    Scalar.UUID: "uuid",
-    Scalar.BYTES: "bytea",
-    # a json column's binary form is its text, and binary COPY names no types
-    Scalar.JSON: "bytea",
-}
+# a json column's binary form is its text, and binary COPY names no types
+_COPY_TYPES = SQL_TYPES | {Scalar.JSON: "bytea"}
 
 
 def _copy_type(column: Column) -> str:

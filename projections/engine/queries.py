@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg import sql
 
-from projections.engine.columns import Column, Role, Scalar
+from projections.engine.columns import SQL_TYPES, Column, Role, Scalar
 from projections.engine.token import Token
 from projections.engine.view import Kind, View
 
@@ -197,17 +197,7 @@ def _is(column: Column, null: bool) -> sql.Composed:
 
 
 def _type(column: Column) -> sql.SQL:
-    return sql.SQL("numeric") if column.numeric else sql.SQL(_TYPES[column.scalar])
+    return sql.SQL("numeric") if column.numeric else sql.SQL(SQL_TYPES[column.scalar])
 
 
 _COMBINED = (Role.SUM, Role.MIN, Role.MAX)
-_TYPES = {
-    Scalar.BOOL: "bool",
-    Scalar.INT: "int8",
-    Scalar.STR: "text",
-    Scalar.DATE: "date",
-    Scalar.DATETIME: "timestamptz",
-    Scalar.DECIMAL: "numeric",
-    Scalar.UUID: "uuid",
-    Scalar.BYTES: "bytea",
-}

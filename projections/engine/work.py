@@ -157,7 +157,7 @@ class Work:
     def _connected(self, lane: int = 0) -> Connection:
         connection = self._connections[lane]
         if connection is None or connection.closed:
-            connection = connect(self.settings, f"samefold {self.name}", short_transactions=True)
+            connection = connect(self.settings, f"samefold {self.name}", short_transactions=True, by_key=True)
             self._connections[lane] = connection
             prepare(connection)
         return connection
