@@ -123,8 +123,9 @@ def parameters(
 
 
 BY_KEY = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-"""A prepared statement keeps the plan of its first executions until the table is analyzed. Of a table that was small then, that is
-to read all of it for every key, however large it has become: half of what PostgreSQL did for a command. Off means dear, not forbidden.
+"""A prepared statement keeps the plan of its first executions until the table is analyzed. Of a table that was small then, that
+is to read all of it for every key, however large it has become: half of what PostgreSQL did for a command. Off means dear, not
+forbidden.
 """
 
 
