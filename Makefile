@@ -32,7 +32,7 @@ mutants: setup ## switch guarantees off one at a time, and see a test catch each
 chaos: setup ## real processes killed, frozen and cut off at random, judged all the while (MINUTES=10 SEED=...)
 	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-bench: setup ## how fast it is, beside its peers, on a stack of its own (about 35 minutes, on a quiet machine)
+bench: setup ## how fast it is, beside its peers, on a stack of its own (about an hour, on a quiet machine)
 	@$(BIN)/samefold bench $(ARGS)
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
