@@ -2,8 +2,9 @@
 
 Every tenth time, the first one too, it is one that was just rebuilt (the function behind `samefold rebuild balances`; the
 table before the last is dropped, as `samefold views drop` would); else the one that was live before, caught up, as by `samefold
-switch balances`. With a rebuild each time the log, which grows meanwhile, would soon take a minute to load. Prints a JSON object a
-switch; times are in milliseconds.
+switch balances`. With a rebuild each time the log, which grows meanwhile, would soon take a minute to load. A second lies between two
+switches: one on the heels of another finds agents that have not folded anything since. Prints a JSON object a switch; times are in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from infra.bench.newer import VIEW, raise_version
 
 REBUILD_EACH = 10
+PAUSE_S = 1.0
 
 if TYPE_CHECKING:
     from infra.settings import Settings
@@ -37,6 +39,8 @@ def main() -> None:
 
     settings, views = Settings(), all_views()
     for number in range(given.count):
+        if number:
+            time.sleep(PAUSE_S)
         began = time.monotonic()
         anew = number % REBUILD_EACH == 0
         switched = rebuild(settings, [VIEW], views).switched if anew else go_to(settings, [VIEW], views)
