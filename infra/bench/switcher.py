@@ -2,9 +2,9 @@
 
 Every tenth time, the first one too, it is one that was just rebuilt (the function behind `samefold rebuild balances`; the
 table before the last is dropped, as `samefold views drop` would); else the one that was live before, caught up, as by `samefold
-switch balances`. With a rebuild each time the log, which grows meanwhile, would soon take a minute to load. A second lies between two
-switches: one on the heels of another finds agents that have not folded anything since. Prints a JSON object a switch; times are in
-milliseconds.
+switch balances`. With a rebuild each time the log, which grows meanwhile, would soon take a minute to load. A second lies between
+two switches: one on the heels of another finds agents that have not folded anything since. Prints a JSON object a switch; times
+are in milliseconds.
 """
 
 from __future__ import annotations
