@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple, cast
@@ -95,7 +96,7 @@ class Asking:
         self._connections = connections
         self._rate = rate
         self._next = 0
-        self._free: list[Connection] = []
+        self._free: deque[Connection] = deque()
         self._under_way: dict[Connection, tuple[int, float, float]] = {}
         self._late: list[int] = []
         self._done: asyncio.Future[None]
@@ -108,14 +109,14 @@ class Asking:
             (await loop.create_connection(lambda: Connection(self._answered, self._lost), HOST, port))[1]
             for _ in range(self._connections)
         ]
-        self._free = list(made)
+        self._free = deque(made)
         self._began = time.monotonic()
         try:
             if self._rate:
                 self._tick()
             else:
                 for _ in range(min(self._connections, len(self._requests))):
-                    self._ask(self._free.pop(), time.monotonic())
+                    self._ask(self._free.popleft(), time.monotonic())
             await self._done
         finally:
             for connection in made:
@@ -133,7 +134,8 @@ class Asking:
         """Send what is due, as far as connections are free; the rest has waited since then when one is."""
         now = time.monotonic()
         while self._free and self._next < len(self._requests) and self._due(self._next) <= now:
-            self._ask(self._free.pop(), now)
+            # in turn: the server closes one that nobody uses for some seconds
+            self._ask(self._free.popleft(), now)
         if self._next < len(self._requests):
             asyncio.get_running_loop().call_later(max(self._due(self._next) - now, 0.0002), self._tick)
 
