@@ -18,9 +18,8 @@ def refusals_of(context: Context) -> dict[str, type[Refusal]]:
     """
     found: dict[str, type[Refusal]] = {}
     module = context.decide.__module__
-    for refusal in sorted(_below(Refusal), key=lambda one: one.code):
-        if refusal.__module__ != module:
-            continue
+    own = (refusal for refusal in _below(Refusal) if refusal.__module__ == module)
+    for refusal in sorted(own, key=lambda one: one.code):
         if refusal.code in found or refusal.code in RECORDED:
             raise BadContext(
                 f"{module} has a refusal {refusal.__qualname__} with the code '{refusal.code}', which is taken.",
