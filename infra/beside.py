@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Beside:
+class Beside(ABC):
     """`with Something(…) as something: …` does a subclass's `_work` in a thread from the block's first line to its last.
 
     `_work` returns soon after `_ended` is set. What it raises ends it, and is in `error`: whoever needs the work looks there.
@@ -31,8 +32,8 @@ class Beside:
         self._ended.set()
         self._thread.join(join_s)
 
-    def _work(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _work(self) -> None: ...
 
     def _run(self) -> None:
         try:

@@ -30,7 +30,7 @@ from faust.app import BootStrategy
 from infra import logs, metrics
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
-from infra.errors import SamefoldError
+from infra.ending import exit_code_of
 from infra.faultpoints import reach
 from infra.log import topics
 from infra.log.clients import KafkaAway
@@ -422,18 +422,12 @@ def main() -> NoReturn:
     metrics.PROCESS_STARTS.labels("agent").inc()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_seldom()
-    code = 0
-    try:
+
+    def work() -> None:
         asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.agent, arguments.name))
-    except SamefoldError as error:
-        log.error("agent %s stops: %s: %s", arguments.name, error.code, error)
-        code = error.exit_code
-    except BaseException:
-        log.exception("agent %s stops: a defect", arguments.name)
-        code = 1
-    logging.shutdown()
+
     # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
-    os._exit(code)
+    os._exit(exit_code_of(work, log, f"agent {arguments.name}"))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pyspark.errors import PythonException
 from infra import logs
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
-from infra.errors import SamefoldError
+from infra.ending import exit_code_of
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.source import LogTrimmed
@@ -279,16 +279,11 @@ def main() -> NoReturn:
     # Spark's processes on this machine are our children, and take their settings from the environment
     os.environ.update(settings.environment())
     stack = ExitStack()
-    code = 0
-    try:
+
+    def work() -> None:
         _serve(settings, arguments.agent, arguments.name, arguments.master, stack)
-    except SamefoldError as error:
-        log.error("agent %s stops: %s: %s", arguments.name, error.code, error)
-        code = error.exit_code
-    except BaseException:
-        log.exception("agent %s stops: a defect", arguments.name)
-        code = 1
-    logging.shutdown()
+
+    code = exit_code_of(work, log, f"agent {arguments.name}")
     _leave_soon(code)
     stack.close()
     # not sys.exit: it would wait for whatever Spark still does

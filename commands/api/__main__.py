@@ -11,7 +11,7 @@ import sys
 from commands.api.serving import server_of
 from infra import logs, metrics
 from infra.collector import collect_seldom
-from infra.errors import SamefoldError
+from infra.ending import exit_code_of
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,22 +36,16 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn, which takes them over while it serves, raises them once more at its end
         signal.signal(number, lambda *_: None)
-    code = 0
-    try:
+
+    def work() -> None:
         port = settings.api_port if arguments.port is None else arguments.port
         server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         collect_seldom()
         server.run()
-    except SamefoldError as error:
-        log.error("%s stops: %s", arguments.name, error)
-        code = error.exit_code
-    except BaseException:
-        log.exception("%s stops: a defect", arguments.name)
-        code = 1
-    logging.shutdown()
+
     # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
-    os._exit(code)
+    os._exit(exit_code_of(work, log, arguments.name))
 
 
 if __name__ == "__main__":
