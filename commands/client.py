@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ from infra.log.topics import describe
 from infra.settings import Settings
 
 CHUNK = 5_000
-POLL_S = 1.0
+POLL_S = 0.1
+LOOK_S = 1.0
+REPORT_S = 5.0
+"""Beyond the time in which an append counts as lost: the producer looks for such only now and then."""
+MOST_RANGES = 20
 CORE_CHANNEL = "samefold_core"
 
 
@@ -67,15 +72,17 @@ class Summary:
 
 
 def read_commands(file: Path) -> list[Command]:
-    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked).
+    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked). Raises BadCommandLine."""
+    return list(read_lines(file).values())
 
-    Raises BadCommandLine naming the first wrong line.
-    """
-    commands = []
+
+def read_lines(file: Path) -> dict[int, Command]:
+    """The commands of a file by the numbers of their lines. Raises BadCommandLine naming the first wrong line."""
+    commands = {}
     try:
         for number, line in enumerate(_lines(file), start=1):
             if line.strip():
-                commands.append(_command(line, f"{file}, line {number}"))
+                commands[number] = _command(line, f"{file}, line {number}")
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise BadCommandLine(
             f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
@@ -83,12 +90,15 @@ def read_commands(file: Path) -> list[Command]:
     return commands
 
 
-def send_all(settings: Settings, commands: Iterable[Command], progress: Callable[[int], None]) -> None:
+def send_all(
+    settings: Settings, commands: Iterable[Command], progress: Callable[[int], None], lines: Sequence[int] = ()
+) -> None:
     """Append commands in order and wait for all acknowledgements; `progress` gets the number newly acknowledged.
 
-    Raises NotSent, KafkaAway. Sending the same commands again is safe: ids that have an outcome keep it.
+    Raises NotSent, which names the commands by their `lines`, or counts them from 1, and KafkaAway. Sending the same commands again
+    is safe: ids that have an outcome keep it.
     """
-    Sender(settings).send(commands, progress)
+    Sender(settings).send(commands, progress, lines)
 
 
 class Sender:
@@ -96,41 +106,102 @@ class Sender:
 
     def __init__(self, settings: Settings) -> None:
         self._topic = describe(settings, settings.commands_topic)
-        self._producer = clients.producer(settings)
-        self._timeout_s = settings.ack_timeout_s
+        self._producer = clients.LastingProducer(settings, "send")
+        self._timeout_s = settings.ack_timeout_s + REPORT_S
 
-    def send(self, commands: Iterable[Command], progress: Callable[[int], None]) -> None:
+    def send(self, commands: Iterable[Command], progress: Callable[[int], None], lines: Sequence[int] = ()) -> None:
         """As `send_all`. One call at a time. Raises NotSent."""
-        producer, topic = self._producer, self._topic
-        failed: list[KafkaError] = []
-
-        def acknowledged(error: KafkaError | None, _: Message) -> None:
-            if error:
-                failed.append(error)
-            else:
-                progress(1)
-
+        known = _Known(progress, lines)
         for command in commands:
-            partition = partition_of(command.stream, topic.partitions)
-            value = encode(command)
-            while not failed:
-                try:
-                    producer.produce(
-                        topic.name, value, key=command.stream.encode(), partition=partition, on_delivery=acknowledged
-                    )
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-                except KafkaException as error:
-                    failed.append(error.args[0])
-            producer.poll(0)
-            if failed:
+            self._begin(known.another(), command, known)
+            self._producer.poll(0)
+            if known.error is not None:
                 break
-        producer.flush(self._timeout_s)
-        if failed:
-            raise NotSent(
-                f"Not all commands could be appended: {failed[0].str()}.", "Run it again: nothing is done twice."
+        deadline = time.monotonic() + self._timeout_s
+        while len(self._producer.now) and time.monotonic() < deadline:
+            self._producer.poll(POLL_S)
+        known.require_all()
+
+    def _begin(self, number: int, command: Command, known: _Known) -> None:
+        partition = partition_of(command.stream, self._topic.partitions)
+        value, key = encode(command), command.stream.encode()
+        told = partial(known.told, number)
+        while known.error is None:
+            producer = self._producer.now
+            try:
+                producer.produce(self._topic.name, value, key=key, partition=partition, on_delivery=told)
+            except BufferError:
+                self._producer.poll(POLL_S)
+            except KafkaException as error:
+                if clients.is_finished(error.args[0]):
+                    self._producer.renew(producer, error.args[0])
+                told(error.args[0], None)
+                return
+            else:
+                return
+
+
+class _Known:
+    """What is known of each of some commands, by its place among them; of as many as there are `lines`, if these are given."""
+
+    def __init__(self, progress: Callable[[int], None], lines: Sequence[int]) -> None:
+        self.error: KafkaError | None = None
+        """The first that may have kept others back too."""
+        self._progress = progress
+        self._lines = lines
+        self._open = set(range(len(lines)))
+        self._too_large: list[int] = []
+        self._begun = 0
+
+    def another(self) -> int:
+        """The place of the next one."""
+        number, self._begun = self._begun, self._begun + 1
+        self._open.add(number)
+        return number
+
+    def told(self, number: int, error: KafkaError | None, _: Message | None) -> None:
+        if error is None:
+            self._open.discard(number)
+            self._progress(1)
+        elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._open.discard(number)
+            self._too_large.append(number)
+        else:
+            self.error = self.error or error
+
+    def require_all(self) -> None:
+        """Raises NotSent naming what is not, or may not be, in the log."""
+        message, cure = [], []
+        count = max(len(self._lines), self._begun)
+        if self._open:
+            why = self.error.str() if self.error else "there is no acknowledgement"
+            message.append(
+                f"{len(self._open)} of {count} commands may be missing in the log, {self._named(self._open)}: {why}."
             )
+            cure.append("Send the same file again: what is in the log already is not done twice.")
+        if self._too_large:
+            message.append(
+                f"{len(self._too_large)} of {count} commands are too large for the log, {self._named(self._too_large)}."
+            )
+            cure.append("Make what is too large smaller, or leave it out.")
+        if message:
+            raise NotSent(" ".join(message), " ".join(cure))
+
+    def _named(self, numbers: Iterable[int]) -> str:
+        return _ranges(self._lines[number] if self._lines else number + 1 for number in numbers)
+
+
+def _ranges(lines: Iterable[int]) -> str:
+    """`lines 1-40, 57`: the first ones, where there are many."""
+    found: list[tuple[int, int]] = []
+    for line in sorted(lines):
+        if found and found[-1][1] == line - 1:
+            found[-1] = (found[-1][0], line)
+        else:
+            found.append((line, line))
+    told = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in found[:MOST_RANGES])
+    more = f" and others up to {found[-1][1]}" if len(found) > MOST_RANGES else ""
+    return f"{'lines' if found[0][0] < found[-1][1] else 'line'} {told}{more}"
 
 
 def answered(settings: Settings, commands: Sequence[Command]) -> int:
@@ -164,7 +235,7 @@ def wait_for(
                 )
             if missing:
                 # a notification may be missed by a moment; the time-out makes up for it
-                for _ in connection.notifies(timeout=POLL_S, stop_after=1):
+                for _ in connection.notifies(timeout=LOOK_S, stop_after=1):
                     pass
     return summary
 
@@ -216,7 +287,7 @@ def _command(line: bytes, where: str) -> Command:
         raise BadCommandLine(f"{where}: {problem}.", "Nothing was sent.")
     # a copy: what msgspec calls Raw is a view into the line
     data = msgspec.Raw(bytes(fields.data))
-    return Command(
+    command = Command(
         fields.id,
         fields.stream,
         fields.type,
@@ -225,3 +296,8 @@ def _command(line: bytes, where: str) -> Command:
         fields.correlation_id,
         fields.causation_id,
     )
+    try:
+        fingerprint_of(command)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadCommandLine(f"{where}: its data can't be read: {error}.", "Nothing was sent.") from error
+    return command

@@ -8,8 +8,10 @@ import msgspec
 
 from commands.intake import Received, reason
 from domain.language import Refusal
-from infra.contexts import decode_event, stored_name
+from infra.errors import in_words
 from infra.log.records import Commit, EventRecord, Reason, encode
+from infra.storable import encode as encode_value
+from infra.storable import require_same
 
 
 class Versioned(msgspec.Struct, frozen=True):
@@ -44,10 +46,20 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         events = context.decide(received.command, state)
         records = []
         for event in events:
-            record = _event_record(context.events, event)
+            stored = context.stored.get(type(event))
+            if stored is None:
+                name = type(event).__name__
+                raise TypeError(f"decide returned a {name}, which is not in the context's Event union")
+            name, decode = stored
+            data = msgspec.Raw(encode_value(event))
             # read back, as every reader will: what can't be read would stop them all
-            state = context.evolve(state, decode_event(context, record.type, record.data))
-            records.append(record)
+            read = decode(data)
+            if read != event:
+                require_same(event, read)
+            state = context.fold(state, read)
+            records.append(EventRecord(name, data))
+        if records:
+            encode_value(state)  # or the agents would stop at it
         after = Versioned(before.version + len(events), state)
         commit = _commit(received, after.version, records, None, epoch, seq)
         value = encode(commit)
@@ -56,21 +68,11 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
     except MemoryError:
         raise
     except Exception as error:  # a defect of the domain repeats on every try; only a recorded answer gets past it
-        return _rejection(received, before, reason("failed", f"{type(error).__name__}: {error}"), epoch, seq)
+        return _rejection(received, before, reason("failed", in_words(error)), epoch, seq)
     if len(value) > max_bytes:
         too_large = f"its events take {len(value)} bytes, more than {max_bytes}"
         return _rejection(received, before, reason("too-large", too_large), epoch, seq)
     return Decided(commit, value, after)
-
-
-def _event_record(known: dict[str, type], event: Any) -> EventRecord:
-    name = stored_name(type(event))
-    if known.get(name) is not type(event):
-        raise TypeError(f"decide returned a {type(event).__name__}, which is not in the context's Event union")
-    return EventRecord(name, msgspec.Raw(_encode_event(event)))
-
-
-_encode_event = msgspec.json.Encoder().encode
 
 
 def _rejection(received: Received, before: Versioned, why: Reason, epoch: int, seq: int) -> Decided:

@@ -8,35 +8,54 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from opentelemetry.trace import Span, SpanKind
 
+from commands import release
 from commands.intake import Intake, Received, receive
 from commands.snapshots import Question, SnapshotReader
-from commands.writer import Action, Append, Confirm, Limits, Load, Open, Phase, ReadLog, Refuse, Serve, Wait, Writer
+from commands.writer import (
+    Action,
+    Append,
+    Confirm,
+    Doubt,
+    Limits,
+    Load,
+    Open,
+    Phase,
+    ReadLog,
+    Refuse,
+    Serve,
+    Snapshot,
+    Wait,
+    Writer,
+)
 from infra import logs, metrics, tracing
 from infra.archive.manifest import ends_of
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway, connect, named, passes
+from infra.ending import AGAIN, exit_code_of
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log import clients, topics
 from infra.log.records import Headers, Opening, Record, encode
 from infra.log.source import read_range
 from infra.settings import Settings
+from projections.engine.command_types import CommandType, make_types_live
 from projections.engine.start import Contract, check_contract
 
 log = logging.getLogger(__name__)
@@ -47,7 +66,11 @@ DATABASE_RETRY_S = 0.25
 BEHIND_RETRY_S = 0.02
 WAIT_S = 0.2
 CHECK_S = 5.0
+CHECK_WITHIN_S = 2.0
+"""Commands wait meanwhile."""
 CONFIRM_S = (0.05, 0.3)
+GROUPS_S = 1.0
+"""How often a handler that may have to wait for those of another release asks whether they are there."""
 
 
 class WorldChanged(SamefoldError):
@@ -55,7 +78,11 @@ class WorldChanged(SamefoldError):
 
 
 class HandlerFenced(SamefoldError):
-    """Another process runs under this handler's name, or the producer can't go on: this process must end."""
+    """Another process runs under this handler's name: this process must end."""
+
+
+class NotTaken(SamefoldError):
+    """The producer refuses a record: a defect, or a topic that is not as it was."""
 
 
 @dataclass(slots=True)
@@ -84,6 +111,7 @@ class Handler:
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
         self.name = name
+        self.group = release.group_of(settings.group_prefix)
         self.stopping = threading.Event()
         self.writers: dict[int, Writer] = {}
         self._asked: tuple[Lots, Question] | None = None
@@ -92,7 +120,10 @@ class Handler:
         self._timers: dict[int, tuple[float, Callable[[], Action]]] = {}
         self._due_database = 0.0
         self._due_check = time.monotonic() + CHECK_S
+        self._due_types = time.monotonic() + CHECK_S
         self._said: dict[int, str] = {}
+        self._alive: list[str] = []
+        self._due_groups = 0.0
         self._error: SamefoldError | None = None
         self._database: psycopg.Connection[Any] | None = None
         self._database_is_away = False
@@ -102,20 +133,23 @@ class Handler:
 
     def run(self) -> None:
         """Serve until stopped. Waits out Kafka and PostgreSQL being away, at the start too."""
-        commands, events = self._topics = self._until_there()
+        there = self._until_there()
+        if there is None:
+            return
+        commands, events = self._topics = there
         self._events = events.name
         self._intake = Intake(commands.id, commands.partitions, self.settings.max_command_bytes)
         self._connection = clients.Connection(f"handler {self.name}")
-        self._admin = clients.admin(self.settings)
-        self._producer = clients.producer(self.settings, connection=self._connection)
+        self._admin = topics.Admin(self.settings, CHECK_WITHIN_S)
+        self._producer = clients.LastingProducer(self.settings, f"handler {self.name}", self._connection)
         self._log_reader = clients.range_consumer(self.settings)
         self._consumer = clients.group_consumer(
-            self.settings, f"{self.settings.group_prefix}-handler", instance=self.name, connection=self._connection
+            self.settings, self.group, instance=self.name, connection=self._connection
         )
         self._consumer.subscribe(
             [commands.name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )
-        log.info("handler %s: serving '%s' to '%s'", self.name, commands.name, events.name)
+        log.info("handler %s: serving '%s' to '%s', in the group %s", self.name, commands.name, events.name, self.group)
         try:
             while not self.stopping.is_set():
                 self._turn()
@@ -136,6 +170,7 @@ class Handler:
         # from here on nothing is asked, and the connection is free
         now = time.monotonic()
         self._run_timers(now)
+        self._check_types(now)
         self._ask(self._due(lots, now))
 
     def _check_topics(self, now: float) -> None:
@@ -150,13 +185,32 @@ class Handler:
                 return
             topics.require_same(topic, found)
 
+    def _check_types(self, now: float) -> None:
+        """A restored database may lack them, and no API appends what would have us look."""
+        if now < self._due_types:
+            return
+        self._due_types = now + CHECK_S
+        if not any(writer.phase is Phase.SERVING for writer in self.writers.values()):
+            return
+        try:
+            snapshot = self._snapshots().read()
+            if snapshot.fits and snapshot.unrecorded:
+                self._first(snapshot)
+        except (psycopg.Error, DatabaseAway) as error:
+            self._database_away(error)
+
     # ── commands in ──
 
     def _poll(self) -> dict[int, _Lot]:
         """What has arrived: wait for the first, unless there is something to do, and take what is there."""
-        messages = self._consumer.consume(1, self._patience())
-        if messages:
-            messages += self._consumer.consume(self.settings.handler_batch, 0)
+        try:
+            messages = self._consumer.consume(1, self._patience())
+            if messages:
+                messages += self._consumer.consume(self.settings.handler_batch, 0)
+        except KafkaException as raised:
+            if clients.is_finished(raised.args[0]):
+                self._on_consumer_error(raised.args[0])
+            raise
         serving = {p: writer for p, writer in self.writers.items() if writer.phase is Phase.SERVING}
         lots: dict[int, _Lot] = {}
         for message in messages:
@@ -178,8 +232,7 @@ class Handler:
         return lots
 
     def _on_consumer_error(self, error: KafkaError) -> None:
-        # what ends the consumer comes as _FATAL, which does not say of itself that it is fatal
-        if error.code() in (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL) or error.fatal():
+        if error.code() == KafkaError.FENCED_INSTANCE_ID or clients.is_finished(error):
             raise HandlerFenced(
                 f"Handler '{self.name}' was fenced out of its group: {error.str()}.",
                 "Give each handler a name of its own (`samefold run handler --name`), and start it again.",
@@ -315,7 +368,7 @@ class Handler:
             case Confirm(why, doubt):
                 if doubt:
                     metrics.HANDLER_DOUBTS.labels(doubt).inc()
-                self._say(writer, why)
+                self._say(writer, why, logging.ERROR if doubt is Doubt.COMMAND else logging.INFO)
                 self._held.pop(partition, None)
                 self._consumer.pause([TopicPartition(self.settings.commands_topic, partition)])
                 self._later(writer, random.uniform(*CONFIRM_S), lambda: self._confirm(writer))
@@ -332,21 +385,29 @@ class Handler:
         headers: Headers | None = None,
     ) -> None:
         while True:
+            producer = self._producer.now
             try:
-                self._producer.produce(
+                producer.produce(
                     self._events, value, key=key, partition=partition, on_delivery=on_delivery, headers=headers
                 )
                 return
             except BufferError:
                 self._producer.poll(0.05)
             except KafkaException as error:
-                self._error = HandlerFenced(f"The producer can't go on: {error.args[0].str()}.", "It is started anew.")
+                if not clients.is_finished(error.args[0]):
+                    self._error = NotTaken(f"The producer takes no record: {error.args[0].str()}.", AGAIN)
+                    return
+                # as all that it had under way, this is in doubt: each writer that is told so opens again
+                self._producer.renew(producer, error.args[0])
+                on_delivery(error.args[0], None)
                 return
 
     def _load(self, writer: Writer) -> Action:
         try:
             snapshot = self._snapshots().read()
             reach("position loaded")
+            if snapshot.fits and (action := self._first(snapshot)):
+                return action
             # after the snapshot, so that the end can't be older than the position
             here = TopicPartition(self.settings.events_topic, writer.partition)
             first, end = self._log_reader.get_watermark_offsets(here, timeout=topics.TIMEOUT_S)
@@ -360,14 +421,38 @@ class Handler:
             if not clients.may_pass(error.args[0]):
                 raise
             return Wait("Kafka is away")
+        except clients.KafkaAway:
+            return Wait("Kafka is away")
         return writer.on_position(snapshot, end)
+
+    def _first(self, snapshot: Snapshot) -> Action | None:
+        """What comes before opening where another release's handlers may be there too: one of all groups decides."""
+        if snapshot.unrecorded:
+            if not self._reader.shows_this_code:
+                return Wait(
+                    "other views are live than this code's: `samefold rebuild` with this code switches to its own"
+                )
+            make_types_live(self._reader.connection, self.settings.events_topic)
+            log.info("handler %s: these commands are live now: %s", self.name, _names(snapshot.unrecorded))
+            return Load()
+        if snapshot.unknown and (other := self._deciding()) != self.group:
+            return Wait(f"another release decides, in the group {other}: it knows {_names(snapshot.unknown)}")
+        return None
+
+    def _deciding(self) -> str:
+        """The group of handlers that decides while those of several releases run."""
+        now = time.monotonic()
+        if now >= self._due_groups:
+            self._alive = release.alive(self._admin, self.settings.group_prefix)
+            self._due_groups = now + GROUPS_S
+        return release.deciding([*self._alive, self.group], self.settings.group_prefix, self._reader.states)
 
     def _archived(self, partition: int) -> int:
         """The offset up to which a partition of the log is archived."""
         assert self._database is not None, "a snapshot was just read from it"
         return ends_of(self._database, self.settings.events_topic).get(partition, 0)
 
-    def _read_log(self, writer: Writer, start: int, stop: int) -> Action | None:
+    def _read_log(self, writer: Writer, start: int, stop: int) -> Action:
         action: Action | None = None
         try:
             for records in read_range(
@@ -379,7 +464,7 @@ class Handler:
         except (clients.KafkaAway, DatabaseAway) as error:  # the database tells what is archived
             log.warning("handler %s: %s", self.name, error)
             return writer.start()
-        return action
+        return writer.start() if action is None else action  # without a record, nothing was read up to the opening
 
     def _confirm(self, writer: Writer) -> Action:
         """A synchronous commit of a group offset succeeds only for the member that the group holds to be the assignee now."""
@@ -387,7 +472,7 @@ class Handler:
         try:
             self._consumer.commit(offsets=[offset], asynchronous=False)
         except KafkaException as error:
-            if error.args[0].fatal():
+            if clients.is_finished(error.args[0]):
                 self._on_consumer_error(error.args[0])
             return Confirm(f"not confirmed by the group: {error.args[0].str()}")
         return writer.on_confirmed()
@@ -460,7 +545,8 @@ class Handler:
             self._database_is_away = True
             log.warning("handler %s: the database does not answer; waiting for it", self.name)
 
-    def _until_there(self) -> tuple[topics.Topic, topics.Topic]:
+    def _until_there(self) -> tuple[topics.Topic, topics.Topic] | None:
+        """None after `stop`."""
         said = False
         while True:
             try:
@@ -470,17 +556,18 @@ class Handler:
                     log.warning("handler %s: %s Waiting for it.", self.name, error.message)
                     said = True
                 if self.stopping.wait(1):
-                    raise
+                    return None
 
-    def _say(self, writer: Writer, what: str) -> None:
+    def _say(self, writer: Writer, what: str, level: int = logging.INFO) -> None:
         """One log line a change, not one a try."""
         kind = what.rstrip("0123456789")
         if self._said.get(writer.partition) != kind:
             self._said[writer.partition] = kind
-            log.info("handler %s, partition %d: %s", self.name, writer.partition, what)
+            log.log(level, "handler %s, partition %d: %s", self.name, writer.partition, what)
 
     def _close(self) -> None:
-        self._producer.flush(5)
+        with suppress(KafkaException):
+            self._producer.now.flush(5)
         self._consumer.close()
         self._log_reader.close()
         if self._database is not None:
@@ -511,6 +598,10 @@ def _ended(span: Span, acknowledged: Callable[..., None], error: KafkaError | No
     acknowledged(error, message)
 
 
+def _names(types: Iterable[CommandType]) -> str:
+    return ", ".join(sorted(map(str, types)))
+
+
 def _record(message: Message) -> Record:
     return Record(message.partition(), message.offset(), message.timestamp()[1], message.key(), message.value())
 
@@ -534,8 +625,8 @@ def _refused(why: str, settings: Settings) -> WorldChanged:
             )
 
 
-def main() -> None:
-    """`python -m commands.handler --name NAME`: serve until SIGTERM or SIGINT. Exit code 1 after a named error."""
+def main() -> NoReturn:
+    """`python -m commands.handler --name NAME`: serve until SIGTERM or SIGINT. Exit code 1 after an error."""
     arguments = argparse.ArgumentParser(prog="python -m commands.handler")
     arguments.add_argument("--name", required=True)
     name = arguments.parse_args().name
@@ -546,11 +637,8 @@ def main() -> None:
     collect_seldom()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: handler.stop())
-    try:
-        handler.run()
-    except SamefoldError as error:
-        log.error("handler %s stops: %s", name, error)
-        sys.exit(error.exit_code)
+    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    os._exit(exit_code_of(handler.run, log, f"handler {name}"))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ its own stream and id where it has usable ones, else under a reserved stream and
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation, localcontext
 from functools import cache
 from typing import Any
 
@@ -18,8 +20,10 @@ from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
 from infra.contexts import Context, contexts
+from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
+from projections.engine.command_types import CommandType
 
 MAX_ID_BYTES = 200
 MAX_MESSAGE = 500
@@ -51,6 +55,8 @@ class Received(msgspec.Struct, frozen=True):
     context: Context | None = None
     command: Any = None
     rejection: Reason | None = None
+    unknown: CommandType | None = None
+    """What this code does not know; another release may."""
     correlation_id: str | UnsetType = UNSET
     causation_id: str | UnsetType = UNSET
     headers: Headers | None = None
@@ -110,11 +116,30 @@ def bad_relation(correlation_id: str | UnsetType, causation_id: str | UnsetType)
 
 
 def fingerprint_of(command: Command) -> str:
-    """Tells whether a repeated id came with the same command: type, body (order of members apart) and expected version."""
+    """Tells whether a repeated id came with the same command: type, body (order of members apart) and expected version.
+
+    Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be read as what it says.
+    """
     return _hash(_encode_sorted((command.type, command.expected_version, _decode_any(command.data))))
 
 
-_decode_any = msgspec.json.Decoder().decode
+def _as_written(text: str) -> float:
+    """A number with a fraction or an exponent. Raises ValueError where a float would be another number than what is written.
+
+    pydantic reads such a number as a float, also for a Decimal: two that become one float would be one command, and neither
+    what was sent. Accepted is what a float is written as, in its shortest form: 0.1 is, 0.1000000000000000055 is not.
+    """
+    number = float(text)
+    with localcontext() as context:
+        context.traps[InvalidOperation] = False
+        if repr(number) == text or (math.isfinite(number) and Decimal(text) == Decimal(repr(number))):
+            return number
+    raise ValueError(
+        f"the number {text[:40]} does not fit a float, which has about 16 digits and ends at 1.8e308: send a text"
+    )
+
+
+_decode_any = msgspec.json.Decoder(float_hook=_as_written).decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -137,11 +162,13 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
         problem = f"the command takes {size} bytes, more than {intake.max_bytes}"
         return _rejected(record, envelope, fingerprint, "too-large", problem, context)
     if context is None:
-        return _rejected(record, envelope, fingerprint, "malformed", f"no context is called '{name}'")
+        problem = f"no context is called '{name}'"
+        return _rejected(record, envelope, fingerprint, "malformed", problem, unknown=CommandType(name, ""))
     kind = context.commands.get(envelope.type)
     if kind is None:
         problem = f"'{name}' knows no command '{envelope.type}'"
-        return _rejected(record, envelope, fingerprint, "malformed", problem, context)
+        unknown = CommandType(name, envelope.type)
+        return _rejected(record, envelope, fingerprint, "malformed", problem, context, unknown=unknown)
     body = bytes(envelope.data)
     if b"\\u0000" in body and holds_nul(body):  # asked twice: a call costs every command more than this does
         problem = "the body holds a NUL character, which PostgreSQL can't store"
@@ -151,7 +178,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     except ValidationError as error:
         return _rejected(record, envelope, fingerprint, "malformed", _summary(error), context)
     except Exception as error:  # a defect in a command's own checks; it would repeat on every try
-        return _rejected(record, envelope, fingerprint, "failed", f"{type(error).__name__}: {error}", context)
+        return _rejected(record, envelope, fingerprint, "failed", in_words(error), context)
     return Received(
         record.offset, envelope.stream, envelope.id, fingerprint, envelope.expected_version, context, command
     )
@@ -182,10 +209,18 @@ def reason(code: str, message: str) -> Reason:
 
 
 def _rejected(
-    record: Record, envelope: Command, fingerprint: str, code: str, message: str, context: Context | None = None
+    record: Record,
+    envelope: Command,
+    fingerprint: str,
+    code: str,
+    message: str,
+    context: Context | None = None,
+    unknown: CommandType | None = None,
 ) -> Received:
     why = reason(code, message)
-    return Received(record.offset, envelope.stream, envelope.id, fingerprint, context=context, rejection=why)
+    return Received(
+        record.offset, envelope.stream, envelope.id, fingerprint, context=context, rejection=why, unknown=unknown
+    )
 
 
 def _under_derived_id(record: Record, intake: Intake, code: str, message: str) -> Received:

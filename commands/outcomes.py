@@ -15,6 +15,8 @@ from projections.engine.system import OUTCOMES
 class ReadModelNotSetUp(SamefoldError):
     """The database has no live tables yet."""
 
+    is_public = True
+
 
 class Outcome(NamedTuple):
     """The first and only answer to a command. `fingerprint` tells whether a repeated id came with the same command."""

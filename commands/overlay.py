@@ -72,7 +72,7 @@ class Overlay:
 
     def state(self, stream: str, row: Versioned | None, context: Context) -> Versioned:
         """The newest state: the newer of row and overlay wins, by version. Raises Inconsistent."""
-        before = row or Versioned(0, context.state())
+        before = row or Versioned(0, context.initial)
         entry = self._streams.get(stream)
         if entry is None:
             return before
@@ -117,6 +117,6 @@ def _fold(row: Versioned, commits: list[tuple[int, list[EventRecord]]], context:
         if after - len(events) != version:
             raise Inconsistent(f"row at version {version}, next commit starts at {after - len(events)}")
         for event in events:
-            state = context.evolve(state, decode_event(context, event.type, event.data))
+            state = context.fold(state, decode_event(context, event.type, event.data))
         version = after
     return Versioned(version, state)

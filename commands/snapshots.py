@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,11 +15,13 @@ from psycopg import sql
 
 from commands.decision import Versioned
 from commands.writer import Snapshot
-from infra.contexts import contexts
+from infra.contexts import contexts, unreadable_state
 from infra.log.rule import Reading
+from infra.storable import decoder
 from projections.engine.arrays import texts
+from projections.engine.command_types import CommandType, live_types, own_types
 from projections.engine.commit import prepare
-from projections.engine.system import OUTCOMES, snapshot_view_name
+from projections.engine.system import OUTCOMES, agent_views, code_set, snapshot_view_name
 
 AGENT = "core"
 
@@ -31,10 +34,27 @@ class SnapshotReader:
         self.connection = connection
         self.events_topic = events_topic
         self._tables: dict[str, str] = {}
+        self._versions: dict[str, int] = {}
 
     def read(self) -> Snapshot:
-        """The snapshot without any state or outcome. Raises psycopg.Error."""
-        return self.answer(self.ask((), ()))
+        """The snapshot without any state or outcome, and which commands are live. Raises psycopg.Error."""
+        snapshot = self.answer(self.ask((), ()))
+        live, own = live_types(self.connection), own_types()
+        others = {CommandType(name, "") for name in self.states.keys() - contexts().keys()}
+        unknown = {one for one in live - own if one.context in contexts()} | others
+        return replace(snapshot, unknown=frozenset(unknown), unrecorded=own - live)
+
+    @property
+    def shows_this_code(self) -> bool:
+        """Whether the newest snapshot's views are those of this code: its agents fold whatever its commands lead to."""
+        return self._versions == code_set(agent_views(AGENT))
+
+    @property
+    def states(self) -> dict[str, int]:
+        """The live version of each context's states, as of the newest snapshot."""
+        states = snapshot_view_name("")
+        found = self._versions.items()
+        return {view.removeprefix(states): version for view, version in found if view.startswith(states)}
 
     def ask(self, streams: Iterable[tuple[str, str]], outcomes: Iterable[tuple[str, str]]) -> Question:
         """Have the server read the states of these (context, stream), and which of these (stream, command id) have an outcome.
@@ -79,12 +99,15 @@ class SnapshotReader:
             return None
         rows: dict[str, Versioned] = {}
         for context, states in zip(question.contexts, found.states, strict=True):
-            decode = _decoder(contexts()[context].state)
+            decode = decoder(contexts()[context].state)
             for stream, version, state in states or ():
-                rows[stream] = Versioned(version, decode(state))
+                try:
+                    rows[stream] = Versioned(version, decode(state))
+                except (msgspec.DecodeError, ValueError, TypeError) as error:
+                    raise unreadable_state(stream, error) from error
         positions = {partition: Reading(*reading) for partition, _, *reading in found.positions or ()}
         generations = {position[1] for position in found.positions or ()}
-        versions = {view: version for view, version, _ in found.live or ()}
+        versions = self._versions = {view: version for view, version, _ in found.live or ()}
         return Snapshot(
             positions,
             generations.pop() if len(generations) == 1 else "",
@@ -120,11 +143,6 @@ class _Found(msgspec.Struct, array_like=True):
 
 
 _decode_found: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
-
-
-@cache
-def _decoder(state: type) -> Callable[[msgspec.Raw], Any]:
-    return msgspec.json.Decoder(state).decode
 
 
 @cache

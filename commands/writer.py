@@ -1,4 +1,4 @@
-"""The writer of one partition, as a state machine without I/O (DESIGN §2, its ten precise rules).
+"""The writer of one partition, as a state machine without I/O (DESIGN §2, its ten precise rules, and ADR 10).
 
 Facts go in (a reading of the database, an acknowledgement, records, the clock), actions come out; `commands/handler.py`
 carries them out, a model checker may as well. The way of a partition:
@@ -22,6 +22,7 @@ from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
 from infra.log.records import Headers, Opening, Reason, Record, decode_event
 from infra.log.rule import Reading, read
+from projections.engine.command_types import CommandType
 
 
 class Phase(Enum):
@@ -45,6 +46,8 @@ class Doubt(StrEnum):
     """Rows or pointers were changed by a switch, a replay or a restore."""
     DATABASE = "database"
     """It is older than it was, or what it tells does not hang together."""
+    COMMAND = "command"
+    """One that only another release's handlers can decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class Snapshot:
     """One consistent reading of the read model (rule 1): everything in it comes from one database snapshot.
 
     `positions` by partition; `rows` by stream, absent where there is none; `outcomes` holds the (stream, command id) that have one;
-    `generation` and `fits` (the live versions are those of this code) are rule 10.
+    `generation` and `fits` (the live versions are those of this code) are rule 10. With the position come `unknown`, the
+    commands that are live and that this code can't decide, and `unrecorded`, those of this code that are not live.
     """
 
     positions: Mapping[int, Reading]
@@ -60,6 +64,8 @@ class Snapshot:
     fits: bool
     rows: Mapping[str, Versioned] = field(default_factory=dict)
     outcomes: frozenset[tuple[str, str]] = frozenset()
+    unknown: frozenset[CommandType] = frozenset()
+    unrecorded: frozenset[CommandType] = frozenset()
 
 
 class Load(NamedTuple):
@@ -137,6 +143,8 @@ class Writer:
         self.limits = limits
         self.phase = Phase.LOADING
         self.openings = 0
+        self.left: tuple[int, CommandType] | None = None
+        """The command that this partition was given up for: its offset, and its type."""
         self._forget()
 
     def _forget(self) -> None:
@@ -148,6 +156,7 @@ class Writer:
         self.generation = ""
         self.reading = Reading(0, -1, 0, -1)
         self.last_command = -1
+        self.unknown: frozenset[CommandType] = frozenset()
         self.overlay = Overlay()
 
     @property
@@ -169,6 +178,11 @@ class Writer:
             return Wait("the read model has no positions yet: start an agent")
         if not snapshot.fits:
             return Wait("the live write model is another version than this code's")
+        if self.left and self.left[1] in snapshot.unknown and position.command_offset < self.left[0]:
+            return Wait(
+                f"a command waits for a handler of the release that knows '{self.left[1]}': start one, or if no release does any "
+                "more, `samefold switch` with this code"
+            )
         if log_end < position.next_offset:
             return Refuse("events-shorter-than-position")
         if log_end - position.next_offset > self.limits.run_ahead:
@@ -176,6 +190,7 @@ class Writer:
         self.base = position.next_offset
         self.generation = snapshot.generation
         self.reading = position
+        self.unknown = snapshot.unknown
         self.phase = Phase.OPENING
         self.openings += 1
         return Open()
@@ -230,6 +245,8 @@ class Writer:
             key = (command.stream, command.id)
             if self.overlay.answered(*key) or key in snapshot.outcomes:
                 continue
+            if command.unknown is not None and command.unknown in self.unknown:
+                return [*actions, self._leave(command.offset, command.unknown)]
             try:
                 decided = self._decide(command, snapshot)
             except Inconsistent as error:
@@ -298,6 +315,14 @@ class Writer:
         self._forget()
         self.phase = Phase.DEPOSED
         return Confirm(why, doubt)
+
+    def _leave(self, offset: int, kind: CommandType) -> Action:
+        """To a handler that knows it: what this code would record could never be taken back."""
+        self.left = (offset, kind)
+        why = (
+            f"command '{kind}' at offset {offset} is live, and unknown to this code: left to another release's handler"
+        )
+        return self._doubt(Doubt.COMMAND, why)
 
     def _decide(self, command: Received, snapshot: Snapshot) -> Decided:
         before = _NOTHING

@@ -24,12 +24,12 @@ Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def fact(cls: type[FactT]) -> type[FactT]:
-    """Make a class a command, an event or a part of one: frozen, slotted, keyword only, strict, without unknown fields.
+    """Make a class a command, an event or a part of one: frozen, slotted, keyword only, strict, finite, without unknown fields.
 
     Making one raises `pydantic.ValidationError` (a `ValueError`) when a value does not fit. It is stored under its
     class name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`.
     """
-    config = ConfigDict(extra="forbid", strict=True)
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return cast(type[FactT], dataclass(cls, frozen=True, slots=True, kw_only=True, config=config))
 
 

@@ -160,6 +160,7 @@ def _database(settings: Settings) -> str:
 def _archive(settings: Settings) -> str:
     """That there is none is no fault, as long as Kafka holds the whole log."""
     from infra.archive.manifest import ends_of
+    from infra.archive.store import opened
     from infra.database.connect import connect, naming
     from infra.log.topics import TopicMissing, describe
 
@@ -172,6 +173,8 @@ def _archive(settings: Settings) -> str:
     with naming(settings), connect(settings, "doctor") as connection:
         row = connection.execute("select to_regclass('archive_files')").fetchone()
         ends = ends_of(connection, topic.name) if row and row[0] else {}
+        if ends:
+            opened(settings, connection, topic.name)
     for partition, first in topic.first.items():
         if first > ends.get(partition, 0):
             raise Unfit(

@@ -1,26 +1,141 @@
-"""How a long-running process ends: with one line that says why, and a code that its supervisor sees."""
+"""How a long-running process ends: with one line that says why, and a code that its supervisor sees.
+
+None of its threads and tasks ends unseen. Those that go on as long as the process are `Parts`; whatever else raises in a thread, or
+in a callback of the event loop, of ours or of a library, ends the process too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from infra.errors import SamefoldError
+
+AGAIN = "`samefold run` starts the process again. If that does not help, tell its authors what the log says."
+
+
+class PartEnded(SamefoldError):
+    """A thread or task ended without which the process would go on as if all were well."""
+
+
+class Parts:
+    """The threads and tasks of one process. The first that ends, whether it raises or returns, is given to `tell`, once."""
+
+    def __init__(self, who: str, tell: Callable[[SamefoldError], None]) -> None:
+        self._who = who
+        self._tell = tell
+        self._is_over = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Have the work done in a thread from now on, in which an end is told, too."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.ended(name, error)
+            else:
+                self.ended(name)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def task(self, name: str, work: Coroutine[Any, Any, None], *, may_return: bool = False) -> asyncio.Task[None]:
+        """Have the work done in the event loop from now on. `may_return`: it is done some time, and only may not raise."""
+        task = asyncio.get_running_loop().create_task(self.within(name, work, may_return=may_return), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # which may not have begun
+        return task
+
+    async def within(self, name: str, work: Awaitable[None], *, may_return: bool = False) -> None:
+        """Do the work in a task that somebody else began. Raises nothing but what cancels the task."""
+        try:
+            await work
+        except BaseException as error:
+            self.ended(name, error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        else:
+            if not may_return:
+                self.ended(name)
+
+    def callbacks(self) -> None:
+        """Those of the running event loop are a part too: one that raises leaves its work half done."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop)
+
+    def ended(self, name: str, error: BaseException | None = None) -> None:
+        """A part has ended: it raised this, or returned."""
+        if not self._is_over:
+            self._is_over = True
+            self._tell(_ended(self._who, name, error))
+
+    def over(self) -> None:
+        """The process is to end: from now on all may."""
+        self._is_over = True
+
+    async def cancel(self) -> None:
+        """End the tasks, and wait until they have."""
+        self.over()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # what a broken connection or a future that nobody waits for has to say ends nothing
+        if "handle" in context and isinstance(error := context.get("exception"), Exception):
+            self.ended("callback", error)
+        else:
+            loop.default_exception_handler(context)
+
+
+def _ended(who: str, name: str, error: BaseException | None) -> SamefoldError:
+    """The named error of a part's end."""
+    if isinstance(error, SamefoldError):
+        return error
+    how = f"raised {type(error).__name__}: {error}" if error else "returned"
+    ended = PartEnded(f"'{name}' of {who}, which must go on as long as the process does, {how}.", AGAIN)
+    ended.__cause__ = error
+    return ended
 
 
 def exit_code_of(work: Callable[[], object], log: logging.Logger, who: str) -> int:
     """Do the work of a process and say what ended it: 0, the exit code of a named error, 1 for a defect, with its traceback.
 
-    Logging is over then. The caller leaves by `os._exit`: `sys.exit` would wait for requests to what is away.
+    Until it is done, an error that ends any other thread ends the process at once. Logging is over then. The caller leaves by
+    `os._exit`: `sys.exit` would wait for requests to what is away.
     """
-    code = 0
+
+    def thread_ended(hooked: threading.ExceptHookArgs) -> None:
+        name = hooked.thread.name if hooked.thread else "a thread"
+        os._exit(_say(_ended(who, name, hooked.exc_value), log, who))
+
+    threading.excepthook = thread_ended
     try:
         work()
-    except SamefoldError as error:
-        log.error("%s stops: %s: %s", who, error.code, error)
+    except BaseException as error:
+        return _say(error, log, who)
+    finally:
+        threading.excepthook = threading.__excepthook__
+    return _say(None, log, who)
+
+
+def _say(error: BaseException | None, log: logging.Logger, who: str) -> int:
+    """The last words of a process."""
+    code = 0
+    if isinstance(error, SamefoldError):
+        defect = error.__cause__ if isinstance(error, PartEnded) else None
+        log.error("%s stops: %s: %s", who, error.code, error, exc_info=defect)
         code = error.exit_code
-    except BaseException:
-        log.exception("%s stops: a defect", who)
+    elif error is not None:
+        log.error("%s stops: a defect", who, exc_info=error)
         code = 1
     logging.shutdown()
     return code

@@ -12,6 +12,8 @@ whatever is not a SamefoldError is a defect and does get its traceback.
 import re
 from typing import Any, ClassVar
 
+MOST_WORDS = 500
+"""Of what another's error says, in characters."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -24,6 +26,8 @@ class SamefoldError(Exception):
 
     code: ClassVar[str] = "samefold-error"
     exit_code: ClassVar[int] = 1
+    is_public: ClassVar[bool] = False
+    """Whether clients of the API may read message and cure: they hold no address, no path and no text of another program."""
 
     def __init__(self, message: str, cure: str = "") -> None:
         super().__init__(message, cure)
@@ -48,6 +52,17 @@ def _restore(kind: type[SamefoldError], arguments: tuple[Any, ...], attributes: 
     error = kind.__new__(kind, *arguments)
     error.__dict__.update(attributes)
     return error
+
+
+def in_words(error: BaseException) -> str:
+    """An error that is not ours, whatever it says, as any database, log and terminal can hold it: on one line."""
+    kind = type(error).__name__
+    try:
+        text = " ".join(str(error)[:MOST_WORDS].split())
+    except Exception:  # its own __str__ fails
+        return kind
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return f"{kind}: {text}" if text else kind
 
 
 class NotConfigured(SamefoldError):

@@ -14,9 +14,11 @@ import threading
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        while os.read(0, 1):
+            pass
+    finally:  # also when it can't be watched any more
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:

@@ -14,10 +14,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from infra import metrics_folder
 
@@ -75,29 +74,32 @@ class Supervisor:
             process = child.process
             if process is None:
                 if now >= child.due_at:
-                    self._start(child)
+                    try:
+                        self._start(child)
+                    except OSError as error:  # no memory, no more processes, no interpreter for a moment
+                        self._pause(child, child.failures + 1, f"can't be started: {error}")
             elif process.poll() is not None:
-                child.failures = 0 if now - child.started_at > HEALTHY_S else child.failures + 1
-                pause = min(BACKOFF_S[0] * 2 ** max(child.failures - 1, 0), BACKOFF_S[1])
-                log.warning("%s %s; starting it again in %.1f s", child.name, _ended(process.returncode), pause)
-                child.due_at = now + pause
+                healthy = now - child.started_at > HEALTHY_S
+                self._pause(child, 0 if healthy else child.failures + 1, _ended(process.returncode))
                 self._close(child)
 
+    def _pause(self, child: Child, failures: int, why: str) -> None:
+        child.failures = failures
+        pause = min(BACKOFF_S[0] * 2 ** max(child.failures - 1, 0), BACKOFF_S[1])
+        log.warning("%s %s; starting it again in %.1f s", child.name, why, pause)
+        child.due_at = time.monotonic() + pause
+
     def _start(self, child: Child) -> None:
-        output: IO[bytes] | None = None
-        if self.log_dir:
-            output = (self.log_dir / f"{child.name}.log").open("ab")
-        # a session of its own: Ctrl-C reaches this process only, which then ends the children in order
-        child.process = subprocess.Popen(
-            [sys.executable, "-m", "infra.supervised", child.module, *child.arguments],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=os.environ | self.environment | metrics_folder.environment(self._metrics, child.name),
-            start_new_session=True,
-        )
-        if output:
-            output.close()
+        with (self.log_dir / f"{child.name}.log").open("ab") if self.log_dir else nullcontext() as output:
+            # a session of its own: Ctrl-C reaches this process only, which then ends the children in order
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", "infra.supervised", child.module, *child.arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=os.environ | self.environment | metrics_folder.environment(self._metrics, child.name),
+                start_new_session=True,
+            )
         child.starts += 1
         child.started_at = time.monotonic()
 

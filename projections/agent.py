@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -29,14 +29,15 @@ from faust.app import BootStrategy
 
 from infra import logs, metrics
 from infra.collector import collect_seldom
+from infra.contexts import contexts
 from infra.database.connect import DatabaseAway
-from infra.ending import exit_code_of
+from infra.ending import Parts, exit_code_of
 from infra.faultpoints import reach
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.settings import Settings
 from projections.engine.fetching import Fetcher
-from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
+from projections.engine.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.system import agent_views, code_set
 from projections.engine.work import Work
 
@@ -47,6 +48,8 @@ T = TypeVar("T")
 CHECK_S = 5.0
 """How often the topic is compared with the contract."""
 GROUP_CHECK_MS = 1_000
+FAUST_S = 1.0
+"""How often Faust is asked whether it still runs."""
 LEAVE_S = 4.0
 """At the end, how long to wait for a broker that does not answer any more."""
 LANES = 2
@@ -76,7 +79,7 @@ class Agent:
         self.name = name
         views = agent_views(agent)
         self.code = code_set(views)
-        self.group = f"{settings.group_prefix}-{agent}-{set_hash(self.code)}"
+        self.group = f"{settings.group_prefix}-{agent}-{what_it_knows(self.code, known_events())}"
         self.work = Work(settings, agent, views, name, lanes=LANES)
         self.lanes = [_Lane(number) for number in range(LANES)]
         max_age = settings.agent_max_age_ms / 1000
@@ -84,7 +87,7 @@ class Agent:
         self.error: BaseException | None = None
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.parts = Parts(f"agent {name}", self.stop)
         self._said = logs.Said(log, f"agent {name}")
         self._app: Any = None
         self._channels: list[Any] = []
@@ -94,10 +97,10 @@ class Agent:
     async def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
         log.info("agent %s: starts, in the group %s", self.name, self.group)
-        self._spawn(self._serve())
+        self.parts.callbacks()
+        self.parts.task("start and watch", self._serve())
         await self._ended.wait()
-        for task in self._tasks:
-            task.cancel()
+        await self.parts.cancel()
         if self._app is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
@@ -118,6 +121,7 @@ class Agent:
         events = await self._started()
         self._app = self._make_app()
         await self._app.start()
+        self.parts.task("Faust", self._faust())
         await self._watch(events)
 
     # ── Faust ──
@@ -131,8 +135,7 @@ class Agent:
         outer = self
 
         async def fold(batches: Any) -> None:
-            async for apply in batches:
-                await outer._applied(apply)
+            await outer.parts.within("fold", outer._folding(batches))
 
         folding = [app.agent(channel, name=f"fold-{n}")(fold) for n, channel in enumerate(self._channels)]
 
@@ -147,30 +150,21 @@ class Agent:
 
             @faust.Service.task  # type: ignore[untyped-decorator]
             async def _belong(self) -> None:
-                await outer._guarded(outer._belonging())
+                await outer.parts.within("group", outer._belonging())
 
             @faust.Service.task  # type: ignore[untyped-decorator]
             async def _fetch(self) -> None:
-                await outer._guarded(outer._fetching())
+                await outer.parts.within("fetch", outer._fetching())
 
             async def on_stop(self) -> None:
                 await outer._leave()
 
         return app
 
-    async def _guarded(self, work: Awaitable[None]) -> None:
-        """Run a part of the agent; whatever it raises ends the process."""
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self.stop(error)
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(self._guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _faust(self) -> None:
+        """Until it stops by itself."""
+        while not self._app.should_stop:  # noqa: ASYNC110  # it offers no event
+            await asyncio.sleep(FAUST_S)
 
     # ── Kafka ──
 
@@ -236,14 +230,17 @@ class Agent:
         for action in actions:
             match action:
                 case ReadPositions():
-                    self._spawn(self._read_positions(action))
+                    self.parts.task("positions", self._read_positions(action), may_return=True)
                 case Seek(partition=partition, offset=offset):
+                    self._said.well(f"partition {partition}", f"goes on with partition {partition}")
                     self._fetcher.seek(partition, offset)
                     reach("seek done")
                 case Apply(lane=lane):
-                    self._spawn(self._channels[lane].send(value=action))
+                    self.parts.task("channel", self._channels[lane].send(value=action), may_return=True)
                 case Hold(why=why):
                     self._said.wrong("set", f"holding: {why}")
+                case Newer(error=error) as newer:
+                    self._said.wrong(f"partition {error.partition}", newer.why)
                 case Stop(error=error):
                     self.stop(error)
         self._changed.set()
@@ -266,6 +263,11 @@ class Agent:
             self._said.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
         self._do(actions)
 
+    async def _folding(self, batches: Any) -> None:
+        """Apply what a lane is sent, until the end."""
+        async for apply in batches:
+            await self._applied(apply)
+
     async def _applied(self, action: Apply) -> None:
         reach("batch read")
         try:
@@ -274,11 +276,6 @@ class Agent:
         except DatabaseAway as error:
             self._said.wrong("database", error.message)
             done = Done(Fate.AWAY)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self.stop(error)
-            return
         if done.fate is Fate.FENCED:
             log.info("agent %s: another one has been here; reading the positions", self.name)
         self._do(self.reader.done(action.turn, done, self._now(), action.lane))
@@ -322,7 +319,8 @@ class Agent:
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until something changes."""
         try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` may swallow what cancels it, when both come at once
+                await self._changed.wait()
         except TimeoutError:
             return
         if not self._ended.is_set():
@@ -356,18 +354,33 @@ class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
         self.agent = agent
 
     async def on_partitions_revoked(self, _revoked: Any) -> None:
-        self.agent._do(self.agent.reader.assigned(()))
+        await self._divided(())
 
     async def on_partitions_assigned(self, assigned: Any) -> None:
+        await self._divided(assigned)
+
+    async def _divided(self, assigned: Any) -> None:
+        # aiokafka would log what is raised here, and go on
+        await self.agent.parts.within("division of the group", self._take(assigned), may_return=True)
+
+    async def _take(self, assigned: Any) -> None:
         mine = sorted(where.partition for where in assigned)
-        log.info("agent %s: has partitions %s", self.agent.name, mine)
-        self.agent.consumer.pause(*assigned)
+        if mine:
+            log.info("agent %s: has partitions %s", self.agent.name, mine)
+            self.agent.consumer.pause(*assigned)
         self.agent._do(self.agent.reader.assigned(mine))
 
 
-def set_hash(code: Mapping[str, int]) -> str:
-    """A short name for a set of views: code with another set is another consumer group, and holds partitions beside it."""
-    return hashlib.sha256(json.dumps(dict(sorted(code.items()))).encode()).hexdigest()[:8]
+def what_it_knows(code: Mapping[str, int], events: Collection[str]) -> str:
+    """A short name for a set of views and the events that code knows.
+
+    Code that knows others is another consumer group, and holds all partitions beside it: where one can't go on, another may.
+    """
+    return hashlib.sha256(json.dumps([dict(sorted(code.items())), sorted(events)]).encode()).hexdigest()[:8]
+
+
+def known_events() -> list[str]:
+    return [f"{context.name}.{name}" for context in contexts().values() for name in context.events]
 
 
 def _in_words(code: Mapping[str, int]) -> str:

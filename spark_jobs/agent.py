@@ -27,15 +27,18 @@ from uuid import uuid4
 from pyspark.errors import PythonException
 
 from infra import logs
+from infra.checkout import CODE
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
-from infra.ending import exit_code_of
+from infra.ending import Parts, exit_code_of
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.source import LogTrimmed
+from infra.sender import Sender, WrongDatabase
 from infra.settings import Settings
+from projections.engine.errors import UnknownEvent
 from projections.engine.positions import Positions
-from projections.engine.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S
+from projections.engine.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, Newer
 from projections.engine.start import set_difference
 from projections.engine.system import agent_views, code_set
 from projections.engine.work import Work
@@ -68,6 +71,7 @@ class Agent:
         self.error: BaseException | None = None
         self._session = session
         self._run = uuid4().hex
+        self.parts = Parts(f"agent {name}", self.stop)
         self._ended = threading.Event()
         self._failures = 0
         self._holes: dict[int, tuple[int, int]] = {}
@@ -97,8 +101,8 @@ class Agent:
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", self.settings.agent_batch)
         spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BATCH_BYTES)
         spark.conf.set("spark.sql.streaming.stopTimeout", int(LEAVE_S * 1000))
-        while (positions := self._positions(events)) is not None:
-            self._query(spark, events, positions)
+        while (begin := self._positions(events)) is not None:
+            self._query(spark, events, *begin)
 
     # ── before a query ──
 
@@ -116,11 +120,12 @@ class Agent:
                 return events
         return None
 
-    def _positions(self, events: topics.Topic) -> Positions | None:
+    def _positions(self, events: topics.Topic) -> tuple[Sender, Positions] | None:
         """Where the next query begins, once its views are live and the log is there; None after `stop`."""
         while not self._ended.wait(self._backoff()):
             try:
                 now = topics.describe(self.settings, events.name)
+                sender = Sender.of(self.settings)
                 positions = self.work.positions()
             except DatabaseAway as error:
                 self._said.wrong("database", error.message)
@@ -141,7 +146,7 @@ class Agent:
             self._said.well("set", "folding: the live set is this code's")
             topics.require_same(events, now)
             _require_reach(now, positions)
-            return positions
+            return sender, positions
         return None
 
     def _backoff(self) -> float:
@@ -153,9 +158,9 @@ class Agent:
 
     # ── a query ──
 
-    def _query(self, spark: Any, events: topics.Topic, positions: Positions) -> None:
+    def _query(self, spark: Any, events: topics.Topic, sender: Sender, positions: Positions) -> None:
         """One query, until it must begin anew or the agent ends."""
-        share = Share(self._run, self.agent, self.name, dict(self._holes))
+        share = Share(CODE, sender, self._run, self.agent, self.name, dict(self._holes))
         over = threading.Event()
 
         def batch(frame: Any, _number: int) -> None:
@@ -163,13 +168,13 @@ class Agent:
             if over.is_set() or self._ended.is_set():
                 return
             try:
-                rows = frame.mapInArrow(partial(stream.fold, share), TOLD).collect()
-            except Exception as error:
-                self._lost(error, over)
-            else:
-                self._heard([pickle.loads(row.told) for row in rows], over)  # noqa: S301  # our own tasks' answers
+                self._batch(frame, share, sender, over)
+            except BaseException as error:  # Spark would end the query, and we would only begin another one
+                self.parts.ended("micro-batch", error)
 
-        with TemporaryDirectory(prefix="samefold-", ignore_cleanup_errors=True) as checkpoint:
+        # below a folder that the JVM removes, also when this process is killed
+        within = spark.sparkContext._temp_dir
+        with TemporaryDirectory(prefix="checkpoint-", dir=within, ignore_cleanup_errors=True) as checkpoint:
             source = spark.readStream.format("kafka").options(
                 **stream_source.options(self.settings, positions.readings)
             )
@@ -180,6 +185,14 @@ class Agent:
             finally:
                 with suppress(Exception):  # it may be dead already, or Spark with it
                     query.stop()
+
+    def _batch(self, frame: Any, share: Share, sender: Sender, over: threading.Event) -> None:
+        try:
+            rows = frame.mapInArrow(partial(stream.fold, share), TOLD).collect()
+        except Exception as error:
+            self._lost(error, over)
+        else:
+            self._heard([pickle.loads(row.told) for row in rows], sender, over)  # noqa: S301  # our own tasks' answers
 
     def _watch(self, query: Any, events: topics.Topic, over: threading.Event) -> None:
         """Until the query is over, or the agent. Raises SamefoldError where the log is not the one it was."""
@@ -210,21 +223,27 @@ class Agent:
             self._said.well("kafka", "Kafka answers again")
             topics.require_same(events, now)
 
-    def _heard(self, answers: Sequence[Told], over: threading.Event) -> None:
+    def _heard(self, answers: Sequence[Told], sender: Sender, over: threading.Event) -> None:
         """What a micro-batch came to."""
         for told in answers:
             if told.folded:
                 self._failures = 0
                 self._holes.pop(told.partition, None)
                 self._said.well("query", "folding again")
+            if told.verdict is Verdict.FOLDED:
+                self._said.well(f"partition {told.partition}", f"goes on with partition {told.partition}")
         for told in answers:
             match told.verdict:
                 case Verdict.FOLDED:
                     continue
+                case Verdict.STOPPED if isinstance(told.error, WrongDatabase) and self._is_another(sender):
+                    log.info("agent %s: PostgreSQL was started again; reading the positions", self.name)
+                case Verdict.STOPPED if isinstance(told.error, UnknownEvent):
+                    self._said.wrong(f"partition {told.partition}", Newer(told.error).why)
                 case Verdict.STOPPED:
                     self.stop(told.error)
                 case Verdict.AWAY if told.error is not None:
-                    self._said.wrong("database", told.error.message)
+                    self._said.wrong("kafka" if isinstance(told.error, KafkaAway) else "database", told.error.message)
                 case Verdict.HOLE if told.hole is not None:
                     at, came = told.hole
                     where = f"{self.settings.events_topic}[{told.partition}]"
@@ -235,10 +254,19 @@ class Agent:
                     self._holes[told.partition] = told.hole
                 case Verdict.FENCED:
                     log.info("agent %s: others have been here; reading the positions", self.name)
+                case Verdict.OTHER_SET:
+                    log.info("agent %s: another set of views went live; reading the positions", self.name)
                 case _:
-                    pass
+                    raise AssertionError(told)
             self._failures += 1
             over.set()
+
+    def _is_another(self, sender: Sender) -> bool:
+        """Whether this process itself would be another sender by now."""
+        try:
+            return Sender.of(self.settings) != sender
+        except (KafkaAway, DatabaseAway):
+            return True
 
     def _lost(self, error: Exception, over: threading.Event) -> None:
         """Tasks of a micro-batch did not answer: their workers were killed, or they raised what nobody foresaw."""
@@ -273,8 +301,7 @@ def main() -> NoReturn:
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
-        for library in ("py4j", "psycopg", "pyspark"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
+        logging.getLogger("psycopg").setLevel(logging.CRITICAL)
     collect_seldom()
     # Spark's processes on this machine are our children, and take their settings from the environment
     os.environ.update(settings.environment())
@@ -292,20 +319,15 @@ def main() -> NoReturn:
 
 def _serve(settings: Settings, agent: str, name: str, master: str | None, stack: ExitStack) -> None:
     def session_of_mine() -> Any:
-        spark = stack.enter_context(session(f"agent {agent}", master, stream_source.session_conf()))
-        take_signals()  # Spark took Ctrl-C for itself
-        return spark
-
-    def take_signals() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: end())
+        return stack.enter_context(session(f"agent {agent}", master, stream_source.session_conf()))
 
     def end() -> None:
         serving.stop()
         _leave_soon(0)  # also when a broker that is away keeps it waiting
 
     serving = Agent(settings, agent, name, session_of_mine)
-    take_signals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: end())
     serving.run()
 
 

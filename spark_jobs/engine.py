@@ -7,6 +7,7 @@ goes through the JVM: Spark hands out tasks, tries those again whose process was
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,11 +15,13 @@ from uuid import uuid4
 
 from psycopg import sql
 
+from infra.checkout import CODE
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
+from infra.sender import Sender, WrongDatabase
 from projections.engine.engines import Argument
 from projections.engine.workers import Advance
-from spark_jobs.session import first_line, is_local
+from spark_jobs.session import SparkUnfit, first_line, is_local
 from spark_jobs.task import CodeMissing, Failure, Returned, Task, pack
 
 if TYPE_CHECKING:
@@ -70,11 +73,12 @@ class _Job:
         self._settings = arguments[0].settings
         self._name = f"samefold_{uuid4().hex}"
         self._failed = context.accumulator((), AddingAccumulatorParam(()))
-        self._task = Task(task, self._name, attempts_of(context), self._failed)
-        self._sent = [pack(slot, argument) for slot, argument in enumerate(arguments)]
+        self._task = Task(CODE, self._name, attempts_of(context), self._failed)
+        sender = Sender.of(self._settings)
+        self._sent = [pack(sender, slot, task, argument) for slot, argument in enumerate(arguments)]
         self._folded = [0] * len(arguments)
         self._returned: list[Returned] = []
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def result(self, advance: Advance) -> list[Returned]:
         """Raises what a task raised, SparkGaveUp, psycopg.Error."""
@@ -99,9 +103,12 @@ class _Job:
                 if thread.is_alive():
                     self._context.cancelJobGroup(self._name)
                     thread.join(STOP_S)
-        failures: Sequence[Failure] = self._failed.value
-        if failures:
-            raise failures[0].error()
+            failures: Sequence[Failure] = self._failed.value
+            if failures:
+                error = failures[0].error()
+                if isinstance(error, WrongDatabase):
+                    listening.execute("select")  # a server that was started again is no other one: then this fails
+                raise error
         if self._error is not None:
             raise _gave_up(self._error) from self._error
         advance(sum(one.folded for one in self._returned) - told)
@@ -111,7 +118,7 @@ class _Job:
         try:
             self._context.setJobGroup(self._name, "samefold", interruptOnCancel=True)
             self._returned = self._context.parallelize(self._sent, len(self._sent)).map(self._task).collect()
-        except Exception as error:
+        except BaseException as error:
             self._error = error
 
 
@@ -146,12 +153,17 @@ def attempts_of(context: Any) -> int:
     return int(context.getConf().get("spark.task.maxFailures", "4"))
 
 
-def _gave_up(error: Exception) -> SamefoldError:
+def _gave_up(error: BaseException) -> SamefoldError:
     text = first_line(error)
     if "ModuleNotFoundError" in str(error):
         return CodeMissing(
             f"Executors can't import this code: {text}",
             "Ship the very same code and packages to the executors: docs/operating.md.",
+        )
+    if found := re.search(r"Cannot run program \"[^\"]*\"[^\n]*|\[PYTHON_VERSION_MISMATCH\][^\n]*", str(error)):
+        return SparkUnfit(
+            f"Executors can't run the Python that they are told to: {found[0][:500]}",
+            "PYSPARK_PYTHON must name one that each executor has, of the driver's version, with its packages: docs/operating.md.",
         )
     return SparkGaveUp(
         f"Spark gave the job up: {text}",

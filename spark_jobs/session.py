@@ -6,14 +6,20 @@ the place where they run.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import shutil
+import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.errors import SamefoldError
+from spark_jobs.jvm import Output, SparkAway, jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,10 +27,15 @@ if TYPE_CHECKING:
 LOCAL = "local[*,4]"
 """All cores of this machine; a task whose process was killed is tried up to four times, as on a cluster."""
 ROOT = Path(__file__).resolve().parent.parent
+REACH_S = 5.0
+STOP_S = 10.0
+HELP = "See docs/operating.md."
 
 
-class SparkAway(SamefoldError):
-    """Spark does not start, or its master does not answer."""
+class SparkUnfit(SamefoldError):
+    """Spark is configured as our jobs can't use it."""
+
+    exit_code = 2
 
 
 def submitted() -> bool:
@@ -37,21 +48,70 @@ def session(job: str, master: str | None = None, conf: Mapping[str, str] | None 
     """A Spark session, stopped at the end, also of an interrupted one.
 
     Without `master`, spark-submit or spark-defaults.conf says where it runs and with how much memory. Raises SparkAway,
-    JavaMissing.
+    SparkUnfit, JavaMissing.
     """
     # the executors' interpreter, unless somebody has said another: the `python3` of their PATH has none of our packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = _start(job, _conf(master) | dict(conf or {}))
-    try:
-        yield spark
-    finally:
-        # a Spark that is gone already has nothing to stop; what ended it was raised
-        with suppress(Exception):
-            spark.stop()
+    _require_fit(master)
+    for library in ("py4j", "pyspark"):
+        # what they have to say is raised, too; the rest are tracebacks of an end that was asked for
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    every = {"spark.app.name": f"samefold {job}"} | _conf(master) | dict(conf or {})
+    with nullcontext() if submitted() else jvm(every) as output:
+        spark = _started(every, output)
+        if output is not None:
+            output.started = True
+        try:
+            yield spark
+        finally:
+            # in a thread that shares nothing with this one, which may have been interrupted in the midst of a word to the JVM
+            thread = threading.Thread(target=_stop, args=(spark,), daemon=True)
+            thread.start()
+            thread.join(STOP_S)
+
+
+def _stop(spark: SparkSession) -> None:
+    # a Spark that is gone already has nothing to stop; what ended it was raised
+    with suppress(Exception):
+        spark.stop()
+
+
+def _require_fit(master: str | None) -> None:
+    """What Spark would say unclearly, late or not at all. Raises SparkUnfit, SparkAway."""
+    if connect := [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if os.environ.get(name)]:
+        raise SparkUnfit(
+            f"{connect[0]} is set, but our tasks can't run through Spark Connect.",
+            f"Unset it, and name the cluster's own master: --master spark://… or SAMEFOLD_SPARK_MASTER. {HELP}",
+        )
+    if master is None:
+        return
+    if not re.fullmatch(r"local|local\[(\*|\d+)(, *\d+)?\]|spark://.+|k8s://.+|yarn", master):
+        raise SparkUnfit(f"'{master}' is no master of ours.", f"Take spark://…, k8s://…, yarn or local[N]. {HELP}")
+    python = os.environ["PYSPARK_PYTHON"]
+    if is_local(master) and shutil.which(python) is None:
+        raise SparkUnfit(
+            f"PYSPARK_PYTHON is {python}, which can't be run.", "Unset it: then it is the Python that runs this."
+        )
+    if master.startswith("spark://"):
+        _require_reach(master)
+
+
+def _require_reach(master: str) -> None:
+    """Spark itself would try for a minute, and then tell of what failed afterwards. Raises SparkAway."""
+    errors = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+        except (OSError, ValueError) as error:
+            errors.append(f"{address}: {error}")
+        else:
+            return
+    raise SparkAway(f"No Spark master answers at {'; '.join(errors)}.", f"Start it, or correct its address. {HELP}")
 
 
 def is_local(master: str) -> bool:
-    return master.startswith("local")
+    return master == "local" or master.startswith("local[")
 
 
 def _conf(master: str | None) -> dict[str, str]:
@@ -76,24 +136,42 @@ def _conf(master: str | None) -> dict[str, str]:
     return conf
 
 
-def _start(job: str, conf: Mapping[str, str]) -> SparkSession:
+def _started(conf: Mapping[str, str], output: Output | None) -> SparkSession:
+    """In a thread, so that Ctrl-C comes at once, not in the midst of a word to the JVM; and Spark does not take it for itself."""
+    came: list[SparkSession | BaseException] = []
+
+    def start() -> None:
+        try:
+            came.append(_start(conf, output))
+        except BaseException as error:
+            came.append(error)
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    thread.join()
+    [spark] = came
+    if isinstance(spark, BaseException):
+        raise spark
+    return spark
+
+
+def _start(conf: Mapping[str, str], output: Output | None) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(f"samefold {job}")
+    builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
     except (Py4JError, PySparkException, OSError) as error:
-        from infra.dev.java import find_java
-
-        find_java()
         where = conf.get("spark.master", "where spark-submit says")
+        # without Java's own word, the JVM has ended, and said why
+        why = first_line(error) if output is None or hasattr(error, "java_exception") else output.cause()
         raise SparkAway(
-            f"Spark does not start ({where}): {first_line(error)}",
-            "Is the master there, and is its address right (--master, SAMEFOLD_SPARK_MASTER)? See docs/operating.md.",
+            f"Spark does not start ({where}): {why}",
+            f"Is its master right (--master, SAMEFOLD_SPARK_MASTER), and is there room for its files? {HELP}",
         ) from error
 
 

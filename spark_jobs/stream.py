@@ -16,12 +16,15 @@ from enum import StrEnum
 import pyarrow as pa
 
 from infra import logs
+from infra.checkout import require_code
 from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
+from infra.log.clients import KafkaAway
 from infra.log.records import Record
 from infra.log.rule import Reading
+from infra.sender import Sender
 from projections.engine.reader import Fate, without_hole
 from projections.engine.start import set_difference
 from projections.engine.system import agent_views, code_set
@@ -68,6 +71,8 @@ class Share:
     `run` is one per agent process. `holes` are those of `Told` that were met twice: the log's own.
     """
 
+    code: Mapping[str, str]
+    sender: Sender
     run: str
     agent: str
     name: str
@@ -110,7 +115,7 @@ class _Task:
     def apply(self, records: Sequence[Record]) -> Told:
         try:
             return self._apply(_work(self.share), records)
-        except DatabaseAway as error:
+        except (DatabaseAway, KafkaAway) as error:
             return self._told(Verdict.AWAY, error=error)
         except SamefoldError as error:
             return self._told(Verdict.STOPPED, error=error)
@@ -158,19 +163,23 @@ class _Task:
         return Told(self.partition, verdict, self.folded, hole, error)
 
 
-_works: dict[str, Work] = {}
-"""This Python worker's own, by run: the connection and the plan outlive a task, what was read from the database does not."""
+_works: dict[tuple[str, Sender], Work] = {}
+"""This Python worker's own, by run and sender. Connection and plan outlive a task; what was read from the database does not."""
 
 
 def _work(share: Share) -> Work:
-    """Raises ExecutorNotConfigured."""
-    work = _works.get(share.run)
+    """Raises WrongCode, ExecutorNotConfigured, WrongKafka, WrongDatabase, KafkaAway, DatabaseAway."""
+    work = _works.get((share.run, share.sender))
     if work is None:
+        require_code(share.code)
         settings = own_settings()
+        # the connector came here with the driver's address
+        for kafka in sorted({settings.kafka, share.sender.kafka}):
+            share.sender.require(settings.model_copy(update={"kafka_bootstrap": kafka}))
         logs.configure(settings.log_level, settings.log_format)
         work = Work(settings, share.agent, agent_views(share.agent), share.name)
         while _works:
             _works.popitem()[1].close()
-        _works[share.run] = work
+        _works[share.run, share.sender] = work
         collect_seldom()
     return work

@@ -7,16 +7,18 @@ import pickle
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
 
+from infra.checkout import require_code
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.errors import BadSettings, NotConfigured, SamefoldError
 from infra.log.clients import KafkaAway
+from infra.sender import Sender
 from infra.settings import Settings
 from projections.engine.engines import Argument
 from projections.engine.memory import folding
@@ -38,10 +40,10 @@ class CodeMissing(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An argument on its way: pickled, its settings left out."""
+    """Work on its way: its sender, the function and the argument, pickled, settings left out."""
 
     slot: int
-    argument: bytes
+    work: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,15 @@ class Returned:
     failure: Failure | None = None
 
 
-def pack(slot: int, argument: Argument) -> Sent:
-    return Sent(slot, pickle.dumps(replace(argument, settings=None)))
+def pack(sender: Sender, slot: int, function: Callable[[Any, Advance], Any], argument: Argument) -> Sent:
+    return Sent(slot, pickle.dumps((sender, function, replace(argument, settings=None))))
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What Spark calls with each `Sent`. It is pickled, so it holds names and numbers only."""
+    """What Spark calls with each `Sent`. It is pickled, so it holds names and numbers only: other code must be able to read it."""
 
-    function: Callable[[Any, Advance], Any]
+    code: Mapping[str, str]
     channel: str
     attempts: int
     """How often Spark tries a task in all."""
@@ -96,7 +98,10 @@ class Task:
         attempt = TaskContext.get().attemptNumber()
         told = 0
         try:
+            require_code(self.code)
             settings = own_settings()
+            sender, function, argument = _unpack(sent)
+            sender.require(settings)
             _use_sparks_disk()
             with folding(settings.task_memory_mb) as look, _Told(settings, self.channel, sent.slot) as telling:
                 try:
@@ -105,7 +110,7 @@ class Task:
                         telling.advance(count)
                         look()
 
-                    value = self.function(_unpack(sent, settings), advance)
+                    value = function(replace(argument, settings=settings), advance)
                 finally:
                     told = telling.folded
         except PASSING as error:
@@ -144,15 +149,16 @@ def own_settings() -> Settings:
     return settings
 
 
-def _unpack(sent: Sent, settings: Settings) -> Any:
+def _unpack(sent: Sent) -> tuple[Sender, Callable[[Any, Advance], Any], Any]:
     """Raises CodeMissing."""
     try:
-        return replace(pickle.loads(sent.argument), settings=settings)  # noqa: S301  # the driver's
+        sender, function, argument = pickle.loads(sent.work)  # noqa: S301  # the driver's
     except (ImportError, AttributeError) as error:
         raise CodeMissing(
             f"On an executor: {error}.",
             "Ship the very same code and packages to the executors: docs/operating.md.",
         ) from error
+    return sender, function, argument
 
 
 def _use_sparks_disk() -> None:

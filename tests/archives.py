@@ -17,6 +17,7 @@ from infra.archive import write
 from infra.archive.jobs import check_archive, plan_trim, trim_log
 from infra.archive.manifest import ArchiveFile, files_of
 from infra.archive.read import read_archived
+from infra.archive.store import IDENTITY
 from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.log.records import Record
@@ -70,9 +71,10 @@ def is_exact(world: Settings, records: list[Record]) -> None:
 
 
 def on_disk(world: Settings) -> set[str]:
-    """Paths below the archive's folder."""
+    """Paths of files with records below the archive's folder."""
     folder = Path(world.archive)
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return files - {IDENTITY}
 
 
 def trim_all(world: Settings) -> int:

@@ -160,7 +160,7 @@ class Folder:
             with Tail(self.world, self.world.events_topic, at) as tail:
                 outcome: object = Applied()
                 while isinstance(outcome, Applied):
-                    batches = tail.batches(at, _ends(at, end), most)
+                    batches = tail.towards(at, _ends(at, end), most)
                     if not batches:
                         return at
                     outcome = committer.apply(db, batches)

@@ -1,6 +1,7 @@
 """Writers that each lack one rule: a test that passes for one of them would pass whether or not the rule is kept."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -177,6 +178,17 @@ class BlindForVersions(Writer):
 
     def seen(self, snapshot: Snapshot) -> Snapshot:
         return Snapshot(snapshot.positions, snapshot.generation, True, snapshot.rows, snapshot.outcomes)
+
+
+class AnswersWhatItDoesNotKnow(Writer):
+    def on_position(self, snapshot: Snapshot, log_end: int) -> Action:
+        return super().on_position(replace(snapshot, unknown=frozenset()), log_end)
+
+
+class OpensAgainAtOnce(Writer):
+    def on_confirmed(self) -> Action:
+        self.left = None
+        return super().on_confirmed()
 
 
 class BlindForGenerations(Writer):

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from infra.settings import PREFIX, Settings
 from tests.conftest import ROOT, dev_env
 from tests.spine import until
@@ -32,6 +34,14 @@ def plain_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith((PREFIX, "PYSPARK_", "SPARK_", "_PYSPARK"))
     }
+
+
+def runs(process: psutil.Process) -> bool:
+    """Not one that has ended and waits for a parent that asks."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 HOSTS = ("127.0.0.1", "127.0.0.2")

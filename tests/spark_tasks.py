@@ -85,7 +85,7 @@ def die(order: Order, _advance: Advance) -> int:
 
 
 def tell_environment(order: Order, _advance: Advance) -> str:
-    return order.settings.events_topic
+    return order.settings.group_prefix
 
 
 def load_staged(staged: Staged, advance: Advance) -> Loaded:

@@ -67,9 +67,9 @@ def produce(world: Settings, topic: str, partition: int, key: bytes | None, valu
 
 
 @contextmanager
-def handler(world: Settings, name: str = "h1") -> Iterator[Handler]:
+def handler(world: Settings, name: str = "h1", *, running: Handler | None = None) -> Iterator[Handler]:
     """A handler in a thread; an error that ended it is raised at the end, unless the test took it (`ended_with`)."""
-    running = Handler(world, name)
+    running = running or Handler(world, name)
     errors: list[BaseException] = []
 
     def run() -> None:

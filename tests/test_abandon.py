@@ -7,25 +7,28 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from infra.database.connect import connect
+from infra.archive.jobs import plan_trim, trim_log
+from infra.database.connect import SessionEnded, connect
 from infra.settings import Settings
-from projections.engine import builds, claims
+from projections.engine import builders, builds, claims
 from projections.engine.builds import BuildAbandoned, begin
 from projections.engine.claims import BuildAlive, claim, end_builders, session_name
-from projections.engine.rebuild import rebuild
+from projections.engine.dropping import NotDroppable, drop_tables, droppable
+from projections.engine.rebuild import go_to, rebuild
 from projections.engine.system import all_views
 from projections.engine.verify import verify
 from tests.bankviews import build_states, live_table, rows
 from tests.bookkeeper import Bookkeeper, LiveAgent, fold_all, folded_lives
-from tests.spine import until
+from tests.spine import scalar, until
 
 ACCOUNTS = [str(number) for number in range(20)]
 
@@ -109,6 +112,7 @@ try:
     print(rebuild(Settings(), ["balances", "statement"], all_views(), processes=1).tables)
 except SamefoldError as error:
     print(error.code)
+    print(error.message, file=sys.stderr)
     sys.exit(3)
 """
 STAGES = {
@@ -129,6 +133,7 @@ def frozen_builder(world: Settings, stage: str) -> Iterator[subprocess.Popen[str
         [sys.executable, "-c", FREEZES, stage],
         env=os.environ | patient.environment(),
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     try:
@@ -137,15 +142,21 @@ def frozen_builder(world: Settings, stage: str) -> Iterator[subprocess.Popen[str
     finally:
         process.kill()
         process.wait(10)
-        if process.stdout:
-            process.stdout.close()
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
 
 
 def wakes_up(process: subprocess.Popen[str]) -> tuple[int, str]:
     """How it ends, and what it says."""
+    return wakes_up_and_explains(process)[:2]
+
+
+def wakes_up_and_explains(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """How it ends, what it says, and why."""
     process.send_signal(signal.SIGCONT)
-    said, _ = process.communicate(timeout=30)
-    return process.returncode, said.strip()
+    said, why = process.communicate(timeout=30)
+    return process.returncode, said.strip(), why.strip()
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
@@ -165,6 +176,77 @@ def test_a_frozen_builder_is_ended_and_does_no_harm_when_it_wakes(bank: Bookkeep
         assert rows(world, name) == before
         assert build_states(world, name)[f"{name}_v1_r2"] == "abandoned"
     assert verify(world, all_views()).differences == 0
+
+
+BEFORE_IT_HAS_A_TABLE = {
+    "claimed, and nothing made": "projections.engine.builds._create",
+    "while it makes its table": "projections.engine.builds.drop_keys",
+}
+
+
+@pytest.mark.parametrize("stage", BEFORE_IT_HAS_A_TABLE.values(), ids=BEFORE_IT_HAS_A_TABLE)
+def test_one_that_is_ended_before_it_has_a_table_says_who_ended_it(bank: Bookkeeper, stage: str) -> None:
+    world = bank.world
+    with frozen_builder(world, stage) as frozen, connect(world, session_name("rebuild")) as other:
+        end_builders(other, ["balances"])
+        claim(other, "balances")
+        code, said, why = wakes_up_and_explains(frozen)
+    assert (code, said) == (3, "build-abandoned")
+    assert why.startswith(f"Another process ended this one: samefold rebuild, pid {os.getpid()} on ")
+
+
+def test_and_that_it_was_ended_when_nobody_is_left_to_name(bank: Bookkeeper) -> None:
+    with frozen_builder(bank.world, BEFORE_IT_HAS_A_TABLE["while it makes its table"]) as frozen:
+        rebuild(bank.world, ["balances"], all_views(), end_others=True)
+        assert wakes_up_and_explains(frozen) == (3, "build-abandoned", "Another process ended this one.")
+    assert verify(bank.world, all_views()).differences == 0
+
+
+@pytest.mark.parametrize("command", ["switch", "views drop", "archive trim"])
+def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str, tmp_path: Path) -> None:
+    """Each waits for a lock in the midst of what it does."""
+    world = bank.world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
+    rebuild(world, ["balances"], all_views(), make_live=command != "switch")
+    commands: dict[str, Callable[[], object]] = {
+        "switch": lambda: go_to(world, ["balances"], all_views()),
+        "views drop": lambda: drop_tables(world, droppable(world, "balances", "balances_v1"), None),
+        "archive trim": lambda: trim_log(world, *plan_trim(world)),
+    }
+    if command == "archive trim":
+        with connect(world, "killed") as killed:
+            begin(killed, [all_views()["balances"]], world.events_topic, {}, "core")
+    lock = {
+        "switch": "select from positions for update",
+        "views drop": "lock table balances_v1",
+        "archive trim": "lock table balances_v1_r3",
+    }
+    with connect(world, "test") as db, connect(world, "another") as other, ThreadPoolExecutor(1) as pool:
+        db.execute("begin")
+        db.execute(lock[command])
+        done = pool.submit(commands[command])
+        until(lambda: claims.by_whom(other, "balances") != "", "it has claimed the view")
+        end_builders(other, ["balances"])
+        claim(other, "balances")
+        with pytest.raises(BuildAbandoned, match=r"Another process ended this one: another, since"):
+            done.result(30)
+
+
+def test_a_database_that_stops_is_not_taken_for_another_process(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends sessions with the same words when it is stopped; started again, it is not the server it was."""
+    world = bank.world
+    monkeypatch.setattr(builders, "LOOK_S", 0.2)
+    starts = iter(["once", "again"])
+    monkeypatch.setattr(builders, "_server", lambda _: next(starts))
+
+    def is_ended() -> None:
+        with connect(world, "admin") as db, builders.builder(world, "rebuild") as connection:
+            db.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+            connection.execute("select 1")
+
+    with pytest.raises(SessionEnded, match="ended this session"):
+        is_ended()
 
 
 def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
@@ -209,6 +291,38 @@ def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:
     assert tables
     assert live_table(world, "balances") == max(tables)
     assert verify(world, all_views()).differences == 0
+
+
+def test_what_a_killed_builder_left_is_dropped_by_name(bank: Bookkeeper) -> None:
+    world, table = bank.world, "balances_v1_r2"
+
+    def drop() -> None:
+        drop_tables(world, droppable(world, "balances", table), all_views()["balances"])
+
+    with frozen_builder(world, STAGES["inside a part, its rows copied"]):
+        with pytest.raises(BuildAlive):
+            drop()
+        assert build_states(world, "balances")[table] == "loading"
+    until(lambda: _dropped(drop), "PostgreSQL notices that the builder was killed")
+    assert build_states(world, "balances")[table] == "abandoned"
+    assert scalar(world, f"select to_regclass('{table}')") is None
+
+
+def test_a_ready_table_is_dropped_by_name_too(bank: Bookkeeper) -> None:
+    world = bank.world
+    assert rebuild(world, ["balances"], all_views(), make_live=False).tables == {"balances": "balances_v1_r2"}
+    with pytest.raises(NotDroppable, match="balances_v1_r2 is ready"):
+        droppable(world, "balances", "1")
+    drop_tables(world, droppable(world, "balances", "balances_v1_r2"), all_views()["balances"])
+    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": "abandoned"}
+
+
+def _dropped(drop: Callable[[], None]) -> bool:
+    try:
+        drop()
+    except BuildAlive:
+        return False
+    return True
 
 
 # ── Ctrl-C ──

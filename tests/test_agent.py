@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +22,12 @@ from confluent_kafka.admin import NewPartitions
 
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
+from infra.demo import tree
 from infra.errors import SamefoldError
 from infra.log import clients, partitioner, topics
 from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
-from projections.agent import set_hash
+from projections.agent import what_it_knows
 from tests.conftest import ROOT
 from tests.spine import until
 
@@ -86,12 +88,12 @@ class Log:
 class Process:
     """An agent process of a world."""
 
-    def __init__(self, settings: Settings, folder: Path, name: str) -> None:
+    def __init__(self, settings: Settings, folder: Path, name: str, code: Path = ROOT) -> None:
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "projections.agent", "--name", name],
-                env=os.environ | settings.environment() | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | settings.environment() | tree.environment(code),
                 cwd=folder,
                 stderr=output,
             )
@@ -104,8 +106,8 @@ class Process:
 
 
 @contextmanager
-def agent(settings: Settings, folder: Path, name: str = "a1") -> Iterator[Process]:
-    running = Process(settings, folder, name)
+def agent(settings: Settings, folder: Path, name: str = "a1", code: Path = ROOT) -> Iterator[Process]:
+    running = Process(settings, folder, name, code)
     try:
         yield running
     finally:
@@ -178,18 +180,51 @@ def test_it_holds_while_another_set_is_live(log: Log, tmp_path: Path) -> None:
         until(lambda: transactions(log.settings) == {"a": 2}, "it goes on")
 
 
-def test_it_ends_with_a_named_error_right_before_what_it_does_not_know(log: Log, tmp_path: Path) -> None:
-    log.deposit("a", 3)
-    offset = log.event("a", "MoneyPrinted", {})
-    log.deposit("a", 1)
-    for _ in range(2):
-        with agent(log.settings, tmp_path) as one:
-            assert one.ends() == 1
-            assert one.says("unknown-event: accounts/a has an event 'MoneyPrinted'")
-            assert one.says("Nothing was skipped. Run the code that knows it")
-        assert transactions(log.settings) == {"a": 2}
-        at = partitioner.partition_of("accounts/a", log.settings.partitions)
-        assert rows(log.settings, f"select next_offset from positions where partition = {at}") == [(offset,)]
+def newer_code(folder: Path) -> Path:
+    """The code of a release that adds an event, and changes nothing else."""
+    for package in tree.PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    accounts = folder / "domain/accounts.py"
+    text = accounts.read_text()
+    for before, after in (
+        ("Movement: TypeAlias", "@fact\nclass MoneyPrinted:\n    pass\n\n\nMovement: TypeAlias"),
+        ("| Movement | AccountClosed", "| Movement | AccountClosed | MoneyPrinted"),
+        (
+            "        case AccountClosed():\n",
+            "        case MoneyPrinted():\n            return state\n        case AccountClosed():\n",
+        ),
+    ):
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    accounts.write_text(text)
+    return folder
+
+
+def test_it_stands_right_before_what_it_does_not_know_until_newer_code_has_folded_it(log: Log, tmp_path: Path) -> None:
+    accounts = {partitioner.partition_of(f"accounts/{n}", log.settings.partitions): str(n) for n in range(40)}
+    other, *where = accounts
+    for partition in where:
+        log.deposit(accounts[partition], 3)
+    offsets = {partition: log.event(accounts[partition], "MoneyPrinted", {}) for partition in where}
+    for partition in where:
+        log.deposit(accounts[partition], 1)
+    before, after, more = (dict.fromkeys((accounts[one] for one in where), count) for count in (2, 3, 4))
+    with agent(log.settings, tmp_path, "old") as old:
+        for partition in where:
+            said = f"unknown-event: accounts/{accounts[partition]} has an event 'MoneyPrinted'"
+            until(lambda said=said: old.says(said), "it says what it does not know")  # type: ignore[misc]
+        assert old.says("Nothing was skipped. Run the code that knows it")
+        log.deposit(accounts[other], 2)
+        until(lambda: transactions(log.settings) == before | {accounts[other]: 1}, "the other partition goes on")
+        positions = dict(rows(log.settings, "select partition, next_offset from positions"))
+        assert positions.items() >= offsets.items()
+        with agent(log.settings, tmp_path, "new", newer_code(tmp_path / "newer")):
+            until(lambda: transactions(log.settings) == after | {accounts[other]: 1}, "newer code folds them")
+        for partition in where:
+            log.deposit(accounts[partition], 1)
+        until(lambda: transactions(log.settings) == more | {accounts[other]: 1}, "the older one goes on alone")
+        assert old.process.poll() is None
+        assert old.log.read_text().count("unknown-event") == len(where), "each was said once"
 
 
 def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: Path) -> None:
@@ -294,6 +329,7 @@ def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> No
         assert one.ends() == 0
 
 
-def test_the_group_is_named_after_the_set() -> None:
-    assert set_hash({"a": 1, "b": 2}) == set_hash({"b": 2, "a": 1})
-    assert len({set_hash({"a": 1}), set_hash({"a": 2}), set_hash({"b": 1}), set_hash({})}) == 4
+def test_the_group_is_named_after_the_set_and_the_events_that_are_known() -> None:
+    assert what_it_knows({"a": 1, "b": 2}, ["x", "y"]) == what_it_knows({"b": 2, "a": 1}, ["y", "x"])
+    sets: list[dict[str, int]] = [{"a": 1}, {"a": 2}, {"b": 1}, {}]
+    assert len({what_it_knows(code, events) for code in sets for events in ([], ["x"], ["y"], ["x", "y"])}) == 16

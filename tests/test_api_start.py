@@ -20,6 +20,7 @@ from commands.api import look
 from commands.api.answering import Waits
 from commands.api.serving import server_of
 from commands.api.world import World
+from infra.ending import PartEnded
 from infra.log import clients, topics
 from infra.settings import Settings
 from tests.api import Api, agent, everything, ready, serving
@@ -137,7 +138,7 @@ def test_a_part_of_the_world_that_fails_ends_the_process(world: Settings, monkey
     set_up(world)
     server = server_of(world, "api", "127.0.0.1", 0)
     monkeypatch.setattr(server.world.waits, "answer", failing)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PartEnded, match=r"'answers' of api, .* raised ZeroDivisionError"):
         server.run()
 
 
@@ -214,7 +215,7 @@ def test_mutant_a_world_whose_failure_nobody_notices(world: Settings, monkeypatc
 
     set_up(world)
     monkeypatch.setattr(Waits, "answer", failing)
-    monkeypatch.setattr(World, "_ended", lambda *_: None)
+    monkeypatch.setattr(World, "_failed", lambda *_: None)
     with serving(world) as api:
         ready(api)
         assert api.client.get("/health/live").status_code == 200

@@ -465,7 +465,6 @@ def with_views(more: Mapping[str, View]) -> Iterator[dict[str, View]]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (app, api_world):
             patch.setattr(module, "all_views", lambda: views)
-        patch.setattr("commands.api.look.all_views", lambda: views)
         yield views
 
 

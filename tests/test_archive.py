@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,17 +20,18 @@ from infra.archive.files import Row, decode, encode
 from infra.archive.jobs import archive_log, check_archive, plan_trim, status, trim_log
 from infra.archive.manifest import ArchiveFile, ManifestBroken, end_of
 from infra.archive.read import ArchiveDamaged, ArchiveMissing
-from infra.archive.store import ArchiveAway, Store
-from infra.archive.trim import Cut
+from infra.archive.store import IDENTITY, ArchiveAway, Store, WrongArchive, adopt
+from infra.archive.trim import ArchiveDiffers, Cut
 from infra.database.connect import connect
 from infra.errors import BadSettings
 from infra.log import clients, topics
 from infra.log.history import history_of
 from infra.log.records import Record
 from infra.log.rule import START, Reading
-from infra.log.source import LogTrimmed, read_range
+from infra.log.source import Headers, LogTrimmed, read_range
 from infra.settings import Settings
-from projections.engine.builds import begin
+from projections.engine.builds import abandon_dead, begin, builds_of
+from projections.engine.claims import release, try_claim
 from projections.engine.rebuild import go_to, rebuild
 from projections.engine.system import all_views, code_set
 from projections.engine.verify import verify
@@ -45,9 +46,10 @@ from tests.archives import (
     held,
     is_exact,
     manifest,
+    on_disk,
     trim_all,
 )
-from tests.bankviews import rows
+from tests.bankviews import build_states, rows
 from tests.bookkeeper import Bookkeeper, fold_all
 from tests.conftest import SEED, Samefold, dev_env
 from tests.spine import deposit, handler, open_account, outcomes, project, records_of, scalar, send, set_up, until
@@ -201,14 +203,14 @@ def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pyt
     """Control records, say, if somebody writes in Kafka's transactions."""
     monkeypatch.setattr(write, "MOST_RECORDS", SHORT)
     there = [Record(0, offset, 1, None, b"garbage") for offset in (0, 1, 95, 96)]
-    monkeypatch.setattr(write, "read_held", lambda *_, **__: iter([there]))
-    share = write.Share(world, world.archive, world.events_topic, "id", 0, 100, 100)
+    monkeypatch.setattr(write, "read_held", lambda *_, **__: iter([(there, 97), ([], 100)]))
+    share = write.Share(world, world.events_topic, "id", 0, 100, 100)
     ranges = list(write._ranges(share, START))
     assert [(one.start.next_offset, one.end.next_offset, len(one.rows)) for one in ranges] == [(0, 80, 2), (80, 100, 2)]
 
 
 def test_a_topic_id_with_a_slash_is_one_folder(world: Settings) -> None:
-    share = write.Share(world, world.archive, "events", "/a+b/c", 0, 1, 1)
+    share = write.Share(world, "events", "/a+b/c", 0, 1, 1)
     assert write._folder(share) == "events/_a-b_c/partition=0"
 
 
@@ -340,6 +342,9 @@ def test_a_manifest_that_was_changed_by_hand_is_found(bank: Bookkeeper) -> None:
         db.execute("update archive_files set seq = seq + 1 where partition = 2 and first_offset > 0")
         db.execute("update archive_files set end_seq = end_seq + 1 where partition = 2 and first_offset > 0")
     assert [bool(one.wrong) for one in check_archive(world)] == [False, False, True, False]
+    with pytest.raises(ArchiveDamaged):
+        trim_all(world)
+    assert topics.describe(world, world.events_topic).first[2] == 0
 
 
 # ── what trim refuses ──
@@ -380,10 +385,46 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
     with connect(world, "test builder") as db:
         begin(db, [balances], world.events_topic, code_set(all_views()), "core")
         assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
+        [build] = [build for build in builds_of(db) if build.state == "loading"]
+        assert try_claim(db, str(build.id))
         db.execute("update builds set state = 'past-loading', as_of = '0:1' where state = 'loading'")
         assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
         db.execute("update builds set state = 'past' where state = 'past-loading'")
         assert cut_of(world).held == "", "a table of the past is never moved on"
+
+
+@pytest.mark.parametrize("state", ["loading", "past-loading"])
+def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) -> None:
+    world = bank.world
+    archive_log(world)
+    with connect(world, "killed builder") as db:
+        begin(db, [all_views()["balances"]], world.events_topic, code_set(all_views()), "core")
+        db.execute(
+            "update builds set state = %s, as_of = %s where state = 'loading'", (state, "0:1" if "p" in state else None)
+        )
+    assert cut_of(world).held == ""
+    assert trim_all(world) > 0
+    assert held(world) == 0
+    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": "abandoned"}
+    assert scalar(world, "select to_regclass('balances_v1_r2')") is None
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v1_r3"}
+
+
+@pytest.mark.parametrize(("state", "done"), [("loading", "ready"), ("past-loading", "past")])
+def test_a_build_that_was_finished_since_it_was_seen_is_nobodys_to_abandon(
+    bank: Bookkeeper, state: str, done: str
+) -> None:
+    world = bank.world
+    with connect(world, "builder") as db, connect(world, "another") as other:
+        begin(db, [all_views()["balances"]], world.events_topic, code_set(all_views()), "core")
+        as_of = "0:1" if done == "past" else None
+        db.execute("update builds set state = %s, as_of = %s where state = 'loading'", (state, as_of))
+        seen = builds_of(other, ["balances"])
+        db.execute("update builds set state = %s where state = %s", (done, state))
+        release(db, "balances")
+        abandon_dead(other, seen)
+    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": done}
+    assert scalar(world, "select to_regclass('balances_v1_r2')") is not None
 
 
 @pytest.mark.parametrize("state", ["ready", "old"])
@@ -516,7 +557,7 @@ def test_an_agent_stops_at_a_damaged_file_by_name(bank: Bookkeeper, tmp_path: Pa
     bank.life(ACCOUNTS, 2)
     archive_log(world)
     delete_all(world)
-    shutil.rmtree(world.archive)
+    shutil.rmtree(Path(world.archive) / world.events_topic)
     with agent(world, tmp_path) as running:
         assert running.ends() == 1
         assert running.says("archive-missing")
@@ -593,10 +634,68 @@ def test_on_spark_it_is_the_same(bank: Bookkeeper, spark_engine: Spark, spark_pl
 
 
 def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tmp_path: Path) -> None:
+    """Also where it means it by the same URL, and where another archive is there."""
     world = bank.world
     topic = topics.describe(world, world.events_topic)
+    with connect(world, "test") as db:
+        for _ in range(2):
+            adopt(world, db, topic.name, empty=True)
     share = write.shares(world, topic, {})[0]
-    elsewhere = replace(share, settings=world.model_copy(update={"archive_url": str(tmp_path / "elsewhere")}))
-    with pytest.raises(ArchiveAway, match="elsewhere"):
-        write.archive_partition(elsewhere)
+    elsewhere = world.model_copy(update={"archive_url": str(tmp_path / "elsewhere")})
+    with pytest.raises(WrongArchive, match=r"elsewhere.* is not there"):
+        write.archive_partition(replace(share, settings=elsewhere))
+    Store(elsewhere).put(IDENTITY, b"another")
+    with pytest.raises(WrongArchive, match="says otherwise"):
+        write.archive_partition(replace(share, settings=elsewhere))
     assert manifest(world) == []
+    assert on_disk(elsewhere) == set()
+    archive_log(world)
+    identity = Store(world).read(IDENTITY)
+    assert identity
+    Store(world).put(IDENTITY, identity + b"\n")  # lost, and written by hand
+    delete_all(world)
+    for use in (archived_records, check_archive, trim_all, lambda world: verify(world, all_views())):
+        with pytest.raises(WrongArchive):
+            use(elsewhere)
+    assert verify(world, all_views()).differences == 0
+
+
+def test_an_archive_that_a_database_finds_there_is_taken_as_it_is(bank: Bookkeeper) -> None:
+    """After a restore from before it was known, or a new start of the database beside it."""
+    archive_log(bank.world)
+    identity = Store(bank.world).read(IDENTITY)
+    with connect(bank.world, "test") as db:
+        db.execute("update topics set archive = null")
+    archive_log(bank.world)
+    assert (
+        Store(bank.world).read(IDENTITY) == identity == str(scalar(bank.world, "select archive from topics")).encode()
+    )
+
+
+@pytest.mark.parametrize("what", ["value", "key", "time", "headers", "missing"])
+def test_what_kafka_holds_otherwise_is_not_trimmed(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """An archive that is whole and sound, but of another log."""
+    world = bank.world
+    headers: Headers = [("trace", b"1")]
+    other: dict[str, Callable[[Row], list[Row]]] = {
+        "value": lambda row: [(*row[:3], b"garbagf", row[4])],
+        "key": lambda row: [(*row[:2], b"key", *row[3:])],
+        "time": lambda row: [(row[0], row[1] + 1, *row[2:])],
+        "headers": lambda row: [(*row[:4], headers)],
+        "missing": lambda row: [],
+    }
+    made = write._made
+
+    def made_of_another_log(share: write.Share, one: write._Range) -> tuple[ArchiveFile, bytes]:
+        rows = [new for row in one.rows for new in (other[what](row) if row[3] == b"garbage" else [row])]
+        return made(share, one._replace(rows=rows))
+
+    monkeypatch.setattr(write, "_made", made_of_another_log)
+    archive_log(world)
+    assert not any(one.wrong for one in check_archive(world)), "it is sound"
+    before = held(world)
+    with pytest.raises(ArchiveDiffers):
+        trim_all(world)
+    assert held(world) == before, "partition 0 is the first, and has such a record"

@@ -107,6 +107,19 @@ def test_a_database_or_user_that_does_not_exist_does_not_pass(world: Settings) -
         assert not passes(refused.value)
 
 
+def test_a_database_that_cant_hold_every_character_is_refused(world: Settings) -> None:
+    name = world.database.split("@/")[1].split("?")[0]
+    with connect(world, "test") as db:
+        locale = "locale_provider libc locale 'C' template template0"
+        db.execute(f"create database {name}_latin encoding 'LATIN1' {locale}".encode())
+    try:
+        with pytest.raises(DatabaseRefused, match="LATIN1"):
+            connect(Settings(database_url=world.database.replace(f"/{name}?", f"/{name}_latin?")), "test")
+    finally:
+        with connect(world, "test") as db:
+            db.execute(f"drop database {name}_latin".encode())
+
+
 @pytest.mark.parametrize(
     ("error", "may_pass"),
     [

@@ -1,9 +1,10 @@
 """From a command and a state to the commit that records the answer, whatever the answer is."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import date
+from dataclasses import dataclass, replace
+from datetime import date, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -144,8 +145,15 @@ def raises(error: BaseException) -> Callable[[Any, Any], Any]:
     return function
 
 
+class Speechless(Exception):
+    """Its words can't be asked for, as where `__str__` has a defect of its own."""
+
+    def __str__(self) -> str:
+        raise IndexError
+
+
 @pytest.mark.parametrize(
-    "error", [ValueError("no"), KeyError("x"), RecursionError(), ZeroDivisionError(), AssertionError()]
+    "error", [ValueError("no"), KeyError("x"), RecursionError(), ZeroDivisionError(), AssertionError(), Speechless()]
 )
 def test_a_defect_in_decide_or_evolve_is_recorded_as_failed(error: Exception) -> None:
     for command in (purse(raises(error)), purse(PURSE.decide, raises(error))):
@@ -205,6 +213,71 @@ def test_an_event_that_no_reader_could_decode_is_failed() -> None:
     # NaN is null in JSON; in the log it would stop every reader for ever
     weighing = replace(PURSE, events={"Weighed": Weighed}, decide=lambda command, state: [Weighed(grams=float("nan"))])
     assert rejection(decided(received(Fill(cents=5), weighing))).code == "failed"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Which checks nothing when it is made."""
+
+    grams: float | None = None
+    at: datetime | None = None
+    names: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Measured(grams=float("inf")),
+        Measured(grams=float("nan")),
+        Measured(grams=2**63 + 1),
+        Measured(at=datetime(1850, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))),
+        Measured(at=date(2026, 1, 1)),  # type: ignore[arg-type]
+        Measured(names="ab"),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_an_event_that_json_would_make_another_one_of_is_failed(event: Measured) -> None:
+    measuring = replace(
+        PURSE, events={"Measured": Measured}, decide=lambda command, state: [event], evolve=lambda state, event: state
+    )
+    why = rejection(decided(received(Fill(cents=5), measuring)))
+    assert why.code == "failed"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Measured(grams=3),
+        Measured(at=datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)),
+        Measured(names=["a", "b"]),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_an_event_is_what_every_reader_makes_of_it(event: Measured) -> None:
+    seen: list[Any] = []
+
+    def evolve(state: Any, event: Any) -> Any:
+        seen.append(event)
+        return state
+
+    measuring = replace(PURSE, events={"Measured": Measured}, decide=lambda command, state: [event], evolve=evolve)
+    answer = decided(received(Fill(cents=5), measuring))
+    assert answer.commit.outcome == "accepted"
+    assert seen == [msgspec.json.decode(answer.commit.events[0].data, type=Measured)]
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str = ""
+    cents: int = 0
+
+
+@pytest.mark.parametrize(
+    "after", [Named(cents=10**4300), Named(name="\ud800"), None, State(5)], ids=["int", "str", "none", "other"]
+)
+def test_a_state_that_could_not_be_stored_is_failed_before_an_agent_meets_it(after: Any) -> None:
+    naming = replace(PURSE, state=Named, evolve=lambda state, event: after)
+    assert rejection(decided(received(Fill(cents=5), naming))).code == "failed"
 
 
 def test_the_state_is_folded_from_what_is_in_the_log() -> None:

@@ -116,6 +116,17 @@ def test_the_sockets_path_is_short_enough_whatever_the_folder(folder: Path) -> N
     assert len(os.fsencode(Postgres(folder).socket_folder / ".s.PGSQL.5432")) <= LONGEST_SOCKET_PATH
 
 
+def test_a_folder_may_have_any_name_under_any_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    broker = Kafka(tmp_path / "Prüfung ☃" / "kafka")
+    try:
+        broker.start()
+    finally:
+        broker.stop()
+    assert (broker.folder / "data" / "meta.properties").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["Prüfung ☃"]
+
+
 @pytest.mark.parametrize("victims", [("kafka",), ("postgres",), ("kafka", "postgres")])
 def test_killed_processes_come_back_with_their_data(own_stack: Stack, victims: tuple[str, ...]) -> None:
     own_stack.up()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from infra.log.rule import Counted
 from projections.engine.errors import OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
 from projections.engine.fold import NOTHING_BLOCKED, Blocked, Changes, Held, decode, fold, missing
 from projections.engine.plan import Plan
-from tests.purse import State
+from tests.purse import PURSE, State
 from tests.viewkit import MOVES, PURSES, TOTALS, plan_of, views
 
 PARK = '\n    ON_POISON = "park"\n'
@@ -79,6 +80,18 @@ def test_all_three_kinds_fold_one_history() -> None:
     ]
     assert changes.sums["totals"] == {("Filled",): [2, 12, 7, 5], ("Spent",): [2, 9, 7, 2]}
     assert len(changes.counted) == 4
+
+
+def test_a_view_is_told_of_its_own_contexts_only_and_a_journal_never_a_state_of_the_event_before() -> None:
+    """Two contexts with one class of event are refused at the start; a plan that has them all the same keeps them apart."""
+    some = views(purses=PURSES, moves=MOVES, totals=TOTALS)
+    plan = Plan(some, {"purse": PURSE, "safe": dataclasses.replace(PURSE, name="safe")})
+    foreign = Commit("safe/a", 1, [filled(100)], "c", 9, "", "accepted", None, 0, 9)
+    changes = fold_all(plan, [*history(("a", [filled(5)])), Counted(9, 9000, foreign)], Held(plan))
+    assert list(changes.rows["purses"]) == ["a"]
+    assert [(m.purse, m.after) for m in changes.added["moves"]] == [("a", 5)]
+    assert changes.sums["totals"] == {("Filled",): [1, 5, 5, 5]}
+    assert list(changes.states) == ["streams_purse"]
 
 
 def test_at_tells_where_an_event_stands() -> None:
@@ -218,6 +231,13 @@ def test_poison_parks_the_stream_for_that_view_from_there_on() -> None:
     ((key, parked),) = changes.parked.items()
     assert key == ("purses", "purse/a")
     assert (parked.version, parked.offset, parked.error) == (2, 2, "ValueError: can't take this")
+
+
+def test_a_view_that_runs_out_of_memory_parks_nothing() -> None:
+    """Where there is more of it, the event may well be folded."""
+    plan = plan_of(views(purses=PARK + PURSES.replace('ValueError("can\'t take this")', "MemoryError")))
+    with pytest.raises(MemoryError):
+        fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")])), Held(plan))
 
 
 def test_a_summary_takes_all_of_a_poisonous_event_or_nothing() -> None:

@@ -12,12 +12,14 @@ from commands.handler import Handler, HandlerFenced, WorldChanged
 from commands.intake import reserved_stream
 from commands.snapshots import SnapshotReader
 from commands.writer import Limits, Wait, Writer
+from infra.contexts import UnreadableState
 from infra.database.connect import connect
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import UnreadableRecord, encode
-from infra.log.topics import TopicChanged, TopicUnfit
+from infra.log.topics import TopicChanged, TopicMissing, TopicUnfit
 from infra.settings import Settings
+from projections.engine.command_types import drop_other_types, live_types, own_types
 from projections.engine.start import ContractBroken
 from tests.conftest import Samefold
 from tests.spine import (
@@ -263,7 +265,9 @@ def test_a_commands_topic_made_anew_is_refused_at_the_start_and_in_the_middle(
     with handler(world) as running:
         until(lambda: len(openings(world)) == 4, "serving")
         _make_anew(world, world.commands_topic)
-        ended_with(running, TopicChanged, WorldChanged)  # whichever check sees it first
+        ended_with(
+            running, TopicChanged, TopicMissing, WorldChanged
+        )  # whichever check sees it first, or that it was gone
     with handler(world) as running:
         error = ended_with(running, ContractBroken)
     assert "made anew" in str(error)
@@ -278,8 +282,23 @@ def test_an_events_topic_made_anew_is_refused(world: Settings) -> None:
     assert openings(world) == []
 
 
+def test_a_state_that_this_code_can_not_read_is_named_with_what_to_do(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"))
+    with handler(world):
+        until(lambda: len(commits(world)) == 1, "decided")
+    project(world)
+    with connect(world, "test") as db:
+        db.execute("update streams_accounts_v1 set state = '{\"balance\":null}'")
+    send(world, deposit("ada", "d1", 1))
+    with handler(world) as running:
+        error = ended_with(running, UnreadableState)
+    assert "'accounts/ada'" in str(error)
+    assert "STATE_VERSION" in str(error)
+
+
 def _make_anew(world: Settings, name: str) -> None:
-    from infra.log.topics import TopicMissing, describe, ensure
+    from infra.log.topics import describe, ensure
 
     before = describe(world, name).id
     admin = clients.admin(world)
@@ -478,3 +497,58 @@ def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings) ->
     with connect(world, "test") as connection:
         handler._snapshots = lambda: SnapshotReader(connection, world.events_topic)  # type: ignore[method-assign]
         assert handler._load(Writer(0, "topic", Limits(1, 1, 1.0))) == Wait("Kafka is away")
+
+
+def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(world: Settings) -> None:
+    """It is not answered, and neither is what comes behind it in its partition; all others go on."""
+    set_up(world)
+    with connect(world, "test") as db:
+        db.execute("insert into command_types values ('accounts', 'Steal')")
+    here, there = (partition_of(f"accounts/{name}", world.partitions) for name in ("ada", "bob"))
+    assert here != there
+    send(world, open_account("ada"), open_account("bob"))
+    with handler(world) as running:
+        until(lambda: len(commits(world)) == 2, "serving")
+        send(world, command("accounts/ada", "steal", "Steal"), deposit("ada", "d1", 5), deposit("bob", "d1", 5))
+        until(lambda: running.writers[here].left is not None, "the partition is given up")
+        until(lambda: len(commits(world)) == 3, "the other partition goes on")
+        opened = len(openings(world))
+        send(world, command("accounts/bob", "rob", "Rob"), command("nowhere/bob", "nowhere", "Steal"))
+        partitions = {partition_of(stream, world.partitions) for stream in ("accounts/bob", "nowhere/bob")}
+        until(lambda: len(commits(world)) == 5 - (here in partitions), "garbage is malformed as ever")
+        assert len(openings(world)) == opened, "nobody tosses it to and fro"
+        assert not {("accounts/ada", "steal"), ("accounts/ada", "d1")} & {
+            (c.stream, c.command_id) for c in commits(world)
+        }
+        with connect(world, "test") as db:
+            assert drop_other_types(db, world.events_topic) == [("accounts", "Steal")]
+        until(lambda: any(c.command_id == "steal" for c in commits(world)), "nobody knows it any more: malformed")
+    project(world)
+    keys = [("accounts/ada", "steal"), ("accounts/ada", "d1"), ("accounts/bob", "rob")]
+    found = outcomes(world, keys)
+    assert [found[key].code for key in keys] == ["malformed", None, "malformed"]
+    assert len(commits(world)) == len({(c.stream, c.command_id) for c in commits(world)}) == 7
+
+
+def test_commands_of_a_handler_that_is_about_to_serve_are_live_before_it_does(world: Settings) -> None:
+    set_up(world)
+    with connect(world, "test") as db:
+        assert live_types(db) == own_types(), "by the first start"
+        db.execute("delete from command_types")
+    send(world, open_account("ada"))
+    with handler(world), connect(world, "test") as db:
+        until(lambda: len(commits(world)) == 1, "serving")
+        assert live_types(db) == own_types()
+
+
+def test_a_database_that_lost_the_live_commands_while_a_handler_serves_gets_them_again(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was restored. No API appends what is not live: no command would ever have the handler look."""
+    monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
+    set_up(world)
+    send(world, open_account("ada"))
+    with handler(world), connect(world, "test") as db:
+        until(lambda: len(commits(world)) == 1, "serving")
+        db.execute("delete from command_types")
+        until(lambda: live_types(db) == own_types(), "they are live again")

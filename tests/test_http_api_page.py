@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import SecretStr
 
-from commands.api import command_routes, look, problems
+from commands.api import command_routes, problems
 from commands.api.look import Seen
 from infra.contexts import contexts
 from infra.settings import Settings
@@ -137,12 +137,12 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
             nowhere = SecretStr("postgresql://127.0.0.1:1/nowhere")
             return stack.enter_context(_lacking(world, "database", database_url=nowhere)), block
         case "while an append is not acknowledged":
-            patch.setattr(api.world.appender, "_producer", _Silent())
+            patch.setattr(api.world.appender._producer, "now", _Silent())
             return api, block._replace(headers=[*block.headers, ("Prefer", "wait=1")])
         case "while an append can't be queued":
-            patch.setattr(api.world.appender, "_producer", _Full())
+            patch.setattr(api.world.appender._producer, "now", _Full())
             return api, block
-        case "while another version of a view is live":
+        case "while another version of the write model is live":
             stack.enter_context(_other_version(api, patch))
             return api, block
         case other:
@@ -239,7 +239,7 @@ class _Heard:
 def _other_version(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if this process were of older code than what is live; nobody else's code changes."""
     newer = {name: view.version + 1 for name, view in all_views().items()}
-    patch.setattr(look, "code_set", lambda _: newer)
+    patch.setattr(api.world.look, "_versions", newer)
     until(lambda: "views" in api.world.look.wrong, "it notices")
     yield
     patch.undo()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +16,8 @@ import pytest
 from infra.database import migrate, revisions
 from infra.database.connect import DatabaseBehind, connect
 from infra.database.migrate import SchemaDrift, ViewChangedShape
-from infra.database.revisions import DatabaseAhead
-from infra.errors import SamefoldError
+from infra.database.revisions import DatabaseAhead, MigrationsConflict
+from infra.demo import tree
 from infra.settings import Settings
 from projections.engine import system
 from projections.engine.view import View
@@ -166,14 +170,66 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
     assert nothing.stdout.startswith("Nothing to do")
 
 
-def test_two_branches_that_each_added_a_migration_are_told(scripts: Path) -> None:
+@pytest.mark.parametrize("names", [("9001", "9001"), ("9001_mine", "9001_theirs")])
+def test_two_branches_that_each_added_a_migration_are_told_both_files_and_what_to_type(
+    world: Settings, scripts: Path, names: tuple[str, str]
+) -> None:
+    migrate.upgrade(world)
+    before = revisions.head()
+    body = "\n\ndef upgrade() -> None: ...\n"
+    for whose, name in zip(("mine", "theirs"), names, strict=True):
+        text = f"revision: str = \"{name}\"\ndown_revision: str | None = '{before}'\n"
+        (scripts / f"9001_{whose}.py").write_text(text + body)
+    hints = set()
+    with connect(world, "test") as db:
+        for act in (
+            lambda: migrate.upgrade(world),
+            lambda: migrate.revise(world, "another"),
+            lambda: migrate.check(world),
+            lambda: revisions.require_schema(db),
+        ):
+            with pytest.raises(MigrationsConflict, match=r"9001_mine\.py and 9001_theirs\.py") as refused:
+                act()
+            hints.add(refused.value.cure)
+    [hint] = hints
+    typed = re.search(r"`git mv (\S+) (\S+)`.*`(revision = \S+)`.*`(down_revision = \S+)`", hint)
+    assert typed
+    there, renamed, revision, follows = typed.groups()
+    (scripts / there).unlink()
+    (scripts / renamed).write_text(f"{revision}\n{follows}\n{body}")
+    assert migrate.upgrade(world) == (before, revisions.head())
+
+
+def test_a_merge_of_two_migrations_is_the_newest(scripts: Path) -> None:
     before = revisions.head()
     for name in ("9001_mine", "9001_theirs"):
-        (scripts / f"{name}.py").write_text(f"revision: str = \"{name}\"\ndown_revision: str | None = '{before}'\n")
-    with pytest.raises(SamefoldError, match="several newest migrations: 9001_mine, 9001_theirs"):
-        revisions.head()
+        (scripts / f"{name}.py").write_text(f"revision = \"{name}\"\ndown_revision = '{before}'\n")
     (scripts / "9002.py").write_text("revision = '9002'\ndown_revision = ('9001_mine', '9001_theirs')\n")
     assert revisions.head() == "9002"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("db", "upgrade"), ("db", "revision", "-m", "x"), ("db", "check"), ("run", "all")], ids=" ".join
+)
+def test_every_command_tells_of_two_migrations_of_one_number(
+    world: Settings, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    tree.make(tmp_path / "tree")
+    versions = tmp_path / "tree" / "infra" / "database" / "migrations" / "versions"
+    for whose in ("mine", "theirs"):
+        (versions / f"9001_{whose}.py").write_text(f"revision = '9001'\ndown_revision = '{revisions.head()}'\n")
+    told = subprocess.run(
+        [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+        env=os.environ | world.environment() | tree.environment(tmp_path / "tree"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "9001_mine.py and 9001_theirs.py" in " ".join(told.stderr.split())
+    assert "Traceback" not in told.stderr
 
 
 def test_code_without_migrations_has_no_newest(scripts: Path) -> None:

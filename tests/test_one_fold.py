@@ -3,7 +3,6 @@ positions, and they are those of a fold that shares no line with the engine (`te
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -47,9 +46,8 @@ from tests.one_fold.folding import (
 )
 from tests.one_fold.histories import History, history
 from tests.one_fold.kinds import all_kinds
-from tests.one_fold.oracle import Entry, Expected, Parked, Skip, StoppedAt, fold
+from tests.one_fold.oracle import Entry, Expected, Skip, StoppedAt, fold
 from tests.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, write_skips
-from tests.one_fold.views.holders import TOO_LARGE
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -232,34 +230,21 @@ def test_streams_that_are_dropped_or_replayed_fold_the_same(ground: Places, engi
         assert verified(place, VIEWS, engine(place)) == 0
 
 
-# ── rows that the database refuses ──
+# ── rows that can't be stored ──
 
 
-def test_rows_that_the_database_refuses_park_their_streams(ground: Places, engines: Engines) -> None:
-    """From where on is for each table to say: its batch's first event of the stream. Its rows are the fold without those."""
+def test_rows_that_cant_be_stored_park_their_streams_from_the_very_event(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 2, RICH, letters="", refused=0.06)
     place, logs = put(ground, made)
     with Live(place, VIEWS, chance) as live:
         assert live.fold(logs) is None
-    parked = _refused_of(place, logs, live_tables(place))
-    assert live_differences(place, fold(logs, skips=made.skips, parked=parked)) == []
+    expected = fold(logs, skips=made.skips)
+    assert any(one.view == "holders" for one in expected.parked)
+    assert live_differences(place, expected) == []
     assert verified(place, VIEWS) == 0
     for engine in engines.values():
-        tables = built(place, VIEWS, engine(place))
-        parked = _refused_of(place, logs, tables)
-        assert build_differences(place, fold(logs, skips=made.skips, parked=parked), tables) == []
-
-
-def _refused_of(place: Settings, logs: Sequence[Sequence[Entry]], tables: Mapping[str, str]) -> set[Parked]:
-    """What is parked in these tables: streams whose rows are refused indeed."""
-    parked = parked_of(place, tables.values())
-    assert parked
-    for one in parked:
-        stream, refused = f'"stream":{json.dumps(one.stream, ensure_ascii=False)}'.encode(), TOO_LARGE.encode()
-        assert one.view == "holders"
-        assert any(entry.value and stream in entry.value and refused in entry.value for entry in logs[one.partition])
-    return parked
+        assert build_differences(place, expected, built(place, VIEWS, engine(place))) == []
 
 
 # ── on Spark, sixteen partitions at once ──

@@ -145,10 +145,10 @@ def _journals_lag(patch: pytest.MonkeyPatch) -> None:
             before["state"] = state
             return evolve(state, event)
 
-        journals = tuple(
-            (view, lambda event, _after, at, rows=rows: rows(event, before["state"], at))
-            for view, rows in found.journals
-        )
+        def told(rows: Any) -> Any:
+            return lambda event, _after, at: rows(event, before["state"], at)
+
+        journals = tuple(journal._replace(rows=told(journal.rows)) for journal in found.journals)
         return found._replace(evolve=remembering, journals=journals)
 
     patch.setattr(Plan, "_step", step)

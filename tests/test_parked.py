@@ -163,7 +163,7 @@ def _a_batch_around(bank: Bookkeeper, act: object) -> Outcome:
         end = {p: reading.next_offset + (p == moved) for p, reading in at.items()}
         committer = Committer(Plan(views), positions)
         with Tail(world, world.events_topic, at) as tail:
-            batches = tail.batches(at, _ends(at, end), 100)
+            batches = tail.towards(at, _ends(at, end), 100)
         assert callable(act)
         for name in KINDS:
             act(world, views[name], "accounts/1")

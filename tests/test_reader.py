@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -12,9 +13,10 @@ from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import START, Reading
 from projections.engine import reader as reader_module
+from projections.engine.errors import UnknownEvent
 from projections.engine.fold import NOTHING_BLOCKED
 from projections.engine.positions import Live, Positions
-from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
+from projections.engine.reader import NEWER_S, Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from tests.conftest import SEED
 
 CODE = {"purses": 1}
@@ -130,6 +132,51 @@ def test_another_live_set_holds_until_it_is_this_ones() -> None:
     assert again.after > 0
     assert machine.fetching == []
     assert machine.positions(again.turn, positions_at({0: 0})) == [Seek(0, 0)]
+
+
+def test_an_event_of_newer_code_holds_its_partition_until_somebody_folded_it() -> None:
+    machine = reading({0: 5, 1: 3})
+    machine.records(0, some(0, [5, 6]), 7, 0)
+    unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=6)
+    newer, ask = machine.done(machine.turn, replace(applied({0: 6}), stop=unknown), 0)
+    assert newer == Newer(unknown)
+    assert ask == ReadPositions(machine.turn, 0)
+    assert machine.positions(machine.turn, positions_at({0: 6, 1: 3})) == [Seek(1, 3)]
+    assert taken(machine.records(1, some(1, [3]), 4, 0)) == {1: [3]}
+    assert machine.done(machine.turn, applied({1: 4}), 0) == []
+    assert machine.tick(NEWER_S / 2) == []
+    assert machine.tick(NEWER_S) == [ReadPositions(machine.turn, 0)]
+    assert machine.positions(machine.turn, positions_at({0: 6, 1: 4})) == [Seek(1, 4)]
+    machine.assigned([0, 1])
+    assert machine.positions(machine.turn, positions_at({0: 8, 1: 4})) == [Seek(1, 4)], (
+        "it does not look at each reading"
+    )
+    assert machine.tick(NEWER_S * 2) == [ReadPositions(machine.turn, 0)]
+    assert machine.positions(machine.turn, positions_at({0: 8, 1: 4})) == [Seek(0, 8), Seek(1, 4)]
+    assert machine.tick(NEWER_S * 9) == []
+
+
+def test_what_another_partitions_newer_event_cut_short_is_read_again() -> None:
+    machine = reading({0: 5, 1: 3})
+    machine.records(0, some(0, [5]), 6, 0)
+    machine.records(1, some(1, [3, 4]), 6, 0)
+    machine.done(machine.turn, applied({0: 6}), 0)
+    machine.records(1, some(1, [5]), 6, 0)
+    # both partitions of the batch end before such an event, but one of them is told
+    unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=6)
+    machine.done(machine.turn, replace(applied({0: 6, 1: 4}), stop=unknown), 0)
+    assert machine.records(1, some(1, [6]), 7, 0) == []
+    assert machine.positions(machine.turn, positions_at({0: 6, 1: 4})) == [Seek(1, 4)]
+    assert taken(machine.records(1, some(1, [4, 5, 6]), 7, 0)) == {1: [4, 5, 6]}
+
+
+def test_a_database_restored_to_before_an_event_of_newer_code_is_folded_up_to_it() -> None:
+    machine = reading({0: 5})
+    machine.records(0, some(0, [5]), 6, 0)
+    unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=5)
+    machine.done(machine.turn, Done(Fate.APPLIED, stop=unknown), 0)
+    machine.tick(NEWER_S)
+    assert machine.positions(machine.turn, positions_at({0: 2})) == [Seek(0, 2)]
 
 
 def test_an_agent_that_has_never_run_holds() -> None:

@@ -328,7 +328,7 @@ REFUSED = {
     "a value out of range": ("Move(at.id, event.cents * 10**30)", "range|too large|OverflowError|int"),
     "a value of another type": ("Move(at.id, 'ten')", "str|integer"),
     "text that PostgreSQL can't hold": ("Move(at.id + chr(0), 1)", "NUL|0x00"),
-    "nothing where there must be something": ("Move(at.id, None)", "null"),
+    "nothing where there must be something": ("Move(at.id, None)", "NoneType"),
     "a tuple for a row": ("(at.id, at.version)", "a row must be a Move, not tuple"),
 }
 
@@ -384,7 +384,7 @@ def test_a_row_that_is_kept_until_the_end_must_be_of_its_class_too(bank: Bookkee
     make_tables(world, new)
     rebuild(world, [], new)
     assert scalar(world, "select array_agg(stream || ': ' || error) from parked") == [
-        "accounts/3: TypeError: a row must be a Last, not tuple"
+        "accounts/3: BadRow: a row must be a Last, not tuple"
     ]
     _nothing_differs(world, new)
 

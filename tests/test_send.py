@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from commands.client import BadCommandLine, NotSent, OutcomeMissing, answered, read_commands, send_all, wait_for
+from commands.client import (
+    BadCommandLine,
+    NotSent,
+    OutcomeMissing,
+    Sender,
+    _ranges,
+    answered,
+    read_commands,
+    send_all,
+    wait_for,
+)
 from infra.settings import Settings
+from tests import fatal
 from tests.conftest import Samefold
-from tests.spine import commits, deposit, handler, open_account, project, records_of, send, set_up, until
+from tests.spine import commits, deposit, handler, open_account, project, records_of, scalar, send, set_up, until
+
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
 
 LINE = {"stream": "accounts/ada", "id": "1", "type": "OpenAccount", "data": {"overdraft_limit": 0, "on": "2026-01-01"}}
 
@@ -42,6 +59,9 @@ def test_plain_and_gzipped_files_read_alike(tmp_path: Path) -> None:
         json.dumps(LINE | {"id": "x" * 201}),
         json.dumps(LINE | {"stream": "accounts/a\x00b"}),
         "[" * 100_000,
+        json.dumps(LINE | {"data": {"overdraft_limit": float("nan")}}),
+        json.dumps(LINE | {"data": {"overdraft_limit": 5}}).replace("5", "1e400"),
+        json.dumps(LINE | {"data": {"overdraft_limit": 5}}).replace("5", "0.1000000000000000055"),
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_sent(tmp_path: Path, line: str) -> None:
@@ -92,11 +112,63 @@ def test_outcomes_that_do_not_come_are_told(world: Settings) -> None:
         wait_for(world, commands, lambda _: None, timeout_s=0.1)
 
 
-def test_a_record_that_the_topic_refuses_is_told(world: Settings) -> None:
+def test_a_line_that_is_too_large_names_itself_and_keeps_no_other_back(
+    world: Settings, samefold: Samefold, tmp_path: Path
+) -> None:
     set_up(world)
-    huge = deposit("ada", "d1", 5)
-    from infra.log.records import Command
+    huge = json.dumps(LINE | {"id": "2", "data": {"x": "x" * 1_100_000}})
+    lines = [json.dumps(LINE), "", huge, json.dumps(LINE | {"id": "3"})]
+    done = samefold("send", str(written(tmp_path / "c.jsonl", *lines)), settings=world)
+    said = " ".join(done.stderr.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "1 of 3 commands are too large for the log, line 3." in said
+    assert len(records_of(world, world.commands_topic)) == 2
 
-    too_large = Command(huge.id, huge.stream, huge.type, type(huge.data)(b'{"x":"' + b"x" * 1_100_000 + b'"}'))
-    with pytest.raises(NotSent):
-        send_all(world, [too_large], lambda _: None)
+
+def test_what_is_not_acknowledged_is_named_and_the_same_file_sent_again_does_nothing_twice(
+    world: Settings, stack: Stack
+) -> None:
+    set_up(world)
+    commands = [open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(40))]
+    sender = Sender(world.model_copy(update={"ack_timeout_s": 1.0}))
+    acknowledged: list[int] = []
+    broker = stack.kafka.process()
+    assert broker is not None
+    broker.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(NotSent, match=r"41 of 41 commands may be missing in the log, lines 1, 3-42: ") as not_sent:
+            sender.send(commands, acknowledged.append, [1, *range(3, 43)])
+    finally:
+        broker.send_signal(signal.SIGCONT)
+    assert "Send the same file again" in not_sent.value.cure
+    assert acknowledged == []
+    send(world, *commands)
+    with handler(world):
+        until(lambda: len(commits(world)) == 41, "each is decided once")
+    project(world)
+    assert scalar(world, "select cents from balances_v1") == 40
+
+
+def test_a_producer_that_cannot_go_on_is_told_and_the_next_sending_takes_another(world: Settings, stack: Stack) -> None:
+    set_up(world)
+    sender = Sender(world)
+    broker = stack.kafka.process()
+    assert broker is not None
+    broker.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = sender._producer.now
+            sending = pool.submit(sender.send, [open_account("ada"), open_account("bob")], lambda _: None)
+            until(lambda: len(first) == 2, "both are under way")
+            fatal.end(first)
+            with pytest.raises(NotSent, match=r"2 of 2 commands may be missing in the log, lines 1-2"):
+                sending.result()
+    finally:
+        broker.send_signal(signal.SIGCONT)
+    sender.send([open_account("ada")], lambda _: None)
+
+
+def test_many_gaps_are_told_in_a_few_words() -> None:
+    assert _ranges([7]) == "line 7"
+    assert _ranges([3, 1, 2, 9]) == "lines 1-3, 9"
+    assert _ranges(range(1, 1_000, 2)).endswith("37, 39 and others up to 999")

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,14 @@ from pydantic import SecretStr
 from domain.accounts import AccountOpened, Details, MoneyDeposited
 from infra.database.connect import connect
 from infra.demo.bank import bank as sample
+from infra.ending import PartEnded
 from infra.errors import SamefoldError
 from infra.faultpoints import AgentPoint
 from infra.log import clients, topics
+from infra.log.partitioner import partition_of
 from infra.log.source import LogTrimmed
 from infra.settings import Settings
-from projections.engine.errors import OutOfStep, UnknownEvent
+from projections.engine.errors import OutOfStep, UnreadableEvent
 from projections.engine.rebuild import rebuild
 from projections.engine.system import all_views
 from projections.engine.verify import verify
@@ -48,10 +50,10 @@ if TYPE_CHECKING:
     from infra.dev.stack import Stack
     from spark_jobs.engine import Spark
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 ACCOUNTS = [str(number) for number in range(24)]
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0
 POINTS: list[AgentPoint] = [
     "positions read",
     "batch read",
@@ -363,14 +365,48 @@ def test_old_code_holds_after_a_switch_and_new_code_goes_on(
 
 def test_poison_ends_it_with_the_same_error_right_before_it(keeper: Bookkeeper, folding: Start) -> None:
     keeper.commit("1", AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=5, on=DAY))
-    keeper.commit("1", MoneyPrinted())  # type: ignore[arg-type]
+    keeper.commit("1", UNFIT())
     keeper.commit("1", MoneyDeposited(cents=5, on=DAY))
     keeper.flush()
     for _ in range(2):
         with folding() as agent:
-            assert agent.ended_with(UnknownEvent).startswith("accounts/1 has an event 'MoneyPrinted'")
+            assert agent.ended_with(UnreadableEvent).startswith("MoneyDeposited of accounts/1 can't be read")
         assert scalar(keeper.world, "select cents from balances_v1") == 5
     exact(keeper.world)
+
+
+def test_an_event_of_newer_code_holds_its_partition_and_the_others_go_on(
+    keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = keeper.world
+    other = next(
+        n
+        for n in "23456789"
+        if partition_of(f"accounts/{n}", world.partitions) != partition_of("accounts/1", world.partitions)
+    )
+    keeper.commit("1", AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=5, on=DAY))
+    keeper.commit("1", MoneyPrinted())  # type: ignore[arg-type]
+    keeper.commit("1", MoneyDeposited(cents=5, on=DAY))
+    keeper.flush()
+    with folding():
+        until(lambda: "unknown-event: accounts/1 has an event 'MoneyPrinted'" in caplog.text, "it says so", PATIENCE_S)
+        keeper.commit(other, AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=7, on=DAY))
+        keeper.flush()
+        until(lambda: scalar(world, "select sum(cents) from balances_v1") == 12, "others go on", PATIENCE_S)
+    assert caplog.text.count("unknown-event") == 1
+
+
+def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
+    keeper: Bookkeeper, folding: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Agent, "_heard", defect)
+    keeper.life(ACCOUNTS, 1)
+    keeper.flush()
+    with folding() as agent:
+        assert "raised ZeroDivisionError" in agent.ended_with(PartEnded)
 
 
 def test_the_process_ends_as_the_faust_agents_does(keeper: Bookkeeper, tmp_path: Path) -> None:
@@ -378,11 +414,11 @@ def test_the_process_ends_as_the_faust_agents_does(keeper: Bookkeeper, tmp_path:
     keeper.life(ACCOUNTS, 1)
     with process("spark_jobs.agent", world, tmp_path, "one") as one:
         reach_the_end(world)
-        keeper.commit("1", MoneyPrinted())  # type: ignore[arg-type]
+        keeper.commit("1", UNFIT())
         keeper.flush()
         assert one.wait(60) == 1
     said = (tmp_path / "one.log").read_text()
-    assert "agent one stops: unknown-event: accounts/1 has an event 'MoneyPrinted'" in said
+    assert "agent one stops: unreadable-event: MoneyDeposited of accounts/1 can't be read" in said
     assert "Nothing was skipped." in said
     assert "Traceback" not in said
 
@@ -484,6 +520,10 @@ COMMAND = (sys.executable, "-c", "from infra.cli import main; main()")
 @dataclass
 class MoneyPrinted:
     """An event that this code does not know."""
+
+
+UNFIT: Any = make_dataclass("MoneyDeposited", [("cents", str, "many")])
+"""An event of a known type whose body does not fit it."""
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from infra.database.connect import connect
@@ -20,7 +21,7 @@ from projections.engine.verify import verify
 from tests.bankviews import build_states, live_table, rows
 from tests.bookkeeper import Bookkeeper, fold_all
 from tests.conftest import ROOT, Samefold
-from tests.spark_cluster import Cluster, plain_environment, spark_submit
+from tests.spark_cluster import Cluster, plain_environment, runs, spark_submit
 from tests.spine import scalar, set_up, until
 
 pytestmark = pytest.mark.timeout(420)
@@ -169,20 +170,13 @@ def test_ctrl_c_ends_the_command_spark_and_its_tasks_and_leaves_what_is_live_alo
             start_new_session=True,
         )
         until(lambda: int(scalar(world, LOADERS)) > 0, "tasks run", 90)
+        children = psutil.Process(driver.pid).children(recursive=True)
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it
         assert driver.wait(90) == 130
         until(lambda: int(scalar(world, LOADERS)) == 0, "the tasks end", 90)
-        until(lambda: not _group_lives(driver.pid), "Spark ends", 90)
+        until(lambda: not any(map(runs, children)), "Spark ends", 90)
         db.execute("rollback")
     assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": "abandoned"}
-
-
-def _group_lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_the_same_scripts_run_by_spark_submit_on_the_cluster(

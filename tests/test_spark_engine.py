@@ -9,10 +9,13 @@ from types import ModuleType
 
 import pytest
 
+from infra.checkout import CODE
 from infra.database.connect import DatabaseAway, connect
 from infra.errors import SamefoldError
+from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.rule import START
+from infra.sender import Sender
 from infra.settings import Settings
 from projections.engine.builds import BuildAbandoned, begin
 from projections.engine.engines import Local
@@ -33,6 +36,12 @@ from tests.spine import scalar, set_up
 ACCOUNTS = [str(number) for number in range(30)]
 EVERY = list(all_views())
 SECRET = "p-a-s-s"
+
+
+@pytest.fixture(autouse=True)
+def _with_topics(world: Settings) -> None:
+    """A job names its sender's topic to every task."""
+    topics.ensure(world)
 
 
 @pytest.fixture
@@ -198,9 +207,9 @@ def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> N
     arguments = parts(world, world.events_topic, made, parts_of, pin)
     assert SECRET in repr(arguments[0].settings.environment()), "it is there to be told"
     for slot, argument in enumerate(arguments):
-        sent = pack(slot, argument)
-        assert SECRET.encode() not in dumps((sent, Task(load, "channel", 4, None)))
-        assert b"balances" in sent.argument
+        sent = pack(Sender.of(bank.world), slot, load, argument)
+        assert SECRET.encode() not in dumps((sent, Task(CODE, "channel", 4, None)))
+        assert b"balances" in sent.work
     conf = dict(spark_engine.session.sparkContext.getConf().getAll())
     assert bank.world.database not in repr(conf)
     assert not [name for name in conf if "SAMEFOLD" in name]
@@ -209,7 +218,7 @@ def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> N
 def test_a_task_takes_its_settings_from_its_own_place(
     world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
 ) -> None:
-    (spark_place / "dev.env").write_text(dev_env(world).replace(world.events_topic, "as-said-there"))
+    (spark_place / "dev.env").write_text(dev_env(world).replace(world.group_prefix, "as-said-there"))
     [told] = spark_engine.run(tell_environment, [Order(world, 1, tmp_path)], 1, lambda _: None)
     assert told == "as-said-there"
 

@@ -12,6 +12,7 @@ from threading import Thread
 from uuid import uuid4
 
 import psutil
+import pytest
 
 from infra import supervisor
 from infra.supervisor import Child, Supervisor, place
@@ -56,6 +57,21 @@ def test_a_process_that_keeps_ending_is_started_less_and_less_often(tmp_path: Pa
             pauses.append(child.due_at - child.started_at)
     assert pauses[0] < pauses[1] < pauses[2]
     assert "The Zen of Python" in (tmp_path / "zen.log").read_text()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Child("one", *SERVES), Child("other", *SERVES)
+    with supervised(tmp_path, one, other):
+        until(lambda: bool(one.pid and other.pid), "both run")
+        untouched = other.pid
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(tmp_path / "nothing"))
+            psutil.Process(one.pid).kill()
+            until(lambda: one.failures >= 2, "it can't be started")
+        until(lambda: one.pid is not None, "it is started again")
+        assert other.pid == untouched
 
 
 def test_a_process_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:

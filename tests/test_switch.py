@@ -15,6 +15,8 @@ from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine import builds as engine_builds
 from projections.engine import claims
+from projections.engine import switch as switch_module
+from projections.engine import tail as tail_module
 from projections.engine.builds import Build, abandon, builds_of
 from projections.engine.catching_up import Ahead, Group, MovedElsewhere
 from projections.engine.claims import BuildAlive, claim
@@ -95,7 +97,7 @@ def _a_batch_from_before_the_switch(bank: Bookkeeper) -> Outcome:
         committer = Committer(Plan(views), positions)
         with Tail(world, world.events_topic, positions.readings) as tail:
             end = {p: reading.next_offset + 1 for p, reading in positions.readings.items()}
-            batches = tail.batches(positions.readings, _ends(positions.readings, end), 100)
+            batches = tail.towards(positions.readings, _ends(positions.readings, end), 100)
         assert batches
         go_to(world, ["balances"], all_views())
         outcome = committer.apply(db, batches)
@@ -509,15 +511,60 @@ def test_a_view_does_not_move_to_an_agent_that_is_behind(bank: Bookkeeper) -> No
     with connect(world, "test") as db, pytest.raises(SwitchTimedOut):
         switch(world, db, builds, second, give_up_s=1)
     assert live_table(world, "balances") == "balances_v1"
-    with connect(world, "reports") as db:
-        db.execute(
-            "update positions r set next_offset = c.next_offset, epoch = c.epoch, seq = c.seq, "
-            "command_offset = c.command_offset from positions c "
-            "where r.agent = 'reports' and c.agent = 'core' and c.partition = r.partition"
-        )
+    _bring(world, "reports", "core")
     with connect(world, "test") as db:
         assert len(switch(world, db, builds, second, give_up_s=20).tables) == 2
     assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
+
+
+def _bring(world: Settings, agent: str, other: str) -> None:
+    """Have an agent stand where another one does."""
+    with connect(world, agent) as db:
+        db.execute(
+            "update positions r set next_offset = c.next_offset, epoch = c.epoch, seq = c.seq, "
+            "command_offset = c.command_offset from positions c "
+            "where r.agent = %s and c.agent = %s and c.partition = r.partition",
+            (agent, other),
+        )
+
+
+@pytest.mark.parametrize("few", [8, 10_000])
+def test_more_than_one_read_gives_is_never_switched_to(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """The agent that a view moves to is behind for some tries; then, while the switch is frozen, it goes far ahead of the build."""
+    world = bank.world
+    monkeypatch.setattr(tail_module, "AHEAD", 10)
+    monkeypatch.setattr(switch_module, "AHEAD", 10)
+    monkeypatch.setattr(switch_module, "FEW_RECORDS", few)
+    first = with_views({"daily_totals": replace(all_views()["daily_totals"], agent="reports", version=2)})
+    make_tables(world, first)
+    rebuild(world, [], first)
+    second = {**first, "statement": replace(all_views()["statement"], version=2)}
+    second["balances"] = replace(all_views()["balances"], agent="reports", version=2)
+    make_tables(world, second)
+    builds = _ready(world, "balances", "statement", views=second)
+    core = {name: one for name, one in first.items() if one.agent == "core"}
+    attempt: Callable[[_Switch, int], float] = _Switch._attempt
+    behind, tries = 18, []
+
+    def frozen(self: _Switch, left: int) -> float:
+        tries.append(left)
+        if len(tries) == 1:
+            bank.life(ACCOUNTS, 10)
+            fold_all(world, core)
+        if len(tries) == behind + 1:
+            _bring(world, "reports", "core")
+        return attempt(self, left)
+
+    monkeypatch.setattr(_Switch, "_attempt", frozen)
+    with connect(world, "test") as db:
+        switched = switch(world, db, builds, second, give_up_s=20)
+    assert len(switched.tables) == 2
+    assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
+    assert switched.commits == 2 * 10 * len(ACCOUNTS), "each build took all of it"
+    assert tries[: behind + 1] == [few] * (behind + 1), "while an agent is behind, no more may be left than before"
+    assert max(tries) <= max(few, 10), "nor ever is it let grow beyond what one read gives"
 
 
 # ── plans and leftovers ──

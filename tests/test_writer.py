@@ -1,7 +1,7 @@
-"""The writer of a partition: the way through its phases, and the ten precise rules, each of which is shown to be needed."""
+"""The writer of a partition: the way through its phases, and the eleven precise rules, each of which is shown to be needed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from commands.writer import (
     Action,
     Append,
     Confirm,
+    Doubt,
     Limits,
     Load,
     Open,
@@ -27,8 +28,10 @@ from commands.writer import (
 from infra.contexts import UnknownEvent
 from infra.log.records import Commit, EventRecord, Reason, Record, UnreadableRecord, decode_event
 from infra.log.rule import START, Reading
+from projections.engine.command_types import CommandType
 from tests.log import TOPIC_ID, commit, opening, records
 from tests.mutants import (
+    AnswersWhatItDoesNotKnow,
     BelievesAnyAcknowledgement,
     BelievesOldSnapshots,
     BlindForGenerations,
@@ -43,6 +46,7 @@ from tests.mutants import (
     HasAlwaysRoom,
     KeepsItsFirstBase,
     NeverTimesOut,
+    OpensAgainAtOnce,
     OpensFarFromTheEnd,
     OpensUnasked,
     ResumesWhereTheDatabaseStands,
@@ -330,7 +334,7 @@ def test_after_a_doubt_nothing_but_the_log_and_the_database_is_believed() -> Non
     assert [(c.epoch, c.seq, c.outcome) for c in commits] == [(2, 1, "rejected"), (2, 2, "rejected")]
 
 
-# The ten precise rules. Each is a scenario that any writer must pass, and that writers without the rule do not.
+# The eleven precise rules. Each is a scenario that any writer must pass, and that writers without the rule do not.
 
 
 def rule_1_rows_may_be_newer_than_the_position_but_never_older(kind: type[Writer]) -> None:
@@ -488,6 +492,36 @@ def rule_10_another_generation_or_version_while_serving_opens_again(kind: type[W
         assert deposed(serving(kind).on_snapshot(changed))
 
 
+STEAL = CommandType("purse", "Steal")
+
+
+def rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_release(kind: type[Writer]) -> None:
+    """With what is behind it, until it is answered or no longer live; before it and of other types, all is as ever."""
+
+    def stolen(offset: int, unknown: CommandType) -> Received:
+        return msgspec.structs.replace(malformed(offset), unknown=unknown)
+
+    def shown(position: Reading, *unknown: CommandType) -> Snapshot:
+        return replace(snapshot(position), unknown=frozenset(unknown))
+
+    writer = fresh(kind)
+    writer.start()
+    assert writer.on_position(shown(START, STEAL), 0) == Open()
+    writer.on_opened(0)
+    writer.on_log(records([opening()]))
+    commands = [received(0, Fill(cents=5)), stolen(1, CommandType("purse", "Rob")), stolen(2, STEAL)]
+    *before, last = writer.on_commands([*commands, received(3, Fill(cents=5))], snapshot(START), 0)
+    assert [one.command_id for one in appended(before)] == ["c0", "t:0:1"]
+    assert isinstance(last, Confirm)
+    assert last.doubt is Doubt.COMMAND
+    for _ in range(3):
+        writer.on_confirmed()
+        assert isinstance(writer.on_position(shown(Reading(3, 0, 2, 1), STEAL), 3), Wait), "no opening follows another"
+    for later in (shown(Reading(5, 3, 1, 2), STEAL), shown(Reading(3, 0, 2, 1))):
+        writer.on_confirmed()
+        assert writer.on_position(later, later.positions[0].next_offset) == Open()
+
+
 @dataclass(frozen=True)
 class Rule:
     scenario: Callable[[type[Writer]], None]
@@ -517,6 +551,10 @@ RULES = [
     Rule(rule_9_a_writer_opens_only_when_the_database_is_near_the_logs_end, (OpensFarFromTheEnd,)),
     Rule(rule_10_another_version_of_the_write_model_waits, (BlindForVersions,)),
     Rule(rule_10_another_generation_or_version_while_serving_opens_again, (BlindForVersions, BlindForGenerations)),
+    Rule(
+        rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_release,
+        (AnswersWhatItDoesNotKnow, OpensAgainAtOnce),
+    ),
 ]
 
 

@@ -22,6 +22,7 @@ from psycopg import errors, sql
 from commands.api.problems import kind
 from commands.api.pulse import Moved, Pulse
 from infra.database.connect import DatabaseRefused, named, parameters
+from infra.database.deadline import ended_after
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
 from projections.engine.arrays import BinaryArray, BinaryArrayDumper, texts
@@ -35,6 +36,8 @@ POLL_S = 1.0
 LOOK_AFTER_S = 0.05
 """By then most commands are answered, and only a repeated one costs a query of its own."""
 AGAIN_S = 0.25
+ANSWER_S = 10.0
+"""Until a query that has no answer is given up, and asked over another connection."""
 CHUNK = 5_000
 """Outcomes asked for at once."""
 
@@ -67,7 +70,8 @@ class Waits:
     def __init__(self, settings: Settings, pulse: Pulse, name: str) -> None:
         self._settings = settings
         self._name = f"samefold {name} answers"
-        self._agent = all_views()[OUTCOMES].agent
+        view = all_views()[OUTCOMES]
+        self._agent, self._version = view.agent, view.version
         self._waiting: dict[Key, list[asyncio.Future[Recorded]]] = {}
         self._by_partition: dict[int, set[Key]] = defaultdict(set)
         self._due: dict[Key, None] = {}
@@ -122,9 +126,7 @@ class Waits:
         """Whoever waits gets TimeoutError: the process is to end."""
         for futures in self._waiting.values():
             for future in futures:
-                if not future.done():
-                    future.set_exception(TimeoutError())
-                    future.exception()  # it may be that nobody looks at it any more
+                end_with(future, TimeoutError())
 
     async def looked(self, stream: str, command_id: str, within_s: float) -> bool:
         """Look for an outcome that somebody waits for, now; whether a query that began behind this call ended in time."""
@@ -172,7 +174,9 @@ class Waits:
         self._begun += 1
         try:
             for start in range(0, len(due), CHUNK):
-                for key, recorded in (await self._ask(connection, due[start : start + CHUNK])).items():
+                with ended_after(connection, ANSWER_S):
+                    found = await self._ask(connection, due[start : start + CHUNK])
+                for key, recorded in found.items():
                     for future in self._waiting.get(key, ()):
                         if not future.done():
                             future.set_result(recorded)
@@ -189,10 +193,12 @@ class Waits:
         while True:
             table = self._table
             if table is None:
-                cursor = await connection.execute("select table_name from live where view = %s", (OUTCOMES,))
+                cursor = await connection.execute(
+                    "select table_name from live where view = %s and version = %s", (OUTCOMES, self._version)
+                )
                 row = await cursor.fetchone()
                 if row is None:
-                    return {}  # no agent has ever run
+                    return {}  # no agent has ever run, or another version is live
                 table = self._table = str(row[0])
             streams, ids = texts([stream for stream, _ in keys]), texts([command_id for _, command_id in keys])
             cursor = connection.cursor(binary=True)
@@ -214,6 +220,13 @@ class Waits:
         self._due.update(dict.fromkeys(keys))
         if self._due:
             self._wake.set()
+
+
+def end_with(future: asyncio.Future[Recorded], error: Exception) -> None:
+    """Have whoever waits for the outcome get this instead, unless it is there."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # it may be that nobody looks at it any more
 
 
 def _recorded(row: Sequence[Any]) -> tuple[Key, Recorded]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -44,12 +43,15 @@ class _App(FastAPI):
 def create_app(settings: Settings, name: str = "api") -> FastAPI:
     """The app of one API process, whose connections are named `samefold <name>`. Raises NotConfigured, BadContext, BadView."""
 
+    world = World(settings, name)
+    readers = Readers(world)
+
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with app.state.world:
-            ending = asyncio.create_task(app.state.readers.end(app.state.world.stopping))
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with world:
+            ending = world.parts.task("readers", readers.end(world.stopping), may_return=True)
             yield
-            app.state.world.stopping.set()
+            world.stopping.set()
             await ending
 
     app = _App(
@@ -61,10 +63,10 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.world = World(settings, name)
-    app.state.readiness = Readiness(settings, app.state.world.look)
-    app.state.readers = Readers(app.state.world)
-    app.state.world.look.tell(lambda: metrics.API_WAITING.set(len(app.state.world.waits)))
+    app.state.world = world
+    app.state.readiness = Readiness(settings, world.look)
+    app.state.readers = readers
+    world.look.tell(lambda: metrics.API_WAITING.set(len(world.waits)))
     problems.install(app)
     app.include_router(command_routes.router_of(contexts()))
     app.include_router(outcome_routes.router)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
+from infra.ending import Parts
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command
 from infra.log.topics import Topic
 from infra.settings import Settings
-
-log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 CLOSE_S = 2.0
@@ -35,7 +34,8 @@ class Appender:
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
         self._connection = clients.Connection(name)
-        self._producer: Producer | None = None
+        self._name = name
+        self._producer: clients.LastingProducer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
@@ -51,11 +51,11 @@ class Appender:
         """The brokers were seen."""
         self._connection.seen()
 
-    def open(self) -> None:
+    def open(self, parts: Parts) -> None:
         """In the event loop that will append."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._poll, name="appender", daemon=True)
-        self._thread.start()
+        self._producer = clients.LastingProducer(self._settings, self._name, self._connection)
+        self._thread = parts.thread("appender", self._poll)
 
     async def close(self) -> None:
         """Waits a moment for what is under way."""
@@ -76,7 +76,7 @@ class Appender:
                 self._told.append((future, error, -1 if error else message.offset()))
 
         try:
-            self._producer_now().produce(
+            self._producer.now.produce(
                 topic.name,
                 value,
                 key=command.stream.encode(),
@@ -87,31 +87,16 @@ class Appender:
         except BufferError as error:
             raise NotAppended("too many commands wait to be sent") from error
         except KafkaException as error:
-            self._drop_if_fatal(error.args[0])
+            # of a producer that can't go on the thread hears too, and replaces it
             raise NotAppended(error.args[0].str()) from error
         return future
 
-    def _producer_now(self) -> Producer:
-        with self._lock:
-            if self._producer is None:
-                self._producer = clients.producer(self._settings, connection=self._connection)
-            return self._producer
-
-    def _drop_if_fatal(self, error: KafkaError) -> None:
-        """A producer that can't go on is replaced at the next append; what it had under way is told as failed."""
-        if error.fatal():
-            with self._lock:
-                dropped, self._producer = self._producer, None
-            if dropped is not None:
-                log.warning("the producer can't go on (%s); another one is made", error.str())
-                dropped.purge()
-                dropped.poll(0)
-
     def _poll(self) -> None:
         while not self._closing.is_set():
-            self._producer_now().poll(POLL_S)
+            self._producer.poll(POLL_S)
             self._wake()
-        self._producer_now().flush(CLOSE_S)
+        with suppress(KafkaException):
+            self._producer.now.flush(CLOSE_S)
         self._wake()
 
     def _wake(self) -> None:
@@ -126,9 +111,7 @@ class Appender:
                 self._connection.seen()
                 if not future.done():
                     future.set_result(offset)
-                continue
-            self._drop_if_fatal(error)
-            if not future.done():
+            elif not future.done():
                 # of all others an earlier try, of which we were not told, may have got through
                 known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
                 future.set_exception((NotAppended if known else MaybeAppended)(error.str()))

@@ -7,8 +7,10 @@ wrote the read models, so that whoever has the answer reads what was done.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,23 +19,26 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from commands.api import timed
-from commands.api.answering import Recorded
+from commands.api.answering import Recorded, end_with
 from commands.api.appending import MaybeAppended, NotAppended
+from commands.api.client import Client, ClientGone, client_of
 from commands.api.command_docs import described, operation_id
 from commands.api.command_schemas import kebab
 from commands.api.limits import TOO_LARGE, body_of
 from commands.api.outcomes import Asked, answer_of
 from commands.api.preferences import Preferences, preferences
-from commands.api.problems import INVALID, RETRY_AFTER_S, invalid, kind, problem_of
-from commands.api.refusals import refusals_of
+from commands.api.problems import INVALID, RETRY_AFTER_S, Problem, invalid, kind, problem_of, traceable
 from commands.api.request_headers import correlation_id, expected_version, idempotency_key, is_json, quoted
 from commands.api.segments import segment
 from commands.api.world import World, world_of
 from commands.intake import bad_name, fingerprint_of, holds_nul, validator
-from infra.contexts import BadContext, Context
+from infra.contexts import BadContext, Context, refusals_of
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
+from projections.engine.command_types import CommandType
 from projections.engine.system import OUTCOMES, all_views
+
+log = logging.getLogger(__name__)
 
 NOT_JSON = kind(415, "not-json", "The body must be JSON.", "Send it with `Content-Type: application/json`, in UTF-8.")
 BEHIND = kind(
@@ -96,7 +101,7 @@ def _route(context: Context, name: str, kind_: type) -> Callable[[Request], Awai
         except ValidationError as error:
             raise invalid(_errors(error)) from None
         command = _command(asked, name, body, correlation, expected)
-        return await _append(world, asked, command, prefer)
+        return await _append(world, asked, command, prefer, client_of(request))
 
     return post
 
@@ -123,8 +128,8 @@ def _command(asked: Asked, name: str, body: bytes, correlation: str | None, expe
     return Command(asked.key, asked.stream, name, msgspec.Raw(body), expected, correlation or UNSET)
 
 
-async def _append(world: World, asked: Asked, command: Command, prefer: Preferences) -> Response:
-    """Append it, and wait for the outcome as long as the caller wants."""
+async def _append(world: World, asked: Asked, command: Command, prefer: Preferences, client: Client) -> Response:
+    """Append it, and wait for the outcome as long as the caller wants, and is there."""
     settings = world.settings
     try:
         fingerprint = fingerprint_of(command)
@@ -134,11 +139,17 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
     if len(value) > settings.max_command_bytes:
         most = settings.max_command_bytes
         raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
-    _require_open(world)
+    kind = CommandType(asked.context.name, command.type)
+    if not world.look.wrong:
+        await world.look.find_command(kind)
+    _require_open(world, kind)
     patience = prefer.wait_within(settings.api_wait_s, settings.api_max_wait_s)
     headers = {"Idempotency-Key": quoted(asked.key)} | prefer.applied(settings.api_max_wait_s)
     partitions = world.events.partitions
-    with world.waits.waiting(asked.stream, asked.key, partitions, look=asked.is_callers) as outcome:
+    with (
+        world.waits.waiting(asked.stream, asked.key, partitions, look=asked.is_callers) as outcome,
+        client.watched(lambda: end_with(outcome, ClientGone())),
+    ):
         appended = _begin(world, outcome, command, value)
         try:
             if patience:
@@ -146,26 +157,31 @@ async def _append(world: World, asked: Asked, command: Command, prefer: Preferen
                 appended.add_done_callback(partial(_fail, outcome))
                 async with asyncio.timeout(patience):
                     return answer_of(asked, await outcome, fingerprint, headers)
-            await _acknowledged(appended, settings.api_wait_s)
+            await _acknowledged(appended, outcome, settings.api_wait_s)
         except TimeoutError:
             if not appended.done():
-                raise _unknown(
-                    asked, f"There is no acknowledgement after {patience or settings.api_wait_s:g} s."
-                ) from None
+                late = f"There is no acknowledgement after {patience or settings.api_wait_s:g} s."
+                raise _unknown(asked, late) from None
         except NotAppended as error:
             raise _not_appended(error) from None
         except MaybeAppended as error:
-            raise _unknown(asked, f"{error}.") from None
+            problem = traceable(_unknown(asked, "Kafka did not acknowledge it."))
+            log.warning("maybe appended: %s", error)
+            raise problem from None
     return _pending(asked, headers)
 
 
-async def _acknowledged(appended: asyncio.Future[int], within_s: float) -> None:
-    """Raises TimeoutError, NotAppended, MaybeAppended."""
+async def _acknowledged(appended: asyncio.Future[int], outcome: asyncio.Future[Recorded], within_s: float) -> None:
+    """Raises TimeoutError, NotAppended, MaybeAppended, ClientGone."""
     # not `timeout`, which would cancel the future, and a cancelled one is done
-    await asyncio.wait([appended], timeout=within_s)
-    if not appended.done():
+    either: list[asyncio.Future[Any]] = [appended, outcome]
+    await asyncio.wait(either, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    if appended.done():
+        appended.result()
+    elif outcome.done():
+        outcome.result()  # what has one is in the log
+    else:
         raise TimeoutError
-    appended.result()
 
 
 def _begin(world: World, outcome: asyncio.Future[Recorded], command: Command, value: bytes) -> asyncio.Future[int]:
@@ -175,11 +191,12 @@ def _begin(world: World, outcome: asyncio.Future[Recorded], command: Command, va
         raise _not_appended(error) from None
 
 
-def _require_open(world: World) -> None:
-    """Raises Problem 429, 503 where nothing may be appended now."""
+def _require_open(world: World, kind: CommandType) -> None:
+    """Raises Problem 429, 503 where no command of this type may be appended now."""
     try:
         world.appender.require()
-        world.look.require()
+        world.look.require(OUTCOMES)
+        world.look.require_command(kind)
     except SamefoldError as error:
         raise problem_of(error, appended="no") from None
     seen = world.look.seen
@@ -194,10 +211,12 @@ def _fail(outcome: asyncio.Future[Recorded], appended: asyncio.Future[int]) -> N
 
 
 def _not_appended(error: NotAppended) -> Exception:
-    return NOT_APPENDED(f"{error}.", headers=_retry(), appended="no")
+    problem = traceable(NOT_APPENDED("Kafka did not take it.", headers=_retry(), appended="no"))
+    log.warning("not appended: %s", error)
+    return problem
 
 
-def _unknown(asked: Asked, detail: str) -> Exception:
+def _unknown(asked: Asked, detail: str) -> Problem:
     headers = _retry() | {"Location": asked.location, "Idempotency-Key": quoted(asked.key)}
     return UNKNOWN(detail, headers=headers, appended="unknown", command_id=asked.key, outcome=asked.location)
 

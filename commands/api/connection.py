@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from commands.api.client import SCOPE, Client
 from commands.api.limits import TOO_SLOW
 from commands.api.problems import BAD_REQUEST, MEDIA_TYPE, Problem, kind
 
@@ -37,6 +38,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._client = Client()
         # before its first request it is as idle as after one
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -44,6 +46,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_time()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._client.lost()
 
     def data_received(self, data: bytes) -> None:
         self._beside += len(data)
@@ -59,6 +62,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._beside = self._body = 0  # of what was received together with its beginning nothing is counted
         self._in_head = True
         super().on_message_begin()
+        self.scope[SCOPE] = self._client  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -14,6 +14,8 @@ from projections.engine.view import fingerprint
 class BadCursor(SamefoldError):
     """A cursor of another question, or none at all."""
 
+    is_public = True
+
 
 class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     question: str

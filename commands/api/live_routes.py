@@ -73,6 +73,8 @@ def _row(view: View) -> Route:
         seen = _last_event_id(request)
         require_promises(world_of(request))
         readers = readers_of(request)
+        with as_problems():
+            await readers.views.require_live(view)
         readers.room.enter()
         feed = readers.rows(view)
         watcher = feed.watch(key, seen)

@@ -8,6 +8,8 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from commands.api.answering import end_with
+from commands.api.client import ClientGone, client_of
 from commands.api.openapi import (
     APPLIED,
     EXAMPLES,
@@ -20,13 +22,15 @@ from commands.api.openapi import (
     path_parameter,
     problems,
 )
-from commands.api.outcomes import JSON, Asked, recorded_as
+from commands.api.outcomes import JSON, Asked, message_of, recorded_as
 from commands.api.preferences import preferences
 from commands.api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, kind
 from commands.api.segments import segment
+from commands.api.view_requests import as_problems
 from commands.api.world import world_of
 from commands.intake import bad_name
 from infra.contexts import contexts
+from projections.engine.system import OUTCOMES
 
 LOOK_S = 2.0
 """Within which one look at the database must have happened."""
@@ -80,7 +84,12 @@ async def outcome(request: Request) -> Response:
     settings, prefer = world.settings, preferences(request)
     patience = prefer.wait_within(0, settings.api_max_wait_s)
     applied = prefer.applied(settings.api_max_wait_s)
-    with world.waits.waiting(asked.stream, asked.key, world.events.partitions, look=False) as found:
+    with as_problems():
+        world.look.require_live(OUTCOMES)
+    with (
+        world.waits.waiting(asked.stream, asked.key, world.events.partitions, look=False) as found,
+        client_of(request).watched(lambda: end_with(found, ClientGone())),
+    ):
         looked = await world.waits.looked(asked.stream, asked.key, LOOK_S)
         try:
             async with asyncio.timeout(patience):
@@ -91,6 +100,6 @@ async def outcome(request: Request) -> Response:
             raise NO_OUTCOME(headers={"Retry-After": str(RETRY_AFTER_S)} | applied) from None
     members = recorded_as(asked, recorded)
     if recorded.outcome != "accepted":
-        members |= {"code": recorded.code, "message": recorded.message}
+        members |= {"code": recorded.code, "message": message_of(recorded)}
     headers = {"Samefold-Position": members["position"]} | applied
     return Response(msgspec.json.encode(members), 200, headers, JSON)

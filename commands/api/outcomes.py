@@ -12,9 +12,8 @@ from starlette.responses import Response
 from commands.api.answering import Recorded
 from commands.api.limits import TOO_LARGE
 from commands.api.problems import INVALID, Problem, kind
-from commands.api.refusals import refusals_of
 from commands.api.segments import path_of
-from infra.contexts import Context
+from infra.contexts import Context, refusals_of
 
 CONFLICT = kind(
     412,
@@ -88,7 +87,7 @@ def answer_of(asked: Asked, recorded: Recorded, fingerprint: str, headers: Mappi
 
 
 def _rejection(asked: Asked, recorded: Recorded, headers: Mapping[str, str], members: dict[str, Any]) -> Problem:
-    detail = _sentence(recorded.message or "")
+    detail = _sentence(message_of(recorded) or "")
     match recorded.code:
         case "version-conflict":
             return CONFLICT(detail, headers=headers, **members)
@@ -106,6 +105,10 @@ def _rejection(asked: Asked, recorded: Recorded, headers: Mapping[str, str], mem
             return Problem(409, refusal.code, refusal.message, detail, headers=headers, context=context, **members)
 
 
+def message_of(recorded: Recorded) -> str | None:
+    """As the business wrote it, or what the handler noted; how its code failed is told by the log of events alone."""
+    return FAILED.title if recorded.code == "failed" else recorded.message
+
+
 def _sentence(text: str) -> str:
-    """As the business wrote it, or what the handler noted, made a sentence."""
     return text if not text or text[-1] in ".!?" else f"{text[:1].upper()}{text[1:]}."

@@ -8,8 +8,7 @@ from starlette.responses import Response
 
 from commands.api import openapi
 from commands.api.problems import NOT_FOUND, explained
-from commands.api.refusals import refusals_of
-from infra.contexts import contexts
+from infra.contexts import contexts, refusals_of
 
 openapi.SCHEMAS["Explanation"] = {
     "type": "object",

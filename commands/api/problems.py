@@ -8,10 +8,12 @@ A kind of problem is declared once, beside the code that raises it, and explaine
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from itertools import islice
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import msgspec
 import psycopg
@@ -20,9 +22,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from commands.api.client import ClientGone, to_nobody
+from infra import correlation
 from infra.database.connect import DatabaseAway, named, passes
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaAway
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -88,10 +94,39 @@ class Problem(Exception):
 
 
 def problem_of(error: SamefoldError, status: int = 503, **members: Any) -> Problem:
-    """A named error as a problem; what is away, or not as promised, may be so no longer in a moment."""
+    """A named error as a problem; what is away, or not as promised, may be so no longer in a moment.
+
+    This is the one place that decides what a client is told of an error: its message only where that is public.
+    """
     retry = {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-    cure = {"cure": error.cure} if error.cure else {}
-    return Problem(status, error.code, _title(type(error)), error.message, headers=retry, **cure, **members)
+    cure = {"cure": error.cure} if error.is_public and error.cure else {}
+    detail = error.message if error.is_public else ""
+    return Problem(status, error.code, _title(type(error)), detail, headers=retry, **cure, **members)
+
+
+def logged(error: SamefoldError, status: int = 503) -> Problem:
+    """The same for an error that this request met: what its client is not told stands in the log."""
+    problem = problem_of(error, status)
+    if not error.is_public:
+        problem = traceable(problem)
+        log.warning("answered %d %s: %s", status, error.code, error)
+    return problem
+
+
+def traceable(problem: Problem) -> Problem:
+    """The problem with the id under which the log tells of this request from now on: the caller's, or a new one."""
+    if (found := correlation.current.get()) is None:
+        found = uuid4().hex
+        correlation.current.set(found)
+    problem.headers["Correlation-Id"] = problem.members["correlation_id"] = found
+    return problem
+
+
+def why(error: SamefoldError) -> tuple[str, str]:
+    """What anybody may be told of an error, and what to do about it."""
+    if error.is_public:
+        return error.message, error.cure
+    return _title(type(error)), "The log of this process tells more."
 
 
 def explained(code: str) -> Kind | None:
@@ -111,6 +146,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(SamefoldError, _named)
     app.add_exception_handler(psycopg.Error, _database)
+    app.add_exception_handler(ClientGone, to_nobody)
     app.add_exception_handler(Exception, _defect)
 
 
@@ -157,7 +193,7 @@ async def _http(_request: Request, error: Exception) -> Response:
         case status:
             phrase = HTTPStatus(status).phrase
             code = "-".join(phrase.lower().split())
-            return Problem(status, code, phrase, str(error.detail or ""), headers=headers).response()
+            return Problem(status, code, phrase, headers=headers).response()
 
 
 async def _invalid(_request: Request, error: Exception) -> Response:
@@ -169,18 +205,19 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 async def _named(_request: Request, error: Exception) -> Response:
     assert isinstance(error, SamefoldError)
     status = 503 if isinstance(error, DatabaseAway | KafkaAway) else 500
-    return problem_of(error, status).response()
+    return logged(error, status).response()
 
 
 async def _database(request: Request, error: Exception) -> Response:
     assert isinstance(error, psycopg.Error)
     if not passes(error):
         raise error
-    return problem_of(named(error, request.app.state.world.settings)).response()
+    return logged(named(error, request.app.state.world.settings)).response()
 
 
 async def _defect(_request: Request, _error: Exception) -> Response:
-    return DEFECT().response()
+    # the server logs the traceback in a moment, and closes the connection
+    return traceable(DEFECT(headers={"Connection": "close"})).response()
 
 
 def _title(error: type[SamefoldError]) -> str:

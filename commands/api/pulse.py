@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from infra.database.connect import DatabaseRefused, named, parameters
+from infra.database.deadline import ended_after
 from infra.settings import Settings
 from projections.engine.commit import channel
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 AGAIN_S = 0.5
 LOOK_S = 30.0
 """A connection that says nothing for so long is asked whether it is still there."""
+ANSWER_S = 10.0
+"""And is given up when it does not answer by then."""
 
 Moved: TypeAlias = Mapping[int, int] | None
 """How far partitions are folded, {partition: next offset}; None: anything may have moved."""
@@ -65,13 +68,15 @@ class Pulse:
     async def _listen(self) -> None:
         connection = await psycopg.AsyncConnection.connect(**parameters(self._settings, self._name))
         async with connection:
-            for name in self._agents:
-                await connection.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
+            with ended_after(connection, ANSWER_S):
+                for name in self._agents:
+                    await connection.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
             self._beat("", None)
             while True:
                 async for notice in connection.notifies(timeout=LOOK_S):
                     self._beat(self._agents.get(notice.channel, ""), _moved(notice.payload))
-                await connection.execute("select 1")
+                with ended_after(connection, ANSWER_S):
+                    await connection.execute("select 1")
 
     def _beat(self, agent: str, moved: Moved) -> None:
         self.count += 1

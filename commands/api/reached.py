@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from commands.api.client import ClientGone
 from commands.api.problems import kind
 from commands.api.pulse import Moved, Pulse
 from projections.engine.token import Token
@@ -29,6 +30,12 @@ class Waiter:
         self._pending = dict(self._wanted)
         """What no batch has been told of that would bring it."""
         self._look = asyncio.Event()
+        self._is_gone = False
+
+    def gone(self) -> None:
+        """Whoever waits has gone."""
+        self._is_gone = True
+        self._look.set()
 
     def heard(self, moved: Moved) -> None:
         if moved is None:
@@ -41,7 +48,10 @@ class Waiter:
             self._look.set()
 
     async def after(self, position: Token, deadline: float) -> bool:
-        """Wait until another look is worth it, after one that saw `position`. False when the loop's clock is past `deadline`."""
+        """Wait until another look is worth it, after one that saw `position`. False when the loop's clock is past `deadline`.
+
+        Raises ClientGone.
+        """
         at = _offsets(position)
         short = {partition: offset for partition, offset in self._wanted.items() if at.get(partition, 0) < offset}
         self._pending = {partition: offset for partition, offset in self._pending.items() if partition in short}
@@ -54,6 +64,8 @@ class Waiter:
                     await self._look.wait()
             except TimeoutError:
                 pass
+        if self._is_gone:
+            raise ClientGone
         self._look.clear()
         self._pending = short
         return True

@@ -6,11 +6,13 @@ import time
 from typing import NamedTuple
 
 from commands.api.look import Look, Seen
+from commands.api.problems import why
 from infra import metrics
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.lag import Lags
 from projections.engine.measures import tell_lags
+from projections.engine.view import CORE
 
 BLIND_S = 10.0
 """After so long without a complete look, and without a reason, something is wrong with the looking."""
@@ -18,11 +20,15 @@ SUBJECTS = ("kafka", "database", "topics", "contract", "views")
 
 
 class ReadModelStandsStill(SamefoldError):
-    """The log goes on, and the read model does not."""
+    """The log goes on, and the read model that commands are answered from does not."""
+
+    is_public = True
 
 
 class Blind(SamefoldError):
     """This process has not seen for a while how the world is."""
+
+    is_public = True
 
 
 class Check(NamedTuple):
@@ -34,7 +40,8 @@ class Check(NamedTuple):
     def as_dict(self) -> dict[str, object]:
         if self.error is None:
             return {"ok": True}
-        return {"ok": False, "code": self.error.code, "why": self.error.message, "cure": self.error.cure}
+        what, cure = why(self.error)
+        return {"ok": False, "code": self.error.code, "why": what, "cure": cure}
 
 
 class Readiness:
@@ -74,7 +81,7 @@ class Readiness:
 
     def _still(self) -> SamefoldError | None:
         longest = self._settings.api_stall_s
-        still = {who: lag for who, lag in self._lags.now.items() if lag.still > longest}
+        still = {who: lag for who, lag in self._lags.now.items() if who[0] == CORE and lag.still > longest}
         if not still:
             return None
         (agent, partition), lag = max(still.items(), key=lambda item: item[1].still)

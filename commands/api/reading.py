@@ -10,6 +10,7 @@ import psycopg
 from psycopg import errors
 from psycopg_pool import AsyncConnectionPool
 
+from commands.api.client import Client
 from commands.api.reached import Reached
 from infra.database.connect import named
 from infra.errors import SamefoldError
@@ -26,9 +27,13 @@ Values: TypeAlias = tuple[Any, ...]
 class ViewNotLive(SamefoldError):
     """The view is not live, or not in this code's version."""
 
+    is_public = True
+
 
 class PositionNotReached(SamefoldError):
     """The read model has not yet come as far as the caller has seen."""
+
+    is_public = True
 
 
 class ViewReader:
@@ -49,6 +54,13 @@ class ViewReader:
         """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseAway."""
         return await self._ask(view, lambda table: queries.page(view, table, self._topic, filters, after, most))
 
+    async def require_live(self, view: View) -> None:
+        """Raises ViewNotLive, DatabaseAway."""
+        try:
+            await self._live_table(view)
+        except psycopg.Error as error:
+            raise named(error, self._settings) from error
+
     async def parked(self) -> dict[str, int]:
         """How many streams each live view leaves out from some event on. Raises DatabaseAway."""
         try:
@@ -60,13 +72,18 @@ class ViewReader:
         except psycopg.Error as error:
             raise named(error, self._settings) from error
 
-    async def as_of(self, seen: Token, agent: str, wait_s: float, read: Callable[[], Awaitable[Found]]) -> Found:
-        """What `read` finds, as soon as that is no older than `seen`. Raises PositionNotReached after `wait_s` seconds."""
+    async def as_of(
+        self, seen: Token, agent: str, wait_s: float, client: Client, read: Callable[[], Awaitable[Found]]
+    ) -> Found:
+        """What `read` finds, as soon as that is no older than `seen`.
+
+        Raises PositionNotReached after `wait_s` seconds, ClientGone.
+        """
         found = await read()
         if seen.covered_by(found.position):
             return found
         deadline = asyncio.get_running_loop().time() + wait_s
-        with self._reached.waiting(agent, seen) as waiter:
+        with self._reached.waiting(agent, seen) as waiter, client.watched(waiter.gone):
             while True:
                 found = await read()
                 if seen.covered_by(found.position):
@@ -90,7 +107,7 @@ class ViewReader:
                         raise
                     table = now
                     continue
-                if found.table == table:
+                if (found.table, found.version) == (table, view.version):
                     return found
                 table = await self._live_table(view)
         except psycopg.Error as error:

@@ -45,6 +45,8 @@ START_S = 5.0
 class FeedNotRunning(SamefoldError):
     """The reader of the log's end has not started yet."""
 
+    is_public = True
+
 
 class Follower:
     """One client's place in one stream. Of what it is given, nothing is lost unless `is_lost` says so."""
@@ -180,7 +182,7 @@ class StreamFeed:
         while self._followers and any(
             at[partition].next_offset < reading.next_offset for partition, reading in to.items()
         ):
-            for batch in await run(partial(tail.batches, dict(at), to, MOST_RECORDS, KAFKA_S)):
+            for batch in await run(partial(tail.towards, dict(at), to, MOST_RECORDS, KAFKA_S)):
                 self._give(batch)
                 at[batch.partition] = batch.next
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from commands.api.cursors import BadCursor, values_of
-from commands.api.problems import INVALID, Kind, invalid, kind, problem_of
+from commands.api.problems import INVALID, Kind, invalid, kind, logged
 from commands.api.reading import Values
 from commands.api.segments import segment
 from commands.api.view_docs import FEW_ROWS, MOST_ROWS, PAGING, is_nullable
@@ -130,4 +130,4 @@ def as_problems() -> Iterator[None]:
     except SamefoldError as error:
         if refused := _REFUSED.get(type(error)):
             raise refused(error.message, cure=error.cure) from None
-        raise problem_of(error) from error
+        raise logged(error) from error

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from commands.api import view_docs
+from commands.api.client import client_of
 from commands.api.cursors import cursor_after
 from commands.api.preferences import preferences
 from commands.api.problems import kind, problem_of
@@ -79,8 +80,8 @@ def path_to_row(view: View) -> str:
 
 
 def require_promises(world: World) -> None:
-    """Raises Problem 503 where the database is away, or what is read could be wrong: another log, or other live views."""
-    for subject in ("database", "topics", "views"):
+    """Raises Problem 503 where the database is away, or what is read could be wrong because it is of another log."""
+    for subject in ("database", "topics"):
         if error := world.look.wrong.get(subject):
             raise problem_of(error)
 
@@ -183,7 +184,7 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
         topic = world.events
         seen.require_log(topic.id, topic.partitions)
         wait_s = preferences(request).wait_within(world.settings.api_wait_s, world.settings.api_max_wait_s)
-        return await readers_of(request).views.as_of(seen, view.agent, wait_s, read)
+        return await readers_of(request).views.as_of(seen, view.agent, wait_s, client_of(request), read)
 
 
 def _applied(request: Request) -> dict[str, str]:

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Annotated, Self
 
 from fastapi import Depends, Request
-from psycopg_pool import AsyncConnectionPool
 
 from commands.api.answering import Waits
 from commands.api.appending import Appender
@@ -15,6 +14,8 @@ from commands.api.look import Look
 from commands.api.problems import problem_of
 from commands.api.pulse import Pulse
 from infra.database.connect import parameters
+from infra.database.deadline import Pool
+from infra.ending import Parts
 from infra.errors import SamefoldError
 from infra.log.topics import Topic
 from infra.settings import Settings
@@ -22,6 +23,10 @@ from projections.engine.system import all_views
 
 POOL_WAIT_S = 2.0
 """For a connection of the pool."""
+LONGEST_QUERY_MS = 8_000
+"""After which the database ends it."""
+QUERY_S = 10.0
+"""After which the connection is given up: the database hangs."""
 POOL_AGAIN_S = 2.0
 """After that, trying to connect is given up until somebody wants a connection: which the look does twice a second."""
 
@@ -34,9 +39,11 @@ class World:
         self.name = name
         self.stopping = asyncio.Event()
         """Set when the process is to end: whoever answers without end (server-sent events) ends then."""
-        self.agents = frozenset(view.agent for view in all_views().values())
-        session = parameters(settings, f"samefold {name}")
-        self.pool = AsyncConnectionPool(
+        views = all_views()
+        self.agents = frozenset(view.agent for view in views.values())
+        longest = min(settings.statement_timeout_ms, LONGEST_QUERY_MS)
+        session = parameters(settings, f"samefold {name}", statement_timeout_ms=longest)
+        self.pool = Pool(
             session.pop("conninfo"),
             kwargs=session,
             open=False,
@@ -45,15 +52,16 @@ class World:
             timeout=POOL_WAIT_S,
             reconnect_timeout=POOL_AGAIN_S,
             name=name,
+            seconds=QUERY_S,
         )
         self.pulse = Pulse(settings, name, self.agents)
-        self.look = Look(settings, self.pool, name)
+        self.look = Look(settings, self.pool, name, views)
         self.appender = Appender(settings, name)
         self.waits = Waits(settings, self.pulse, name)
         self.look.tell(self._kafka_answered)
-        self.failure: BaseException | None = None
-        """What ended a part of this that must not end: a defect, after which the process can only end too."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self.failure: SamefoldError | None = None
+        """What ended a part of this that must not end, after which the process can only end too."""
+        self.parts = Parts(name, self._failed)
 
     @property
     def commands(self) -> Topic:
@@ -73,29 +81,26 @@ class World:
 
     def _kafka_answered(self) -> None:
         """The appender, which appends nothing while all brokers are away, hears from us that they are back."""
-        if "kafka" not in self.look.wrong:
+        if self.look.kafka_answered:
             self.appender.back()
 
     async def __aenter__(self) -> Self:
         await self.pool.open()
-        self.appender.open()
-        running = (self.pulse.listen(), self.look.keep_looking(), self.waits.answer())
-        self._tasks = [asyncio.create_task(one) for one in running]
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
+        self.parts.callbacks()
+        self.appender.open(self.parts)
+        self.parts.task("pulse", self.pulse.listen())
+        self.parts.task("look", self.look.keep_looking())
+        self.parts.task("answers", self.waits.answer())
         return self
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and self.failure is None:
-            self.failure = task.exception()
+    def _failed(self, error: SamefoldError) -> None:
+        self.failure = error
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stopping.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.parts.cancel()
         await self.appender.close()
         await self.pool.close(1)
 

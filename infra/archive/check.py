@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from infra.archive.manifest import ArchiveFile, files_of
 from infra.archive.read import ArchiveDamaged, ArchiveMissing, records_of
-from infra.archive.store import Store
+from infra.archive.store import Store, opened
 from infra.database.connect import connect, naming
 from infra.log.rule import read
 from infra.settings import Settings
@@ -18,8 +18,6 @@ class Portion:
     """One partition of the archive: what a task is told."""
 
     settings: Settings
-    url: str
-    """Of the archive, as whoever asks has it."""
     topic: str
     partition: int
 
@@ -36,9 +34,9 @@ class Checked:
 
 
 def check_partition(portion: Portion, advance: Callable[[int], None] = lambda _count: None) -> Checked:
-    """Check all files of a partition. Raises ManifestBroken, ArchiveAway, DatabaseAway."""
-    store = Store(portion.settings, portion.url)
+    """Check all files of a partition. Raises WrongArchive, ManifestBroken, ArchiveAway, DatabaseAway."""
     with naming(portion.settings), connect(portion.settings, "samefold archive check") as connection:
+        store = opened(portion.settings, connection, portion.topic)
         files = files_of(connection, portion.topic, portion.partition)
     found = Checked(portion.partition)
     for file in files:

@@ -48,6 +48,13 @@ def encode(rows: Sequence[Row], about: Mapping[str, str]) -> bytes:
     return bytes(sink.getvalue())
 
 
+def rows_of(content: bytes) -> Iterator[Row]:
+    """The rows of a file, as `encode` was given them. Raises pyarrow.ArrowInvalid, OSError for what is none."""
+    for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(BATCH, use_threads=False):
+        for offset, time_ms, key, value, headers in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield offset, time_ms, key, value, headers and [(one["key"], one["value"]) for one in headers]
+
+
 def decode(content: bytes, partition: int) -> Iterator[list[Record]]:
     """The records of a file, in batches. Raises pyarrow.ArrowInvalid, OSError for what is none."""
     new = tuple.__new__  # what Record() comes to, in half the time

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from infra.archive.check import Checked, Portion, check_partition
 from infra.archive.manifest import ArchiveFile, ends_of, files_of
+from infra.archive.store import adopt
 from infra.archive.trim import Cut, plan, trim
 from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, naming
@@ -27,7 +28,9 @@ def archive_log(
     progress = progress or Silent()
     with naming(settings), connect(settings, "samefold archive") as connection:
         topic = require_contract(settings, connection)
-        work = shares(settings, topic, ends_of(connection, topic.name))
+        archived = ends_of(connection, topic.name)
+        adopt(settings, connection, topic.name, empty=not archived)
+        work = shares(settings, topic, archived)
     records = sum(share.records for share in work)
     engine = (engine_for or (lambda _records: Local()))(records)
     progress.begin("archive", records)
@@ -45,7 +48,7 @@ def check_archive(
     records = sum(ends.values())
     engine = (engine_for or (lambda _records: Local()))(records)
     progress.begin("check", records)
-    work = [Portion(settings, settings.archive, topic.name, partition) for partition in sorted(ends)]
+    work = [Portion(settings, topic.name, partition) for partition in sorted(ends)]
     return engine.run(check_partition, work, records, progress.advance)
 
 

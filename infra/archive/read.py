@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from infra.archive.files import decode
 from infra.archive.manifest import ArchiveFile, files_of
-from infra.archive.store import Store
+from infra.archive.store import Store, opened
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.log.records import Record
@@ -48,15 +48,15 @@ def read_archived(
     """The archived records with offsets in [start, stop), in batches, each with the offset after it; nothing where `start` is not
     archived.
 
-    Raises ArchiveMissing, ArchiveDamaged, ManifestBroken, ArchiveAway, DatabaseAway.
+    Raises ArchiveMissing, ArchiveDamaged, WrongArchive, ManifestBroken, ArchiveAway, DatabaseAway.
     """
     if settings.database_url is None:
         return
     with naming(settings), connect(settings, "samefold archive") as connection:
         files = files_of(connection, topic, partition, start, stop)
-    if not files or files[0].start.next_offset > start:
-        return
-    store = Store(settings)
+        if not files or files[0].start.next_offset > start:
+            return
+        store = opened(settings, connection, topic)
     for file in files:
         end = file.end.next_offset if stop is None else min(file.end.next_offset, stop)
         for records in records_of(store, file):

@@ -6,11 +6,13 @@ Credentials come from the environment of fsspec's own libraries, so they are in 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.settings import Settings
@@ -20,20 +22,23 @@ class ArchiveAway(SamefoldError):
     """The archive's store does not answer, refuses, or is not known."""
 
 
+class WrongArchive(SamefoldError):
+    """A process has another archive than the one that the database knows."""
+
+
+IDENTITY = "_samefold-archive"
+"""The file that says which archive this is; the database knows it by the same. Tools that read Parquet pass such names over."""
+
+
 class Store:
     """Files by their path below `archive_url`, each put wholly or not at all."""
 
-    def __init__(self, settings: Settings, url: str | None = None) -> None:
-        """Raises ArchiveAway for a URL that fsspec does not know, and where whoever sent the task here means another by `url`."""
+    def __init__(self, settings: Settings) -> None:
+        """Raises ArchiveAway for a URL that fsspec does not know."""
         import fsspec
         from fsspec.implementations.local import LocalFileSystem
 
         self._url = settings.archive
-        if url is not None and url != self._url:
-            raise ArchiveAway(
-                f"The archive is at {url}, but at {self._url} for this worker.",
-                "Set SAMEFOLD_ARCHIVE_URL to the same URL wherever tasks run.",
-            )
         try:
             self._files, root = fsspec.core.url_to_fs(self._url)
         except (ImportError, ValueError) as error:
@@ -93,6 +98,44 @@ class Store:
                 f"The archive at {self._url} does not answer as it should: {why}.",
                 "Look whether the store is there and lets you in; its library reads credentials from its own environment.",
             ) from error
+
+
+def opened(settings: Settings, connection: Connection, topic: str) -> Store:
+    """The archive of a topic: the one that the database knows, whatever the same URL means on this machine.
+
+    Raises WrongArchive, ArchiveAway, psycopg.Error.
+    """
+    store = Store(settings)
+    known = _known(connection, topic)
+    found = (store.read(IDENTITY) or b"").strip() if known else b""  # written by hand, it ends with a line's end
+    if known and found != known.encode():
+        raise WrongArchive(
+            f"The archive at {settings.archive}, as a process on {socket.gethostname()} reaches it, is not the one that the "
+            f"database knows, {known}: its file {IDENTITY} {'says otherwise' if found else 'is not there'}.",
+            "Set SAMEFOLD_ARCHIVE_URL, wherever a process runs, to what leads to that one. If only that file was lost, write it.",
+        )
+    return store
+
+
+def adopt(settings: Settings, connection: Connection, topic: str, *, empty: bool) -> None:
+    """Let the database know this archive from now on, unless it knows one. `empty`: none of its files counts yet.
+
+    Raises ArchiveAway, psycopg.Error.
+    """
+    store = Store(settings)
+    found = (store.read(IDENTITY) or b"").strip()
+    identity = found.decode(errors="replace") if found else uuid4().hex
+    updated = connection.execute(
+        "update topics set archive = %s where topic = %s and archive is null", (identity, topic)
+    )
+    # of several that begin at once, or after one that died right here, one identity counts
+    if not found and (known := _known(connection, topic)) and (empty or updated.rowcount == 1):
+        store.put(IDENTITY, known.encode())
+
+
+def _known(connection: Connection, topic: str) -> str | None:
+    row = connection.execute("select archive from topics where topic = %s", (topic,)).fetchone()
+    return row[0] if row else None
 
 
 def _place(root: Path, path: str, content: bytes) -> bool:

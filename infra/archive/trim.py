@@ -9,23 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from infra.archive.check import check_file
-from infra.archive.manifest import ends_of, files_of
-from infra.archive.store import Store
-from infra.database.connect import Connection, connect, naming
+from infra.archive.files import Row, rows_of
+from infra.archive.manifest import ArchiveFile, ends_of, files_of
+from infra.archive.read import content_of
+from infra.archive.store import Store, opened
+from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log import clients
-from infra.log.topics import TIMEOUT_S, Topic, offsets_at
+from infra.log.source import Headers, NotHeld, read_held
+from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_same
 from infra.settings import Settings
+from projections.engine.builders import builder
+from projections.engine.builds import FILLING, abandon_dead, builds_of, claim_of
+from projections.engine.claims import by_whom
 
 
 class TrimRefused(SamefoldError):
     """Kafka does not trim the topic."""
+
+
+class ArchiveDiffers(SamefoldError):
+    """The archive holds other records than Kafka does."""
 
 
 class Limit(NamedTuple):
@@ -77,27 +88,61 @@ def _cut(partition: int, first: int, wanted: int, limits: list[Limit]) -> Cut:
 def trim(
     settings: Settings, topic: Topic, cuts: list[Cut], advance: Callable[[int], None] = lambda _count: None
 ) -> list[Cut]:
-    """Cut each partition, after its archive files were read and checked; what was cut, by the limits as they are now.
+    """Cut each partition, by the limits as they are now, once its files are checked and hold what is to go; what was cut.
 
-    Raises ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, TrimRefused, KafkaAway, DatabaseAway.
+    Raises ArchiveDiffers, TopicChanged, WrongArchive, ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, TrimRefused,
+    KafkaAway, DatabaseAway.
     """
     reach("trim planned")
-    store = Store(settings)
     done = []
-    with naming(settings), connect(settings, "samefold archive trim") as connection:
+    with builder(settings, "archive trim") as connection:
+        abandon_dead(connection, builds_of(connection))
+        store = opened(settings, connection, topic.name)
         now = {cut.partition: cut for cut in plan(settings, topic, connection)}
         for cut in cuts:
             to = min(cut.to, now[cut.partition].to)
-            if to <= cut.first:
+            first = cut.first
+            while first < to:
+                held = describe(settings, topic.name)
+                require_same(topic, held)
+                first = max(first, held.first[cut.partition])
+                try:
+                    for file in files_of(connection, topic.name, cut.partition, first, to):
+                        check_file(store, file)
+                        start, stop = max(file.start.next_offset, first), min(file.end.next_offset, to)
+                        _compare(settings, store, file, start, stop)
+                        advance(stop - start)
+                except NotHeld:
+                    continue  # another trim has cut this partition meanwhile
+                break
+            if to <= first:
                 continue
-            for file in files_of(connection, topic.name, cut.partition, cut.first, to):
-                check_file(store, file)
-                advance(min(file.end.next_offset, to) - max(file.start.next_offset, cut.first))
             reach("archive verified")
             _delete(settings, topic.name, cut.partition, to)
             reach("partition trimmed")
-            done.append(Cut(cut.partition, cut.first, to, cut.held))
+            done.append(Cut(cut.partition, first, to, cut.held))
     return done
+
+
+def _compare(settings: Settings, store: Store, file: ArchiveFile, start: int, stop: int) -> None:
+    """Raises ArchiveDiffers unless the file and Kafka have the very same records in [start, stop)."""
+    archived = (row for row in rows_of(content_of(store, file)) if start <= row[0] < stop)
+    for mine, theirs in zip_longest(archived, _held(settings, file.topic, file.partition, start, stop)):
+        if mine != theirs:
+            at = min(row[0] for row in (mine, theirs) if row)
+            raise ArchiveDiffers(
+                f"{file.path} does not hold what Kafka at {settings.kafka} does: offset {at} of {file.topic}[{file.partition}] "
+                "differs.",
+                "Nothing of it was deleted. The archive was made from another Kafka: put it and its rows in archive_files aside, "
+                "and archive again.",
+            )
+
+
+def _held(settings: Settings, topic: str, partition: int, start: int, stop: int) -> Iterator[Row]:
+    headers: dict[int, Headers] = {}
+    for records, _ in read_held(settings, topic, partition, start, stop, headers=headers):
+        for _, offset, time_ms, key, value in records:
+            yield offset, time_ms, key, value, headers.pop(offset, None)
 
 
 def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterator[tuple[int, Limit]]:
@@ -115,13 +160,15 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
                 "it would not know what was archived since",
             ),
         )
-    agents = "select partition, next_offset, agent from positions where topic = %s"
+    agents = (
+        "select partition, next_offset, agent from positions where topic = %s and agent in (select agent from live)"
+    )
     for partition, offset, agent in connection.execute(agents, (topic.name,)).fetchall():
         yield partition, Limit(offset, f"agent '{agent}', which goes on there")
-    made = "select table_name from builds where state in ('loading', 'past-loading')"
-    for (table,) in connection.execute(made).fetchall():
-        for partition in topic.end:
-            yield partition, Limit(0, f"the build {table}, which is being made")
+    for build in builds_of(connection):
+        if build.state in FILLING and by_whom(connection, claim_of(build)):
+            for partition in topic.end:
+                yield partition, Limit(0, f"the build {build.table}, which is being made")
     builds = (
         "select p.partition, p.next_offset, b.table_name, b.state from builds b join build_positions p on p.build = b.id "
         "where p.topic = %s and b.state in ('ready', 'old')"

@@ -17,7 +17,7 @@ from psycopg import errors
 
 from infra.archive.files import Row, encode
 from infra.archive.manifest import ArchiveFile, end_of, files_of
-from infra.archive.store import Store
+from infra.archive.store import Store, opened
 from infra.database.connect import Connection, connect, naming
 from infra.faultpoints import reach
 from infra.log.records import Record
@@ -37,8 +37,6 @@ class Share:
     """One partition to be archived, up to an offset: what a task is told. `records` of it were not archived when it was made."""
 
     settings: Settings
-    url: str
-    """Of the archive: a task on another machine, which has settings of its own, must not write elsewhere."""
     topic: str
     topic_id: str
     partition: int
@@ -68,9 +66,7 @@ class _Range(NamedTuple):
 def shares(settings: Settings, topic: Topic, archived: Mapping[int, int]) -> list[Share]:
     """What there is to archive of a topic, up to its ends as they were described; the largest first. `archived`: see `ends_of`."""
     found = [
-        Share(
-            settings, settings.archive, topic.name, topic.id, partition, end, max(end - archived.get(partition, 0), 0)
-        )
+        Share(settings, topic.name, topic.id, partition, end, max(end - archived.get(partition, 0), 0))
         for partition, end in topic.end.items()
     ]
     return sorted(found, key=lambda share: -share.records)
@@ -79,10 +75,11 @@ def shares(settings: Settings, topic: Topic, archived: Mapping[int, int]) -> lis
 def archive_partition(share: Share, advance: Callable[[int], None] = lambda _count: None) -> Archived:
     """Archive a partition up to the share's end. Whatever others do at once, each record is archived once.
 
-    Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, ArchiveAway, KafkaAway, DatabaseAway.
+    Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, WrongArchive, ArchiveAway, KafkaAway,
+    DatabaseAway.
     """
-    store = Store(share.settings, share.url)
     with naming(share.settings), connect(share.settings, f"samefold archive {share.partition}") as connection:
+        store = opened(share.settings, connection, share.topic)
         at = end_of(connection, share.topic, share.partition)
         done = Archived(share.partition, at.next_offset, at.next_offset)
         while at.next_offset < share.end:
@@ -107,7 +104,8 @@ def _ranges(share: Share, at: Reading) -> Iterator[_Range]:
     size = 0
     next_boundary = _boundary_after(at.next_offset)
     headers: dict[int, Headers] = {}
-    for records in _read(share, at.next_offset, headers):
+    read_to = at.next_offset
+    for records, read_to in _read(share, at.next_offset, headers):  # noqa: B007
         for _, offset, time_ms, key, value in records:
             if offset >= next_boundary or size >= MOST_BYTES:
                 end = _end(share, at, rows, offset if offset < next_boundary else offset - offset % MOST_RECORDS)
@@ -115,10 +113,11 @@ def _ranges(share: Share, at: Reading) -> Iterator[_Range]:
                 at, rows, size, next_boundary = end, [], 0, _boundary_after(end.next_offset)
             rows.append((offset, time_ms, key, value, headers.pop(offset, None)))
             size += len(key or b"") + len(value or b"")
-    yield _Range(at, _end(share, at, rows, share.end), rows)
+    if read_to > at.next_offset:
+        yield _Range(at, _end(share, at, rows, read_to), rows)
 
 
-def _read(share: Share, start: int, headers: dict[int, Headers]) -> Iterator[list[Record]]:
+def _read(share: Share, start: int, headers: dict[int, Headers]) -> Iterator[tuple[list[Record], int]]:
     try:
         yield from read_held(share.settings, share.topic, share.partition, start, share.end, headers=headers)
     except NotHeld as error:

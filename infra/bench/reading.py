@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from infra.bench.run import World
 from infra.database.connect import Connection, connect
-from infra.log import clients, topics
+from infra.log import topics
 
 
 class Progressed:
@@ -16,7 +16,7 @@ class Progressed:
     def __init__(self, world: World, database: Connection) -> None:
         self._world = world
         self._database = database
-        self._admin = clients.admin(world.settings)
+        self._admin = topics.Admin(world.settings)
 
     def ends(self) -> dict[int, int]:
         """The ends of `events` now, by partition."""

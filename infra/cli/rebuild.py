@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -135,19 +136,28 @@ def switch(
     processes: Processes = None,
     as_json: Json = False,
 ) -> None:
-    """Make tables live that exist already: ready ones, or old ones, which is going back (from the older version's code)."""
+    """Make tables live that exist already: ready ones, or old ones, which is going back (from the older version's code).
+
+    Without a view, commands that this code does not know are not waited for any more either: they are malformed from then on.
+    """
+    from infra.database.connect import connect, naming
     from infra.settings import Settings
     from infra.terminal import Stages, print_json, stdout
+    from projections.engine.command_types import drop_other_types
     from projections.engine.rebuild import go_to
     from projections.engine.system import all_views
 
-    views = all_views()
+    settings, views = Settings(), all_views()
     if view in views and version not in (None, views[view].version):
         raise typer.BadParameter(
             f"this code has {view} v{views[view].version}; to make v{version} live, run the code that has it"
         )
     with _telling_what_became([view] if view else []), Stages(quiet=as_json) as stages:
-        result = go_to(Settings(), [view] if view else [], views, processes=processes, progress=stages)
+        result = go_to(settings, [view] if view else [], views, processes=processes, progress=stages)
+        if view is None:
+            with naming(settings), connect(settings, "samefold switch") as connection:
+                gone = tuple(map(str, drop_other_types(connection, settings.events_topic)))
+                result = replace(result, removed=(*result.removed, *gone))
     if as_json:
         print_json(_switched(result))
     elif not result.tables and not result.removed:
@@ -234,6 +244,12 @@ def _tell_filled(result: Filled, why: list[str]) -> None:
 
     for reason in why:
         stdout.print(reason, soft_wrap=True, markup=False)
+    for view, count in sorted(result.parked.items()):
+        stdout.print(
+            f"[yellow]{view} leaves out {count:,} streams, each from an event on that it can't take[/yellow]: "
+            "`samefold parked list` says why",
+            soft_wrap=True,
+        )
     if result.load_ms:
         rate = result.events / (result.load_ms / 1000)
         stdout.print(
@@ -292,6 +308,7 @@ def _filled(result: Filled, why: list[str]) -> dict[str, Any]:
         "commits": result.commits,
         "events": result.events,
         "rows": result.rows,
+        "parked": result.parked,
         "engine": result.engine,
         "engine_because": why[-1] if why else None,
         "start_up_ms": round(result.start_up_ms, 1),

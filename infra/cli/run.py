@@ -108,12 +108,13 @@ def run_all(
 
 def _supervise(name: str, children: Callable[[str], list[Child]]) -> None:
     from infra import logs
+    from infra.database import revisions
     from infra.settings import Settings
     from infra.supervisor import Supervisor, place
 
     settings = Settings()
     # refuse at once what every child would refuse
-    _ = settings.kafka, settings.database
+    _ = settings.kafka, settings.database, revisions.head()
     logs.configure(settings.log_level, settings.log_format)
     with place(settings.group_prefix) as here:
         supervisor = Supervisor(children(name or here))

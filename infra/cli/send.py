@@ -23,19 +23,21 @@ def send(
     """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
 
     Nothing is sent unless every line is a command. Safe to run again: a command that has an outcome keeps it.
-    Exit code 1 if a line is wrong, Kafka is away, an outcome is missing, or an id was used before with another command.
+    Exit code 1 if a line is wrong or may not be in the log, Kafka is away, an outcome is missing, or an id was used before with
+    another command.
     """
-    from commands.client import answered, read_commands, send_all, wait_for
+    from commands.client import answered, read_lines, send_all, wait_for
     from infra.settings import Settings
     from infra.terminal import print_json, progress, stdout
 
     settings = Settings()
-    commands = read_commands(file)
+    lines = read_lines(file)
+    commands = list(lines.values())
     summary: dict[str, Any] = {"sent": len(commands)}
     if wait:
         summary["answered_before"] = answered(settings, commands)
     with progress("sending", len(commands), quiet=as_json) as sent:
-        send_all(settings, commands, sent)
+        send_all(settings, commands, sent, list(lines))
     if wait:
         with progress("outcomes", len(commands), quiet=as_json) as seen:
             summary |= wait_for(settings, commands, seen, timeout_s=timeout).as_dict()

@@ -42,7 +42,7 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Drop tables that readers do not see: old ones, ones that were abandoned, and by their name those of the past."""
+    """Drop tables that readers do not see: old ones, ones that were abandoned, and by its name any other that is not live."""
     from infra.settings import Settings
     from infra.terminal import print_json, stdout
     from projections.engine.dropping import drop_tables, droppable
@@ -84,6 +84,8 @@ def _tell(found: Overview) -> None:
         stdout.print(f"agent {agent}: {behind}; at {at or 'no position yet'}", soft_wrap=True)
         if now.difference:
             stdout.print(f"  [yellow]{now.difference}[/yellow]", soft_wrap=True)
+    for agent in found.retired:
+        stdout.print(f"agent {agent}: retired, none of its views is live; its processes may end", soft_wrap=True)
 
 
 def _others(view: ViewNow) -> list[Build]:
@@ -125,4 +127,5 @@ def _as_json(found: Overview) -> dict[str, Any]:
             }
             for agent, now in found.agents.items()
         },
+        "retired": list(found.retired),
     }

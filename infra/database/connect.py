@@ -24,8 +24,16 @@ class DatabaseAway(SamefoldError):
     """PostgreSQL does not answer, or not now. It may come back: processes wait, commands end."""
 
 
+class SessionEnded(DatabaseAway):
+    """PostgreSQL ended this session by command: it stops, or somebody ended the session."""
+
+
 class DatabaseRefused(SamefoldError):
     """PostgreSQL answers, but not to us: wrong name, password or rights. Waiting would not help."""
+
+
+class ValueRefused(SamefoldError):
+    """PostgreSQL can't hold a value that was sent, or one that it holds can't be read: no matter of the connection."""
 
 
 class DatabaseBehind(SamefoldError):
@@ -75,9 +83,16 @@ def connect(
         by_key=by_key,
     )
     try:
-        return psycopg.connect(**session)
+        connection = psycopg.connect(**session)
     except psycopg.Error as error:
         raise named(error, settings) from error
+    if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", None):
+        connection.close()
+        raise DatabaseRefused(
+            f"The database holds texts in {encoding}, which lacks characters that events have.",
+            "Make one with `create database … encoding 'UTF8' template template0`.",
+        )
+    return connection
 
 
 def parameters(
@@ -154,6 +169,11 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
     known = conninfo_to_dict(settings.database)
     place = f"PostgreSQL ({known.get('dbname') or 'default database'} at {known.get('host') or 'the local socket'})"
     text = " ".join(str(error).split())
+    if error.sqlstate == "57P01":
+        return SessionEnded(
+            f"{place} ended this session: {text}",
+            "If it was stopped, start it (`samefold dev up` for the local one); then run the command again.",
+        )
     if passes(error):
         return DatabaseAway(
             f"{place} does not answer: {text}",
@@ -161,12 +181,18 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
         )
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
         return DatabaseBehind(f"{place} lacks what this code needs: {text}", "Run `samefold db upgrade`.")
+    if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("54"):
+        return ValueRefused(
+            f"A value does not fit {place}: {text}",
+            "No row that a view's code makes gets here. If a row was written by other means, or by an older release, correct it; "
+            "`samefold rebuild` makes a view's table anew.",
+        )
     return DatabaseRefused(f"{place} refused: {text}", "Check the database's name, user, password and rights.")
 
 
 @contextmanager
 def naming(settings: Settings) -> Iterator[None]:
-    """Turns psycopg's errors into named ones: DatabaseAway, DatabaseBehind, DatabaseRefused."""
+    """Turns psycopg's errors into named ones: DatabaseAway, DatabaseBehind, DatabaseRefused, ValueRefused."""
     try:
         yield
     except psycopg.Error as error:

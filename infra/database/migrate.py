@@ -44,14 +44,18 @@ class SchemaDrift(SamefoldError):
 
 
 def upgrade(settings: Settings) -> tuple[str | None, str | None]:
-    """Bring the database to this code's newest migration; the revisions before and after. Raises DatabaseAhead."""
+    """Bring the database to this code's newest migration; the revisions before and after.
+
+    Raises DatabaseAhead, MigrationsConflict.
+    """
 
     def act(connection: sa.Connection, config: Config) -> tuple[str | None, str | None]:
         connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        after = revisions.head()
         before = MigrationContext.configure(connection).get_current_revision()
         revisions.require_known(before)
         command.upgrade(config, "head")
-        return before, revisions.head()
+        return before, after
 
     return _with(settings, act)
 
@@ -59,7 +63,7 @@ def upgrade(settings: Settings) -> tuple[str | None, str | None]:
 def revise(settings: Settings, message: str) -> Path | None:
     """Write the migration that leads from the database to what the code declares; None where there is nothing to do.
 
-    Raises ViewChangedShape, DatabaseBehind, DatabaseAhead.
+    Raises ViewChangedShape, DatabaseBehind, DatabaseAhead, MigrationsConflict.
     """
 
     def act(connection: sa.Connection, config: Config) -> Path | None:

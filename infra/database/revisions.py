@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from infra.database.connect import Connection, DatabaseBehind
 from infra.errors import SamefoldError
@@ -21,26 +22,47 @@ class DatabaseAhead(SamefoldError):
     """The database was migrated by newer code than this."""
 
 
-def revisions() -> dict[str, set[str]]:
-    """This code's migrations: each one's name, and of which others it is the successor."""
-    found = {}
+class MigrationsConflict(SamefoldError):
+    """Two migrations have the same number, or follow the same one: two branches each added one."""
+
+
+class Migration(NamedTuple):
+    """One file of migrations, and of which others it is the successor."""
+
+    file: str
+    follows: set[str]
+
+
+def revisions() -> dict[str, Migration]:
+    """This code's migrations by name. Raises MigrationsConflict."""
+    found: dict[str, Migration] = {}
     for file in sorted((SCRIPTS / "versions").glob("*.py")):
         named = {variable: set(_NAME.findall(value)) for variable, value in _ASSIGNED.findall(file.read_text())}
         (revision,) = named["revision"]
-        found[revision] = named["down_revision"]
+        if revision in found:
+            raise _conflict(found[revision].file, file.name, f"both are '{revision}'", revision)
+        found[revision] = Migration(file.name, named["down_revision"])
     return found
 
 
 def head() -> str | None:
-    """This code's newest migration; None where somebody deleted them to start with their own."""
+    """This code's newest migration; None where somebody deleted them to start with their own. Raises MigrationsConflict."""
     there = revisions()
-    newest = sorted(there.keys() - set[str]().union(*there.values()))
+    newest = sorted(there.keys() - set[str]().union(*(one.follows for one in there.values())))
     if len(newest) > 1:
-        raise SamefoldError(
-            f"There are several newest migrations: {', '.join(newest)}.",
-            "Two branches each added one: let the later one follow the other, by its number and its `down_revision`.",
-        )
+        files = [there[revision].file for revision in newest]
+        raise _conflict(", ".join(files[:-1]), files[-1], "none follows another", newest[-2])
     return newest[0] if newest else None
+
+
+def _conflict(first: str, second: str, why: str, before: str) -> MigrationsConflict:
+    number = f"{len(list((SCRIPTS / 'versions').glob('*.py'))):04d}"
+    after = f"{number}_{second.removesuffix('.py').lstrip('0123456789_-') or 'migration'}.py"
+    return MigrationsConflict(
+        f"Two branches each added a migration, {first} and {second}: {why}.",
+        f"Let the one that was deployed nowhere yet follow the other. If that is {second}, in infra/database/migrations/versions: "
+        f'`git mv {second} {after}`, and in it `revision = "{number}"` and `down_revision = "{before}"`.',
+    )
 
 
 def require_known(revision: str | None) -> None:

@@ -41,6 +41,14 @@ live = sa.Table(
     comment="The pointer: which table readers of a view see",
 )
 
+command_types = sa.Table(
+    "command_types",
+    metadata,
+    sa.Column("context", sa.Text(collation="C"), primary_key=True),
+    sa.Column("type", sa.Text(collation="C"), primary_key=True),
+    comment="The commands that some release's handlers decide: to those that do not know them, they are not malformed",
+)
+
 BUILD_STATES = ("loading", "ready", "live", "old", "abandoned", "past-loading", "past")
 
 builds = sa.Table(
@@ -118,6 +126,9 @@ topics = sa.Table(
     sa.Column("topic_id", sa.Text, nullable=False),
     sa.Column("partitions", sa.Integer, nullable=False),
     sa.Column("partitioner", sa.Text, nullable=False),
+    sa.Column(
+        "archive", sa.Text, comment="the identity of its archive, which stands there too; null before there is one"
+    ),
     comment="The contract: positions mean nothing in another topic, with other partitions or another partitioner",
 )
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,3 +41,9 @@ def find_java() -> Java:
     if int(version[1]) < MIN_JAVA:
         raise JavaMissing(f"Java {version[1]} is too old: Kafka and Spark need {MIN_JAVA} or newer.", INSTALL_JAVA)
     return Java(Path(path), int(version[1]))
+
+
+def utf8(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a JVM reads names of files as Python does: by `LC_ALL=C` it takes an umlaut for a question mark."""
+    locale = environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or "C"
+    return {**environment, **({"LC_ALL": "C.UTF-8"} if locale in ("C", "POSIX") else {})}

@@ -1,5 +1,6 @@
 """Kafka itself, from its own jars: one KRaft process that is broker and controller, on loopback only."""
 
+import json
 import re
 import shutil
 import signal
@@ -193,7 +194,8 @@ def _configuration(data: Path, broker: int, controller: int, front: Front | None
         "num.io.threads": 4,
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
     }
-    return "".join(f"{name}={value}\n" for name, value in values.items())
+    # Java reads such files as Latin-1, with JSON's escapes
+    return "".join(f"{name}={json.dumps(str(value))[1:-1]}\n" for name, value in values.items())
 
 
 def _free_ports() -> tuple[int, int]:

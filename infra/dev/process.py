@@ -17,6 +17,7 @@ from typing import Protocol
 
 import psutil
 
+from infra.dev.java import utf8
 from infra.errors import SamefoldError
 
 _HERE = Path(__file__).parent
@@ -119,12 +120,12 @@ def find(program: str, marker: str | Path) -> psutil.Process | None:
 
 def start_detached(command: list[str], log: Path, claim: int) -> None:
     """Returns when the process exists; it may not be ready, and may have failed (the log says why)."""
-    subprocess.run(python_script("detach.py", log, *command), check=True, pass_fds=[claim])
+    subprocess.run(python_script("detach.py", log, *command), check=True, pass_fds=[claim], env=utf8(os.environ))
 
 
 def run(command: list[str], claim: int) -> subprocess.CompletedProcess[str]:
     """A step before the start, to its end, whatever its exit code. Killed half-way, we are still waited for."""
-    return subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[claim])
+    return subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[claim], env=utf8(os.environ))
 
 
 def python_script(name: str, *arguments: str | Path) -> list[str]:

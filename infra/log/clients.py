@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -20,10 +21,18 @@ from infra.settings import Settings
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 5
+SOON_S = 10.0
+"""A producer that can't go on so soon after another one could not is no accident."""
+END_S = 5.0
+"""Reports of what is purged come at once; one that does not come counts as lost in time, as any other."""
 
 
 class KafkaAway(SamefoldError):
     """Kafka does not answer. It may come back: processes wait, commands end."""
+
+
+class ProducerRefused(SamefoldError):
+    """Kafka lets no producer of this process go on."""
 
 
 class Connection:
@@ -83,6 +92,54 @@ def producer(settings: Settings, *, connection: Connection | None = None) -> Pro
     )
 
 
+class LastingProducer:
+    """An idempotent producer, `now`, and another one in its place when it can't go on, which librdkafka calls a fatal error.
+
+    What it had under way is reported as failed then, and may be in the log, or get there yet. `poll` and `renew` may be called from
+    several threads.
+    """
+
+    def __init__(self, settings: Settings, who: str, connection: Connection | None = None) -> None:
+        self._settings = settings
+        self._who = who
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._renewed_at = float("-inf")
+        self.now = producer(settings, connection=connection)
+
+    def poll(self, seconds: float) -> None:
+        """Serve reports. Raises what their callbacks raise, ProducerRefused."""
+        polled = self.now
+        try:
+            polled.poll(seconds)
+        except KafkaException as error:
+            if not is_finished(error.args[0]):
+                raise
+            self.renew(polled, error.args[0])
+
+    def renew(self, finished: Producer, error: KafkaError) -> None:
+        """Replace it, unless that is done; all its reports are served before this returns. Raises ProducerRefused."""
+        with self._lock:
+            if self.now is not finished:
+                return
+            if time.monotonic() - self._renewed_at < SOON_S:
+                raise ProducerRefused(
+                    f"{self._who}: Kafka lets no producer go on, not even a new one: {error.str()}.",
+                    "The broker's log says why. May this account write to the topic, and with idempotence?",
+                )
+            self._renewed_at = time.monotonic()
+            self.now = producer(self._settings, connection=self._connection)
+        log.warning("%s: the producer can't go on (%s); another one is made", self._who, error.str())
+        finished.purge()
+        deadline = time.monotonic() + END_S
+        while len(finished) and time.monotonic() < deadline:
+            try:
+                finished.poll(0.1)
+            except KafkaException as again:
+                if not is_finished(again.args[0]):
+                    raise
+
+
 def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection | None) -> Consumer:
     return Consumer(
         _common(settings)
@@ -140,6 +197,11 @@ def admin(settings: Settings) -> AdminClient:
     return AdminClient(_common(settings))
 
 
+def is_finished(error: KafkaError) -> bool:
+    """Whether the client that says so can't go on. What comes as `_FATAL` does not say of itself that it is fatal."""
+    return bool(error.fatal()) or error.code() == KafkaError._FATAL
+
+
 def may_pass(error: KafkaError) -> bool:
     """Whether an error is of the kind that goes away by itself: broker or coordinator away, timed out, moving."""
     return bool(error.retriable()) or error.code() in _PASSING
@@ -153,6 +215,7 @@ _PASSING = {
     KafkaError._WAIT_COORD,
     KafkaError._RESOLVE,
     KafkaError._UNKNOWN_PARTITION,  # of a topic that the client has only heard of, after a broker's restart
+    KafkaError._NOENT,  # of a partition that nobody leads at the moment
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,

@@ -36,16 +36,16 @@ def read_range(
 ) -> Iterator[list[Record]]:
     """The records of `topic[partition]` with offsets in [start, stop), in order, in batches.
 
-    The last offset counts as read only when a record at or beyond it, or the partition's end beyond it, was seen.
+    It ends at `stop` and nowhere else: a source that ends before is asked again. The last offset counts as read only when a
+    record at or beyond it, or the partition's end beyond it, was seen.
     Raises LogTrimmed where the range does not exist, KafkaAway after 60 s without progress, and what `archived` raises.
     """
     position = start
     while position < stop:
         try:
-            for records in read_held(settings, topic, partition, position, stop, consumer=consumer):
-                position = records[-1].offset + 1
-                yield records
-            return
+            for records, position in read_held(settings, topic, partition, position, stop, consumer=consumer):  # noqa: B007, B020
+                if records:
+                    yield records
         except NotHeld:
             for records, position in archived(settings, topic, partition, position, stop):  # noqa: B007, B020
                 if records:
@@ -80,8 +80,9 @@ def read_held(
     *,
     consumer: Consumer | None = None,
     headers: dict[int, Headers] | None = None,
-) -> Iterator[list[Record]]:
-    """The records of [start, stop) that Kafka holds, in order, in batches; `headers` is told those of records, by offset.
+) -> Iterator[tuple[list[Record], int]]:
+    """The records of [start, stop) that Kafka holds, in order, in batches, each with the offset after it, the last one perhaps
+    empty; `headers` is told those of records, by offset.
 
     Raises NotHeld where Kafka does not hold the next one any more, LogTrimmed where the partition ends before `stop`, KafkaAway.
     """
@@ -113,9 +114,9 @@ def read_held(
                 position = offset + 1
                 if headers is not None and (found := message.headers()):
                     headers[offset] = found
-            if batch:
+            if batch or position >= stop:
                 deadline = time.monotonic() + NO_PROGRESS_S
-                yield batch
+                yield batch, position
             elif time.monotonic() > deadline:
                 raise clients.away(settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
             if wrong is not None and position < stop:
@@ -128,6 +129,7 @@ def read_held(
                         f"{topic}[{partition}] ends at {position}, but {stop} records were expected.",
                         "The topic was made anew or lost records: restore it, or start with an empty database.",
                     )
+                yield [], position
     finally:
         if own:
             reader.close()

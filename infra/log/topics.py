@@ -7,9 +7,10 @@ changes. So a topic is known by its id, and the start is refused, with the cure,
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
@@ -24,8 +25,13 @@ from infra.errors import SamefoldError
 from infra.log import clients
 from infra.settings import Settings
 
+T = TypeVar("T")
+
 TIMEOUT_S = 15.0
+TRY_S = 2.0
+"""How long the first try may take; each further one twice as long."""
 SETTLE_S = 3.0
+"""A broker that just made a topic may not know it yet."""
 
 
 class TopicMissing(SamefoldError):
@@ -65,22 +71,47 @@ def require_same(was: Topic, now: Topic) -> None:
         )
 
 
+class Admin:
+    """Asks the brokers, for `timeout_s` at most.
+
+    librdkafka's admin client asks the leader that it knows, in the epoch that it knows, and looks for no other one for 15 minutes,
+    even when it is told that these are over; where nobody leads at the moment it waits in vain. So it is made anew, and asks again.
+    """
+
+    def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
+        self._settings = settings
+        self._timeout_s = timeout_s or TIMEOUT_S
+        self._client = clients.admin(settings)
+
+    def ask(self, question: Callable[[AdminClient, float], T]) -> T:
+        """The answer to a question that may take so many seconds. Raises KafkaAway, KafkaException."""
+        began = time.monotonic()
+        patience = TRY_S
+        with _naming(self._settings):
+            while True:
+                left = began + self._timeout_s - time.monotonic()
+                try:
+                    return question(self._client, max(min(patience, left), 0.1))
+                except (KafkaException, TimeoutError) as error:
+                    code = KafkaError._TIMED_OUT if isinstance(error, TimeoutError) else error.args[0].code()
+                    if code not in _SETTLING:
+                        raise
+                    is_unknown = code == KafkaError.UNKNOWN_TOPIC_OR_PART
+                    if not is_unknown:
+                        self._client = clients.admin(self._settings)
+                    if time.monotonic() - began > (SETTLE_S if is_unknown else self._timeout_s):
+                        raise
+                patience *= 2
+                time.sleep(0.05)
+
+
 def ensure(settings: Settings) -> tuple[Topic, Topic]:
     """Make the topics that are missing, check both, return (commands, events). Raises TopicUnfit, KafkaAway."""
-    admin = clients.admin(settings)
+    admin = Admin(settings)
     wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
-    with _naming(settings):
-        existing = admin.list_topics(timeout=TIMEOUT_S).topics
-        missing = [topic for topic in wanted if topic.topic not in existing]
-        for name, future in (admin.create_topics(missing, operation_timeout=TIMEOUT_S) if missing else {}).items():
-            try:
-                future.result(TIMEOUT_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise TopicMissing(
-                        f"Topic '{name}' does not exist and can't be made: {error.args[0].str()}.",
-                        "Make it with an account that may, with the settings that `samefold topics` checks.",
-                    ) from error
+    existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
+    if missing := [topic for topic in wanted if topic.topic not in existing]:
+        admin.ask(lambda client, within_s: _make(client, missing, within_s))
     commands = describe(settings, settings.commands_topic, admin=admin)
     events = describe(settings, settings.events_topic, admin=admin)
     check(settings, admin=admin)
@@ -93,51 +124,55 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
     return commands, events
 
 
-def describe(settings: Settings, name: str, *, admin: AdminClient | None = None) -> Topic:
-    """A topic's id, partitions and offsets. Raises TopicMissing, KafkaAway.
-
-    A broker that just made a topic may not know it yet, or not who leads it: that gets a few seconds.
-    """
-    admin = admin or clients.admin(settings)
-    deadline = time.monotonic() + SETTLE_S
-    with _naming(settings):
-        while True:
-            try:
-                return _describe(admin, name)
-            except KafkaException as error:
-                code = error.args[0].code()
-                if code in _SETTLING and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise TopicMissing(
-                        f"Topic '{name}' does not exist.",
-                        "Run `samefold topics --create`, or correct the topic's name.",
-                    ) from error
-                else:
-                    raise
+def _make(client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
+    for name, future in client.create_topics(missing, operation_timeout=within_s).items():
+        try:
+            future.result(within_s)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise TopicMissing(
+                    f"Topic '{name}' does not exist and can't be made: {error.args[0].str()}.",
+                    "Make it with an account that may, with the settings that `samefold topics` checks.",
+                ) from error
 
 
-def _describe(admin: AdminClient, name: str) -> Topic:
-    asked = admin.describe_topics(TopicCollection([name]), request_timeout=TIMEOUT_S)
-    description: TopicDescription = asked[name].result(TIMEOUT_S)
-    partitions = [TopicPartition(name, info.id) for info in description.partitions]
-    first = admin.list_offsets({p: OffsetSpec.earliest() for p in partitions}, request_timeout=TIMEOUT_S)
-    end = admin.list_offsets({p: OffsetSpec.latest() for p in partitions}, request_timeout=TIMEOUT_S)
+def describe(settings: Settings, name: str, *, admin: Admin | None = None) -> Topic:
+    """A topic's id, partitions and offsets. Raises TopicMissing, KafkaAway."""
+    try:
+        return (admin or Admin(settings)).ask(lambda client, within_s: _describe(client, name, within_s))
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise TopicMissing(
+                f"Topic '{name}' does not exist.", "Run `samefold topics --create`, or correct the topic's name."
+            ) from error
+        raise
+
+
+def _describe(client: AdminClient, name: str, within_s: float) -> Topic:
+    asked = client.describe_topics(TopicCollection([name]), request_timeout=within_s)
+    description: TopicDescription = asked[name].result(within_s)
+    partitions = [info.id for info in description.partitions]
     return Topic(
         name=name,
         id=str(description.topic_id),
         partitions=len(partitions),
-        first={p.partition: future.result(TIMEOUT_S).offset for p, future in first.items()},
-        end={p.partition: future.result(TIMEOUT_S).offset for p, future in end.items()},
+        first=_offsets(client, name, partitions, OffsetSpec.earliest(), within_s),
+        end=_offsets(client, name, partitions, OffsetSpec.latest(), within_s),
     )
 
 
-def ends(topic: Topic, settings: Settings, admin: AdminClient, timeout_s: float) -> dict[int, int]:
+def _offsets(
+    client: AdminClient, name: str, partitions: Iterable[int], which: OffsetSpec, within_s: float
+) -> dict[int, int]:
+    wanted = {TopicPartition(name, partition): which for partition in partitions}
+    asked = client.list_offsets(wanted, request_timeout=within_s)
+    return {partition.partition: future.result(within_s).offset for partition, future in asked.items()}
+
+
+def ends(topic: Topic, admin: Admin) -> dict[int, int]:
     """Each partition's end as it is now, which a topic that was described knows as of then. Raises KafkaAway."""
-    partitions = {TopicPartition(topic.name, number): OffsetSpec.latest() for number in range(topic.partitions)}
-    with _naming(settings):
-        asked = admin.list_offsets(partitions, request_timeout=timeout_s)
-        return {partition.partition: future.result(timeout_s).offset for partition, future in asked.items()}
+    numbers = range(topic.partitions)
+    return admin.ask(lambda client, within_s: _offsets(client, topic.name, numbers, OffsetSpec.latest(), within_s))
 
 
 def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]:
@@ -145,35 +180,33 @@ def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]
 
     The broker looks into its index: where times are equal, or went back, it need not be the first such record. Raises KafkaAway.
     """
-    admin = clients.admin(settings)
-    partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
-    with _naming(settings):
-        asked = admin.list_offsets(
-            {partition: OffsetSpec.for_timestamp(time_ms) for partition in partitions}, request_timeout=TIMEOUT_S
-        )
-        found = {partition.partition: future.result(TIMEOUT_S).offset for partition, future in asked.items()}
+    numbers, then = range(topic.partitions), OffsetSpec.for_timestamp(time_ms)
+    found = Admin(settings).ask(lambda client, within_s: _offsets(client, topic.name, numbers, then, within_s))
     return {partition: offset for partition, offset in found.items() if offset >= 0}
 
 
 _SETTLING = {
+    KafkaError._TIMED_OUT,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._NOENT,  # nobody leads at the moment
 }
 
 
-def check(settings: Settings, *, admin: AdminClient | None = None) -> None:
+def check(settings: Settings, *, admin: Admin | None = None) -> None:
     """Refuse topics whose settings would lose history. Raises TopicUnfit naming the setting and the command that cures it."""
-    admin = admin or clients.admin(settings)
     names = [settings.commands_topic, settings.events_topic]
-    with _naming(settings):
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
-        configs = {
-            resource.name: future.result(TIMEOUT_S)
-            for resource, future in admin.describe_configs(resources, request_timeout=TIMEOUT_S).items()
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+    configs = (admin or Admin(settings)).ask(
+        lambda client, within_s: {
+            resource.name: future.result(within_s)
+            for resource, future in client.describe_configs(resources, request_timeout=within_s).items()
         }
+    )
     for name in names:
         for key, wanted in _promised(settings).items():
             found = configs[name][key].value

@@ -29,7 +29,7 @@ from infra.database.connect import Connection, DatabaseBehind
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log.rule import Reading
-from projections.engine.claims import TERMINATE_MS, claim
+from projections.engine.claims import TERMINATE_MS, claim, release, try_claim
 from projections.engine.cut import Cut
 from projections.engine.fold import Blocked
 from projections.engine.people import replace_people_view
@@ -323,9 +323,9 @@ def require_parts(connection: Connection, build: Build, partitions: int) -> None
         raise gone(build)
 
 
-def gone(build: Build) -> BuildAbandoned:
+def gone(build: Build, by_whom: str = "") -> BuildAbandoned:
     return BuildAbandoned(
-        f"Build {build.table} was abandoned while it was made: another took its place, or an event was dropped.",
+        f"Build {build.table} was abandoned while it was made: another took its place, or an event was dropped{by_whom}.",
         "Run the command again.",
     )
 
@@ -342,6 +342,32 @@ def abandon(connection: Connection, build: Build) -> None:
         return
     end_loaders(connection, build.id)
     remove_table(connection, build)
+
+
+def abandon_past(connection: Connection, build: Build) -> None:
+    """Give a table of the past up: end whoever still loads it, and drop it. Raises TableBusy."""
+    connection.execute(
+        "update builds set state = 'abandoned' where id = %s and state in ('past-loading', 'past')", (build.id,)
+    )
+    end_loaders(connection, build.id)
+    drop_table(connection, build.table)
+
+
+def abandon_dead(connection: Connection, builds: Iterable[Build]) -> None:
+    """Abandon those of these builds that are being made by nobody: a builder's claim ends with its session, however that ended.
+
+    Raises TableBusy.
+    """
+    for build in builds:
+        if build.state in FILLING and try_claim(connection, what := claim_of(build)):
+            if [now.state for now in by_id(connection, [build.id])] == [build.state]:  # not finished since
+                (abandon if build.state is State.LOADING else abandon_past)(connection, build)
+            release(connection, what)
+
+
+def claim_of(build: Build) -> str:
+    """What whoever makes the build has claimed before anybody can see it."""
+    return build.view if build.state is not State.PAST_LOADING else str(build.id)
 
 
 def loader_name(build: UUID, part: int) -> str:

@@ -84,7 +84,7 @@ class Group:
         Raises MovedElsewhere, BuildAbandoned, Ahead and what folding raises.
         """
         commits = 0
-        while batches := tail.batches(self.at, to, MOST_RECORDS):
+        while batches := tail.towards(self.at, to, MOST_RECORDS):
             self._transaction(connection, tail.topic, batches)
             commits += sum(len(batch.counted) for batch in batches)
             between()

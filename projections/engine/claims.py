@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
@@ -13,6 +14,9 @@ from infra.errors import SamefoldError
 CLAIM_S = 5.0
 """A builder that was killed still holds its claim until PostgreSQL notices."""
 TERMINATE_MS = 5_000
+
+
+_claimed: WeakKeyDictionary[Connection, list[str]] = WeakKeyDictionary()
 
 
 class BuildAlive(SamefoldError):
@@ -30,7 +34,7 @@ def claim(connection: Connection, view: str) -> None:
     while not try_claim(connection, view):
         if time.monotonic() > deadline:
             raise BuildAlive(
-                f"View '{view}' is being built or switched by another process{_by_whom(connection, view)}.",
+                f"View '{view}' is being built or switched by another process{by_whom(connection, view)}.",
                 f"Wait until it has ended, or end it: `samefold rebuild {view} --abandon`.",
             )
         time.sleep(0.1)
@@ -39,12 +43,20 @@ def claim(connection: Connection, view: str) -> None:
 def try_claim(connection: Connection, what: str) -> bool:
     """Claim a view, or a look at the past by its id, unless somebody else has."""
     row = connection.execute("select pg_try_advisory_lock(hashtextextended(%s, 0))", (_lock(what),)).fetchone()
-    return bool(row and row[0])
+    if is_mine := bool(row and row[0]):
+        claims_of(connection).append(what)
+    return is_mine
+
+
+def claims_of(connection: Connection) -> list[str]:
+    """What a connection has claimed; of one that has ended, what it had."""
+    return _claimed.setdefault(connection, [])
 
 
 def release(connection: Connection, what: str) -> None:
     """Give a claim up before the connection ends."""
     connection.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (_lock(what),))
+    claims_of(connection).remove(what)
 
 
 def end_builders(connection: Connection, views: Iterable[str]) -> None:
@@ -56,7 +68,7 @@ def end_builders(connection: Connection, views: Iterable[str]) -> None:
         if ended and not ended[0]:
             raise BuildAlive(
                 f"What builds or switches view '{view}' did not end in {TERMINATE_MS / 1000:.0f} s"
-                f"{_by_whom(connection, view)}.",
+                f"{by_whom(connection, view)}.",
                 "Run the command again.",
             )
 
@@ -73,11 +85,13 @@ _HOLDER = """
 """
 
 
-def _by_whom(connection: Connection, view: str) -> str:
+def by_whom(connection: Connection, view: str) -> str:
+    """Who has claimed a view, to end a sentence with; "" for nobody but this connection."""
     found = connection.execute(
         f"select a.application_name, host(a.client_addr), a.backend_start, a.pid {_HOLDER}", (_lock(view),)
     ).fetchone()
     if found is None:  # it has just ended
         return ""
     name, address, since, session = found
-    return f": {name}{f' ({address})' if address else ''}, since {since:%Y-%m-%d %H:%M:%S} UTC, session {session}"
+    began = f", since {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""  # of another role's session nobody is told
+    return f": {name}{f' ({address})' if address else ''}{began}, session {session}"

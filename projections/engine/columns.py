@@ -179,8 +179,20 @@ def _scalar(plain: Any) -> tuple[Scalar | None, type[Enum] | None]:
     if get_origin(plain) is Literal and all(type(value) is str for value in get_args(plain)):
         return Scalar.STR, None
     if isinstance(plain, type) and issubclass(plain, Enum):
-        return (Scalar.STR, plain) if all(type(member.value) is str for member in plain) else (None, None)
+        # a member is stored as its value, and read back by it
+        fits = all(type(one.value) is str and is_storable(one.value) and plain(one.value) is one for one in plain)
+        return (Scalar.STR, plain) if fits and len(plain) else (None, None)
     return _SCALARS.get(plain), None
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can hold it: no NUL, and no lone half of a surrogate pair, which is no character."""
+    if "\0" in text:
+        return False
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _unknown(view: str, name: str, hint: Any) -> BadView:

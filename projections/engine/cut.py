@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.records import Record
+from infra.log.rule import Reading
 from infra.settings import Settings
 
 AsOf: TypeAlias = datetime | Mapping[int, int]
@@ -45,6 +46,12 @@ class Cut(NamedTuple):
         if until is None or not any(record.time_ms > until for record in records):
             return list(records)
         return list(takewhile(lambda record: record.time_ms <= until, records))
+
+    def is_reached(self, reading: Reading) -> bool:
+        """Whether a fold that ended there ended at the cut, as far as the offset tells."""
+        return reading.next_offset == self.next_offset or (
+            self.until_ms is not None and reading.next_offset < self.next_offset
+        )
 
 
 def parse_as_of(text: str, now: datetime) -> AsOf:

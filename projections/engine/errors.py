@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from infra.errors import SamefoldError
+from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
 
 
@@ -33,7 +33,7 @@ class PoisonEvent(EngineStop):
     def __init__(
         self, view: str, stream: str, version: int, *, partition: int, offset: int, cause: BaseException | str
     ) -> None:
-        what = cause if isinstance(cause, str) else _in_words(cause)
+        what = cause if isinstance(cause, str) else in_words(cause)
         super().__init__(
             f"View '{view}' can't take event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
             f"Nothing was skipped. Correct projections/{view}.py and start again; a changed fold needs a raised VERSION "
@@ -86,16 +86,12 @@ class OutOfStep(EngineStop):
 
 
 class LogChanged(SamefoldError):
-    """The log, read again, does not lead to the position that the database has recorded."""
+    """The log, read again, does not lead to the position that the database has recorded. `found` is where it leads."""
 
-    def __init__(self, topic: str, partition: int, start: Reading, found: Reading, recorded: Reading) -> None:
+    def __init__(self, topic: str, partition: int, start: Reading, found: Reading, recorded: object) -> None:
+        self.found = found
         super().__init__(
             f"{topic}[{partition}], read from offset {start.next_offset} on, leads to {found}, "
             f"but the database says {recorded}.",
             "The database belongs to another log, or positions were changed by hand: restore the two that belong together.",
         )
-
-
-def _in_words(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
-import sys
 import threading
 import time
+from typing import NoReturn
 
 from prometheus_client import start_http_server
 
 from infra import logs, metrics
 from infra.database.connect import connect, naming
+from infra.ending import Parts, exit_code_of
 from infra.errors import SamefoldError
-from infra.log import clients, topics
+from infra.log import topics
 from infra.settings import Settings
 from projections.engine.lag import Lags
 from projections.engine.measures import tell_lags
@@ -38,8 +40,10 @@ class Exporter:
         self.settings = settings
         self.name = name
         self.stopping = threading.Event()
+        self.error: SamefoldError | None = None
+        self.parts = Parts(name, self._failed)
         self._said = logs.Said(log, name)
-        self._admin = clients.admin(settings)
+        self._admin = topics.Admin(settings)
         self._lags = Lags()
 
     def run(self) -> None:
@@ -51,6 +55,13 @@ class Exporter:
             else:
                 self._said.well("stores", "both stores are as they should be")
             self.stopping.wait(LOOK_S)
+        self.parts.over()
+        if self.error is not None:
+            raise self.error
+
+    def _failed(self, error: SamefoldError) -> None:
+        self.error = error
+        self.stopping.set()
 
     def _look(self) -> None:
         positions: dict[str, dict[int, int]] = {}
@@ -63,14 +74,29 @@ class Exporter:
         tell_lags(self._lags.now, parked)
 
 
-_POSITIONS = "select agent, partition, next_offset from positions where topic = %s"
+_POSITIONS = (
+    "select agent, partition, next_offset from positions where topic = %s and agent in (select agent from live)"
+)
 _PARKED = """
 select l.view, count(p.stream) from live l left join parked p using (table_name) group by l.view
 """
 
 
-def main() -> None:
-    """Serve until SIGTERM or SIGINT. Exit code 1 after a named error."""
+def serve(exporter: Exporter, port: int) -> None:
+    """Tell what the exporter sees, until it is stopped. Raises PortTaken."""
+    try:
+        server, thread = start_http_server(port, exporter.settings.api_host, metrics.gathered())
+    except OSError as error:
+        raise PortTaken(
+            f"Port {port} can't be listened on: {error.strerror}.", "Give another --metrics-port."
+        ) from error
+    exporter.parts.thread("metrics' server", thread.join)
+    exporter.run()
+    server.shutdown()
+
+
+def main() -> NoReturn:
+    """Serve until SIGTERM or SIGINT. Exit code 1 after an error."""
     parser = argparse.ArgumentParser(prog="python -m projections.engine.exporter")
     parser.add_argument("--name", default="exporter")
     parser.add_argument("--port", type=int, required=True)
@@ -81,16 +107,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: exporter.stopping.set())
     metrics.PROCESS_STARTS.labels("exporter").inc()
-    try:
-        server, _ = start_http_server(arguments.port, settings.api_host, metrics.gathered())
-    except OSError as error:
-        taken = PortTaken(
-            f"Port {arguments.port} can't be listened on: {error.strerror}.", "Give another --metrics-port."
-        )
-        log.error("%s stops: %s", arguments.name, taken)
-        sys.exit(taken.exit_code)
-    exporter.run()
-    server.shutdown()
+    os._exit(exit_code_of(lambda: serve(exporter, arguments.port), log, arguments.name))
 
 
 if __name__ == "__main__":

@@ -6,18 +6,20 @@ Where rows can't be stored, their view is filled again, slowly and by itself, wh
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
 
 from infra.database.connect import Connection
-from infra.log.rule import Reading
+from infra.log.rule import START, Reading
 from infra.settings import Settings
 from projections.engine.builds import Build, Pin, index
 from projections.engine.careful import load_carefully
 from projections.engine.engines import EngineFor
-from projections.engine.local import RowsRefused, load, parts
+from projections.engine.local import RowsRefused, load, parts, require_arrival
+from projections.engine.parking import parked_streams
 from projections.engine.progress import Progress
 from projections.engine.view import View
 
@@ -29,6 +31,8 @@ class Filled:
     commits: int = 0
     events: int = 0
     rows: dict[str, int] = field(default_factory=dict)
+    parked: dict[str, int] = field(default_factory=dict)
+    """By view, how many streams its table leaves out; views that leave out none are not here."""
     engine: str = ""
     """What the load ran on."""
     start_up_ms: float = 0
@@ -48,7 +52,10 @@ class Filling:
     filled: Filled
 
     def fill(self, builds: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> dict[int, Reading]:
-        """Fill the tables and make their keys; how far each partition was folded. `views` are the builds', by name."""
+        """Fill the tables and make their keys; how far each partition was folded. `views` are the builds', by name.
+
+        Raises LogChanged unless that is where the pin says, and what folding raises.
+        """
         quick, careful = list(builds), list[Build]()
         while True:
             try:
@@ -63,6 +70,10 @@ class Filling:
                 self.filled.rows[build.view], reached = load_carefully(
                     self.settings, self.connection, build, views[build.view], pin, self.progress.advance
                 )
+            tables = {build.table: build.view for build in builds}
+            self.filled.parked |= Counter(
+                tables[one.table] for one in parked_streams(self.connection) if one.table in tables
+            )
             return reached
 
     def _load(self, quick: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> dict[int, Reading]:
@@ -76,13 +87,16 @@ class Filling:
         started = time.monotonic()
         self.progress.begin("load", _records(pin))
         done = engine.run(load, work, _records(pin), self.progress.advance)
+        reached = {part.partition: part.end for part in done}
+        for partition, end in pin.ends.items():  # wherever the tasks ran, and whatever code was there
+            require_arrival(self.settings.events_topic, partition, end, reached.get(partition, START))
         filled.engine = engine.name
         filled.commits = max(filled.commits, sum(part.commits for part in done))
         filled.events = max(filled.events, sum(part.events for part in done))
         filled.rows |= {name: sum(part.rows[name] for part in done) for name in some}
         filled.start_up_ms += 1000 * (started - began)
         filled.load_ms += 1000 * (time.monotonic() - started)
-        return {part.partition: part.end for part in done}
+        return reached
 
     def _index(self, quick: Sequence[Build], views: Mapping[str, View]) -> None:
         self.progress.begin("index", len(quick))

@@ -15,8 +15,9 @@ import msgspec
 
 from infra.log.rule import Counted
 from projections.engine.at import At
-from projections.engine.errors import OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
-from projections.engine.plan import Plan, Step, Summary
+from projections.engine.errors import EngineStop, OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
+from projections.engine.exact import Exact
+from projections.engine.plan import Plan, Step
 from projections.engine.view import Kind, View
 
 _ABSENT: Any = object()
@@ -40,11 +41,6 @@ class Decoded(NamedTuple):
     partition: int
     counted: Sequence[Counted]
     items: Sequence[Item]
-
-    def only(self, streams: Container[str]) -> Decoded:
-        """The part of it that is of these streams."""
-        counted = [one for one in self.counted if one.commit.stream in streams]
-        return Decoded(self.partition, counted, [item for item in self.items if item.at.stream in streams])
 
 
 class Blocked(NamedTuple):
@@ -178,12 +174,12 @@ def missing(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
             wanted[name] = list(absent)
     for view in plan.entities:
         known = held.rows[view.name]
-        if absent := _keys(view, batch.items).difference(known):
+        if absent := _keys(view, plan.exact[view.name], batch.items).difference(known):
             wanted[view.name] = list(absent)
     return wanted
 
 
-def _keys(view: View, items: Sequence[Item]) -> set[Any]:
+def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
     key = view.key_function
     subscription = view.subscription
     if key is None:
@@ -192,7 +188,7 @@ def _keys(view: View, items: Sequence[Item]) -> set[Any]:
     for item in items:
         if type(item.event) in subscription:
             try:
-                found.add(key(item.event, item.at))
+                found.add(exact.key(key(item.event, item.at)))
             except Exception:  # noqa: S112 - it fails in the fold too, where it is known what to do
                 continue
     return found
@@ -201,11 +197,55 @@ def _keys(view: View, items: Sequence[Item]) -> set[Any]:
 def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
     """The changes that a batch of one partition makes. `held` must hold what `missing` named; it is not changed.
 
-    Raises PoisonEvent where a view that does not park fails, OutOfStep where rows and log do not belong together.
+    Every row is exact (see `exact`) from the event on that made it: rows are judged together at the end, and where one is not,
+    the batch is folded again, with each row checked at its event. Raises PoisonEvent where a view that does not park fails,
+    OutOfStep where rows and log do not belong together.
+    """
+    checked = plan.inexact
+    inexact: frozenset[str] | None = None
+    try:
+        changes, replaced = _fold(plan, batch, held, blocked, checked)
+        inexact = frozenset(
+            name for name in plan.exact if name not in checked and not _exact(plan, changes, replaced, name)
+        )
+        if not inexact:
+            return changes
+    except EngineStop:
+        pass  # or was it an earlier row that led to it?
+    changes, _ = _fold(plan, batch, held, blocked, plan.exact)
+    if inexact and not changes.parked:
+        plan.inexact |= inexact
+    return changes
+
+
+def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view: str) -> bool:
+    """Whether all the view's rows are exact, also those that others took the place of."""
+    exact, more = plan.exact[view], replaced[view]
+    match plan.views[view].kind:
+        case Kind.ENTITY:
+            changed = changes.rows[view]
+            keys, rows = [*changed, *more[0::2]], [*changed.values(), *more[1::2]]
+            if None in rows:
+                keys = [key for key, row in zip(keys, rows, strict=True) if row is not None]
+                rows = [row for row in rows if row is not None]
+            return exact.are(rows, keys)
+        case Kind.JOURNAL:
+            return exact.are(changes.added[view])
+        case _:
+            return exact.are(more)
+
+
+def _fold(
+    plan: Plan, batch: Decoded, held: Held, blocked: Blocked, checked: Container[str]
+) -> tuple[Changes, dict[str, list[Any]]]:
+    """Fold, with each row of the views in `checked` made exact at its event; and by view, rows that the changes don't show.
+
+    Those are of an entity view, key, row, key, row, …, what others took the place of; of a summary, all increments.
     """
     partition = batch.partition
     changes = Changes(partition, batch.counted, {name: {} for name in plan.states})
     states, rows, added, sums = changes.states, changes.rows, changes.added, changes.sums
+    replaced: dict[str, list[Any]] = {name: [] for name in plan.exact}
     for view in plan.views.values():
         match view.kind:
             case "entity":
@@ -232,56 +272,54 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
             except Exception as error:
                 raise _poison(context, at, error) from error
             moved[stream] = (version + 1, after)
-        for name, view, evolve, key_of in step.entities:
+        else:
+            after = None
+        for name, view, evolve, key_of, exact in step.entities:
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                key = ident if key_of is None else key_of(event, at)
+                key = ident if key_of is None else exact.key(key_of(event, at))
                 changed = rows[name]
                 row = changed.get(key, _ABSENT)
                 if row is _ABSENT:
                     row = known[name].get(key)
-                changed[key] = evolve(row, event, at)
+                else:
+                    replaced[name] += (key, row)
+                row = evolve(row, event, at)
+                changed[key] = exact.entity(key, row) if name in checked and row is not None else row
             except Exception as error:
                 blocked = _park(view, at, error, changes, blocked)
                 parks = True
-        for view, rows_of in step.journals:
-            if parks and blocked.blocks(view.name, at):
+        for name, view, rows_of, exact in step.journals:
+            if parks and blocked.blocks(name, at):
                 continue
             try:
-                added[view.name] += list(rows_of(event, after, at))
+                more = list(rows_of(event, after, at))
+                added[name] += list(map(exact.row, more)) if name in checked else more
             except Exception as error:
                 blocked = _park(view, at, error, changes, blocked)
                 parks = True
-        for summary in step.summaries:
-            view = summary.view
-            if parks and blocked.blocks(view.name, at):
+        for name, view, delta, exact, group_of, increments_of, combine in step.summaries:
+            if parks and blocked.blocks(name, at):
                 continue
             try:
-                _add_up(summary, sums[view.name], event, at)
+                more = list(delta(event, at))
+                if name in checked:
+                    more = list(map(exact.row, more))
+                replaced[name] += more
+                of_view = sums[name]
+                for row in more:
+                    key = group_of(row)
+                    increments, before = increments_of(row), of_view.get(key)
+                    of_view[key] = (
+                        list(increments)
+                        if before is None
+                        else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
+                    )
             except Exception as error:
                 blocked = _park(view, at, error, changes, blocked)
                 parks = True
-    return changes
-
-
-def _add_up(summary: Summary, sums: dict[tuple[Any, ...], list[Any]], event: Any, at: At) -> None:
-    """Add one event's increments, all or none."""
-    view, delta, key_of, increments_of, combine = summary
-    row_class = view.row
-    staged: dict[tuple[Any, ...], list[Any]] = {}
-    for row in delta(event, at):
-        if type(row) is not row_class:
-            view.require_rows([row])
-        key = key_of(row)
-        before = staged.get(key) or sums.get(key)
-        increments = increments_of(row)
-        staged[key] = (
-            list(increments)
-            if before is None
-            else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
-        )
-    sums.update(staged)
+    return changes, replaced
 
 
 def _park(view: View, at: At, error: Exception, changes: Changes, blocked: Blocked) -> Blocked:
@@ -295,4 +333,6 @@ def _park(view: View, at: At, error: Exception, changes: Changes, blocked: Block
 
 
 def _poison(view: str, at: At, error: Exception) -> PoisonEvent:
+    if isinstance(error, MemoryError):
+        raise error  # the machine's fault: another process may fold the event
     return PoisonEvent(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=error)

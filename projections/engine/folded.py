@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -52,11 +52,11 @@ class Folded:
                 states = self.held.rows[view.name].items()
                 return ((stream, version, encode(state), partition) for stream, (version, state) in states)
             case Kind.ENTITY:
-                return _stored(view, [row for row in self.held.rows[view.name].values() if row is not None], partition)
+                return _stored(view, (row for row in self.held.rows[view.name].values() if row is not None), partition)
             case _:
                 in_order = itemgetter(*_summary_order(view))
                 sums = self.sums[view.name].items()
-                return ((*in_order((*key, *increments)), partition) for key, increments in sums)
+                return _stored(view, (in_order((*key, *increments)) for key, increments in sums), partition)
 
 
 def blocking(blocked: Blocked, parked: Iterable[Parked]) -> Blocked:
@@ -86,9 +86,7 @@ def added_rows(view: View, changes: Changes) -> Iterator[StoredRow]:
     yield from _stored(view, rows, changes.partition)
 
 
-def _stored(view: View, rows: Collection[Any], partition: int) -> Iterator[StoredRow]:
-    """Raises TypeError, when the first one is asked for, where one is not of the row class."""
-    view.require_rows(rows)
+def _stored(view: View, rows: Iterable[Any], partition: int) -> Iterator[StoredRow]:
     last = (partition,)
     converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.to_database) is not None]
     if not converters:

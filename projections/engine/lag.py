@@ -44,7 +44,7 @@ class Lags:
 
     def saw(self, at: float, positions: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> None:
         """`positions` are {agent: {partition: next offset}}, `ends` {partition: offset after the last record}, read after them."""
-        self.now = {}
+        self.now = dict.fromkeys(self.now, Lag(0, 0.0, 0.0))  # of agents that are retired, from now on
         if at - self._last > GAP_S:
             self._standing.clear()
         self._last = at
@@ -74,5 +74,5 @@ class Lags:
                 seen.popleft()
             if len(seen) > KEPT:
                 self._ends[partition] = deque([*list(seen)[:-1:2], seen[-1]])
-        for who in self._standing.keys() - self.now.keys():
+        for who in [who for who in self._standing if who[0] not in positions]:
             del self._standing[who]

@@ -15,12 +15,13 @@ from typing import Any
 import psycopg
 from psycopg import Copy, sql
 
-from infra.database.connect import connect, naming
+from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
+from projections.engine.builders import loading
 from projections.engine.builds import FILLING, Build, BuildAbandoned, Pin, loader_name
 from projections.engine.columns import PARTITION, SQL_TYPES, Column, Scalar
 from projections.engine.commit import Batch
@@ -83,7 +84,7 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
     loaded = Loaded(part.partition)
     plan = Plan(part.views)
     folded = Folded(plan, part.skips)
-    with naming(part.settings), ExitStack() as stack:
+    with loading(part.settings, [build.id for build in part.builds]), ExitStack() as stack:
         streams = {
             build.view: stack.enter_context(_Table(part, build))
             for build in part.builds
@@ -110,7 +111,11 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
 def counted_to(
     settings: Settings, topic: str, partition: int, end: Reading | Cut, start: Reading = START
 ) -> Iterator[Batch]:
-    """What counts from `start` up to exactly `end`, in batches. Raises LogChanged when the log leads elsewhere."""
+    """What counts from `start` up to exactly `end`, in batches: whoever reads up to a recorded position reads by this.
+
+    The last batch arrives at `end`; only at a time it may stop before, at the first later record. Raises LogChanged when the log
+    leads elsewhere.
+    """
     reading = start
     for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
         was = reading
@@ -119,8 +124,17 @@ def counted_to(
         yield Batch(partition, was, reading, counted)
         if len(taken) < len(records):
             return
-    if isinstance(end, Reading) and reading != end:
-        raise LogChanged(topic, partition, start, reading, end)
+    if isinstance(end, Cut):
+        # offsets without a record may lie before it
+        yield Batch(partition, reading, reading._replace(next_offset=end.next_offset), [])
+    else:
+        require_arrival(topic, partition, end, reading, start)
+
+
+def require_arrival(topic: str, partition: int, end: Reading | Cut, reached: Reading, start: Reading = START) -> None:
+    """Raises LogChanged unless what was `reached` is where it was to lead."""
+    if not (end.is_reached(reached) if isinstance(end, Cut) else reached == end):
+        raise LogChanged(topic, partition, start, reached, end)
 
 
 class _Table:

@@ -52,6 +52,9 @@ class ViewNow:
 class Overview:
     views: tuple[ViewNow, ...]
     agents: Mapping[str, AgentNow]
+    """Those that this code has, or that have live views."""
+    retired: tuple[str, ...]
+    """Those whose last view a switch took, and that are not of this code: nobody waits for their positions."""
 
 
 def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
@@ -62,6 +65,7 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
         parked = parked_streams(connection, live_only=True)
         agents = sorted({*(view.agent for view in views.values()), *(pointer.agent for pointer in live.values())})
         positions = {agent: read_positions(connection, agent, settings.events_topic) for agent in agents}
+        retired = connection.execute(_RETIRED, (settings.events_topic, agents)).fetchall()
     topic = topics.describe(settings, settings.events_topic)
     return Overview(
         tuple(
@@ -75,6 +79,7 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
             for name in sorted({*views, *live})
         ),
         {agent: _agent(settings, agent, positions[agent], topic, views) for agent in agents},
+        tuple(agent for (agent,) in retired),
     )
 
 
@@ -82,7 +87,7 @@ def _agent(
     settings: Settings, agent: str, positions: Positions | None, topic: topics.Topic, views: Mapping[str, View]
 ) -> AgentNow:
     wanted = code_set({name: view for name, view in views.items() if view.agent == agent})
-    if positions is None:
+    if positions is None or not positions.live:
         return AgentNow({}, Lag(sum(topic.end.values()), 0.0), set_difference({}, wanted))
     return AgentNow(
         positions.readings, _lag(settings, positions.readings, topic), set_difference(positions.live_set, wanted)
@@ -97,3 +102,9 @@ def _lag(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topi
         for records in read_range(settings, topic.name, partition, first, first + 1):
             waiting = max(waiting, *(time.time() - record.time_ms / 1000 for record in records))
     return Lag(sum(behind.values()), waiting)
+
+
+_RETIRED = """
+select distinct agent from positions
+ where topic = %s and agent not in (select agent from live) and agent != all(%s) order by agent
+"""

@@ -17,19 +17,20 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from infra.database.connect import Connection, connect, naming
+from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.rule import START, Reading
 from infra.settings import Settings
+from projections.engine.builders import builder
 from projections.engine.builds import (
     Build,
     Pin,
     State,
+    abandon_dead,
+    abandon_past,
     builds_of,
     by_id,
     drop_keys,
-    drop_table,
-    end_loaders,
     exists,
     gone,
     make_declared_table,
@@ -38,7 +39,7 @@ from projections.engine.builds import (
     require_parts,
     write_positions,
 )
-from projections.engine.claims import release, session_name, try_claim
+from projections.engine.claims import try_claim
 from projections.engine.columns import Role
 from projections.engine.contract import require_contract
 from projections.engine.cut import AsOf, cuts, in_words
@@ -76,11 +77,13 @@ def look_back(
     """
     by_name = {view.name: view for view in sorted(views, key=lambda view: view.name)}
     result = LookedBack(as_of=in_words(as_of))
-    with naming(settings), connect(settings, session_name("rebuild"), statement_timeout_ms=0) as connection:
+    ids = [uuid4() for _ in by_name]
+    with builder(settings, "rebuild", ids) as connection:
         topic = require_contract(settings, connection)
         ends = cuts(settings, topic, as_of, datetime.now(UTC))
-        _abandon_dead(connection, by_name)
-        ids = [uuid4() for _ in by_name]
+        abandon_dead(
+            connection, [build for build in builds_of(connection, by_name) if build.state is State.PAST_LOADING]
+        )
         try:
             builds = [_create(connection, *one, result.as_of) for one in zip(ids, by_name.values(), strict=True)]
             pin = Pin(ends, read_skips(connection, by_name))
@@ -117,22 +120,6 @@ def query_of(connection: Connection, view: View, table: str) -> str:
         name if role is Role.KEY else f"{role}({name}) as {name}" for name, role in zip(columns, roles, strict=True)
     )
     return f"select {', '.join(shown)} from {source} group by {keys}"  # noqa: S608
-
-
-def abandon_past(connection: Connection, build: Build) -> None:
-    """Give a table of the past up: end whoever still loads it, and drop it. Raises TableBusy."""
-    connection.execute(
-        "update builds set state = 'abandoned' where id = %s and state in ('past-loading', 'past')", (build.id,)
-    )
-    end_loaders(connection, build.id)
-    drop_table(connection, build.table)
-
-
-def _abandon_dead(connection: Connection, views: Iterable[str]) -> None:
-    for build in builds_of(connection, views):
-        if build.state is State.PAST_LOADING and try_claim(connection, str(build.id)):
-            abandon_past(connection, build)
-            release(connection, str(build.id))
 
 
 def _create(connection: Connection, build: UUID, view: View, as_of: str) -> Build:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
-
-import msgspec
 
 from infra.contexts import Context, contexts
 from projections.engine.at import At
-from projections.engine.columns import Role
+from projections.engine.columns import Column, Role, Scalar
+from projections.engine.exact import EXACT, Exact
 from projections.engine.system import snapshot_view_name
-from projections.engine.view import Kind, View
+from projections.engine.view import Kind, View, tuple_getter
 
 Evolve = Callable[[Any, Any, At], Any]
 Rows = Callable[[Any, Any, At], Iterable[Any]]
@@ -25,11 +23,21 @@ class Entity(NamedTuple):
     view: View
     evolve: Evolve
     key: KeyOf | None
+    exact: Exact
+
+
+class Journal(NamedTuple):
+    name: str
+    view: View
+    rows: Rows
+    exact: Exact
 
 
 class Summary(NamedTuple):
+    name: str
     view: View
     delta: Delta
+    exact: Exact
     key: Callable[[Any], Any]
     increments: Callable[[Any], tuple[Any, ...]]
     combine: tuple[Callable[[Any, Any], Any], ...]
@@ -44,7 +52,7 @@ class Step(NamedTuple):
     evolve: Callable[[Any, Any], Any]
     initial: Any
     entities: tuple[Entity, ...]
-    journals: tuple[tuple[View, Rows], ...]
+    journals: tuple[Journal, ...]
     summaries: tuple[Summary, ...]
 
 
@@ -58,6 +66,9 @@ class Plan:
         self.states: dict[str, Context] = {}
         """The contexts whose states are folded, by the name of their snapshot view."""
         self.entities = [view for view in self.views.values() if view.kind is Kind.ENTITY]
+        self.exact = {view.name: Exact(view) for view in self.views.values() if not view.is_system}
+        self.inexact: frozenset[str] = frozenset()
+        """Views whose functions were seen to make rows that are not exact: theirs are checked one by one from then on."""
         self.outcomes = next((view for view in self.views.values() if view.kind is Kind.OUTCOMES), None)
         for context in known.values():
             if any(view.needs_state and context.name in view.contexts for view in self.views.values()):
@@ -70,39 +81,48 @@ class Plan:
 
     def _step(self, context: Context, event: type) -> Step | None:
         states = snapshot_view_name(context.name)
-        wanted = [view for view in self.views.values() if event in view.subscription and not view.is_system]
+        wanted = [
+            view
+            for view in self.views.values()
+            if event in view.subscription and context.name in view.contexts and not view.is_system
+        ]
         if not wanted and states not in self.states:
             return None
+        told = [view.name for view in wanted if view.needs_state]
+        assert not told or states in self.states, f"{told} would be told no state"
         return Step(
-            decode=msgspec.json.Decoder(event).decode,
+            decode=context.stored[event][1],
             states=states if states in self.states else None,
-            evolve=context.evolve,
-            initial=context.state(),
-            entities=tuple(Entity(v.name, v, v.function, v.key_function) for v in wanted if v.kind is Kind.ENTITY),
-            journals=tuple((view, view.function) for view in wanted if view.kind is Kind.JOURNAL),
-            summaries=tuple(_summary(view) for view in wanted if view.kind is Kind.SUMMARY),
+            evolve=context.fold,
+            initial=context.initial,
+            entities=tuple(
+                Entity(v.name, v, v.function, v.key_function, self.exact[v.name])
+                for v in wanted
+                if v.kind is Kind.ENTITY
+            ),
+            journals=tuple(
+                Journal(v.name, v, v.function, self.exact[v.name]) for v in wanted if v.kind is Kind.JOURNAL
+            ),
+            summaries=tuple(_summary(v, self.exact[v.name]) for v in wanted if v.kind is Kind.SUMMARY),
         )
+
+
+def _summary(view: View, exact: Exact) -> Summary:
+    increments = tuple_getter([place for place, column in enumerate(view.columns) if not column.is_key])
+    key_of = tuple_getter(view.key_places)
+    return Summary(view.name, view, view.function, exact, key_of, increments, combiners(view))
+
+
+def combiners(view: View) -> tuple[Callable[[Any, Any], Any], ...]:
+    """How each of a summary's columns that is no key combines, in order, exactly as PostgreSQL does it."""
+    return tuple(_combiner(column) for column in view.columns if not column.is_key)
 
 
 def _add(a: Any, b: Any) -> Any:
     return a + b
 
 
-_COMBINE: dict[Role, Callable[[Any, Any], Any]] = {Role.SUM: _add, Role.MIN: min, Role.MAX: max}
-
-
-def _summary(view: View) -> Summary:
-    increments = [place for place, column in enumerate(view.columns) if not column.is_key]
-    return Summary(view, view.function, tuple_getter(view.key_places), tuple_getter(increments), combiners(view))
-
-
-def combiners(view: View) -> tuple[Callable[[Any, Any], Any], ...]:
-    """How each of a summary's columns that is no key combines, in order."""
-    return tuple(_COMBINE[column.role] for column in view.columns if not column.is_key)
-
-
-def tuple_getter(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads what stands at these places of a row as a tuple, also when it is only one."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1))
+def _combiner(column: Column) -> Callable[[Any, Any], Any]:
+    if column.role is Role.SUM:
+        return EXACT.add if column.scalar is Scalar.DECIMAL else _add
+    return min if column.role is Role.MIN else max

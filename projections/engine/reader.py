@@ -15,6 +15,7 @@ from enum import StrEnum
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import Reading
+from projections.engine.errors import UnknownEvent
 from projections.engine.positions import Positions
 from projections.engine.start import set_difference
 
@@ -24,6 +25,8 @@ FEW = 8
 """Beside a batch under way, another one is begun at once only when there is this part of a full one."""
 LOOK_AGAIN_S = 0.1
 """While another set of views is live, how often the positions are read."""
+NEWER_S = 5.0
+"""How often an agent that met an event of a newer release looks whether that release's agents have folded it."""
 BACKOFF_S = (0.05, 5.0)
 
 
@@ -60,13 +63,25 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Newer:
+    """Not folding one partition, until code that knows this event has; the others go on."""
+
+    error: UnknownEvent
+
+    @property
+    def why(self) -> str:
+        waits = f"partition {self.error.partition} waits for an agent of newer code, and the others go on"
+        return f"{waits}: {self.error.code}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the process with this error."""
 
     error: SamefoldError
 
 
-Action = ReadPositions | Seek | Apply | Hold | Stop
+Action = ReadPositions | Seek | Apply | Hold | Newer | Stop
 
 
 class Fate(StrEnum):
@@ -123,6 +138,11 @@ class Reader:
         self._parts: dict[int, _Part] = {}
         self._under_way: dict[int, Collection[int]] = {}
         """By lane, the partitions of its batch."""
+        self._newer: dict[int, int] = {}
+        """By partition, the offset of an event that this code does not know, where the position stands."""
+        self._look_at = 0.0
+        self._looking = False
+        """Whether the next positions tell which of those partitions have been folded further."""
         self._failures = 0
 
     @property
@@ -144,8 +164,14 @@ class Reader:
         difference = set_difference(positions.live_set if positions else {}, self.code)
         if positions is None or difference is not None:
             self._failures = 0
-            return [Hold(difference or "the agent has no positions yet"), ReadPositions(turn, LOOK_AGAIN_S)]
-        for partition in sorted(self._assigned & positions.readings.keys()):
+            retired = "no view of this agent is live any more; " if positions and not positions.live else ""
+            return [Hold(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, LOOK_AGAIN_S)]
+        mine = self._assigned & positions.readings.keys()
+        if self._looking:
+            at = {partition: positions.readings[partition].next_offset for partition in mine}
+            self._newer = {partition: stop for partition, stop in self._newer.items() if at.get(partition) == stop}
+            self._looking = False
+        for partition in sorted(mine - self._newer.keys()):
             reading = positions.readings[partition]
             self._parts[partition] = _Part(reading, reading.next_offset)
         return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
@@ -187,11 +213,20 @@ class Reader:
         self._failures = 0
         for partition, reading in done.readings.items():
             self._parts[partition].reading = reading
+        if isinstance(done.stop, UnknownEvent):
+            if not self._newer:
+                self._look_at = now + NEWER_S
+            # other partitions of this batch may have been cut short too
+            self._newer[done.stop.partition] = done.stop.offset
+            return [Newer(done.stop), *self._ask()]
         return [Stop(done.stop)] if done.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
         """Apply what is there in the lanes that are free, unless more is known to be coming and may soon be here."""
         self.due = None
+        if self._newer and now >= self._look_at:
+            self._look_at, self._looking = now + NEWER_S, True
+            return self._ask()
         actions: list[Action] = []
         for lane in [lane for lane in range(self.lanes) if lane not in self._under_way]:
             free = {

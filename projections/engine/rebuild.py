@@ -6,16 +6,17 @@ the dead one left.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseAway, connect, naming
+from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.settings import Settings
+from projections.engine.builders import builder
 from projections.engine.builds import (
     Build,
     State,
@@ -23,10 +24,9 @@ from projections.engine.builds import (
     begin,
     builds_of,
     by_id,
-    gone,
     make_ready,
 )
-from projections.engine.claims import claim, end_builders, session_name
+from projections.engine.claims import claim, end_builders
 from projections.engine.contract import require_contract
 from projections.engine.engines import EngineFor, Local
 from projections.engine.filling import Filled, Filling
@@ -34,9 +34,6 @@ from projections.engine.progress import Progress, Silent
 from projections.engine.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.system import code_set
 from projections.engine.view import View
-
-LOOK_S = 2.0
-"""Whoever ends a builder abandons its builds a moment later."""
 
 
 class UnknownView(SamefoldError):
@@ -87,35 +84,16 @@ def rebuild(
     come along. Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut and what folding raises.
     """
     result = Rebuilt()
-    made: list[Build] = []
-    try:
-        with naming(settings), connect(settings, session_name("rebuild"), statement_timeout_ms=0) as connection:
-            require_contract(settings, connection)
-            if end_others:
-                end_builders(connection, _wanted(names, pointers(connection), views))
-            filling = Filling(
-                settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
-            )
-            _Job(views, filling, result, made).run(names, make_live, processes)
-    except DatabaseAway as error:
-        if made and _are_abandoned(settings, made):
-            raise gone(made[0]) from error
-        raise
+    made: list[UUID] = []
+    with builder(settings, "rebuild", made) as connection:
+        require_contract(settings, connection)
+        if end_others:
+            end_builders(connection, _wanted(names, pointers(connection), views))
+        filling = Filling(
+            settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
+        )
+        _Job(views, filling, result, made).run(names, make_live, processes)
     return result
-
-
-def _are_abandoned(settings: Settings, builds: Sequence[Build]) -> bool:
-    """Whether it was another builder who ended this one's sessions."""
-    deadline = time.monotonic() + LOOK_S
-    with suppress(psycopg.Error, SamefoldError), connect(settings, "samefold rebuild") as connection:
-        while True:
-            now = by_id(connection, [build.id for build in builds])
-            if any(build.state is State.ABANDONED for build in now):
-                return True
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-    return False
 
 
 def go_to(
@@ -131,7 +109,7 @@ def go_to(
     A ready build is taken first, else the old one that is the furthest: going back. Raises NoBuild, UnknownView and what
     `switch` raises.
     """
-    with naming(settings), connect(settings, session_name("switch"), statement_timeout_ms=0) as connection:
+    with builder(settings, "switch") as connection:
         require_contract(settings, connection)
         live = pointers(connection)
         wanted = _wanted(names, live, views)
@@ -172,7 +150,7 @@ class _Job:
     views: Mapping[str, View]
     filling: Filling
     result: Rebuilt
-    made: list[Build]
+    made: list[UUID]
 
     def run(self, names: Iterable[str], make_live: bool, processes: int | None) -> None:
         """Build what is wanted and make it live, unless there is nothing to do."""
@@ -209,15 +187,15 @@ class _Job:
                 of_agent = {view.name: view for view in wanted if view.agent == agent}
                 whole = code_set({name: view for name, view in self.views.items() if view.agent == agent})
                 fresh, pin = begin(connection, list(of_agent.values()), topic, whole, leader_of(agent, live))
-                self.made.extend(fresh)
+                self.made.extend(build.id for build in fresh)
                 self.filling.fill(fresh, pin, of_agent)
                 for build in fresh:
                     make_ready(connection, build, len(pin.ends))
-            return by_id(connection, [build.id for build in self.made])
+            return by_id(connection, self.made)
         except BaseException:
             # for a tidy database only: without it, the next run does the same
             with suppress(psycopg.Error, SamefoldError):
-                for build in self.made:
+                for build in by_id(connection, self.made):
                     abandon(connection, build)
                 self.made.clear()
             raise

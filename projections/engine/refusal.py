@@ -1,4 +1,8 @@
-"""Finding the stream whose rows the database refuses: by halving the batch, under savepoints, in the batch's transaction."""
+"""Finding the event whose row the database refuses: by halving the batch, under savepoints, in the batch's transaction.
+
+What it can refuse is what no row shows by itself: a journal's second row of one key, a key that is another partition's, an index
+or a constraint that somebody added by hand.
+"""
 
 from __future__ import annotations
 
@@ -47,30 +51,24 @@ def find_refused(
     held: Mapping[int, Held],
     blocked: Blocked,
 ) -> Parked | None:
-    """The first stream with which rows of the batch are refused, from its first event in the batch on.
+    """The first event with which rows of the batch are refused: with all that stand before it in the batch, they are not.
 
-    `plan` is that of one view, whose rows in `table` they are.
-
-    Streams are taken in the order of their first event; of the smallest number of them that is refused, the last is the
-    one, also where two are refused only together. None if nothing is refused this time.
+    `plan` is that of one view, whose rows in `table` they are. None if nothing is refused this time.
     """
     (view,) = plan.views.values()
     parts = [decode(plan, one.partition, one.counted) for one in batch]
-    firsts = _first_events(view, parts, blocked)
-    streams = list(firsts)
 
     def refused(count: int) -> psycopg.Error | Refused | None:
-        some = set(streams[:count])
         connection.execute("savepoint probe")
-        changes = [fold(plan, part.only(some), held[part.partition], blocked) for part in parts]
+        changes = [fold(plan, part, held[part.partition], blocked) for part in _first(view, parts, count)]
         error = try_rows(connection, view, table, changes)
         connection.execute("rollback to savepoint probe")
         return error
 
-    error = refused(len(streams))
+    passes, fails = 0, sum(_count(view, part) for part in parts)
+    error = refused(fails)
     if error is None:
         return None
-    passes, fails = 0, len(streams)
     while fails - passes > 1:
         middle = (passes + fails) // 2
         found = refused(middle)
@@ -78,22 +76,29 @@ def find_refused(
             passes = middle
         else:
             fails, error = middle, found
-    stream = streams[fails - 1]
-    partition, offset, version = firsts[stream]
-    return Parked(view.name, stream, partition, offset, version, _in_words(error))
+    last = [part for part in _first(view, parts, fails) if _count(view, part)][-1]
+    if view.kind is Kind.OUTCOMES:
+        offset, _, commit = last.counted[-1]
+        stream, version = commit.stream, commit.version
+    else:
+        stream, version, offset = last.items[-1].at.stream, last.items[-1].at.version, last.items[-1].at.offset
+    return Parked(view.name, stream, last.partition, offset, version, _in_words(error))
 
 
-def _first_events(view: View, parts: Sequence[Decoded], blocked: Blocked) -> dict[str, tuple[int, int, int]]:
-    """By stream: partition, offset and version of the first event in the batch that the view takes."""
-    firsts: dict[str, tuple[int, int, int]] = {}
+def _count(view: View, part: Decoded) -> int:
+    """Of what can be refused one by one: events, or the commits that have outcomes."""
+    return len(part.counted if view.kind is Kind.OUTCOMES else part.items)
+
+
+def _first(view: View, parts: Sequence[Decoded], count: int) -> list[Decoded]:
+    """So many of them, part after part."""
+    first = []
     for part in parts:
-        if view.kind is Kind.OUTCOMES:
-            for one in part.counted:
-                firsts.setdefault(one.commit.stream, (part.partition, one.offset, one.commit.version))
-        for item in part.items:
-            if type(item.event) in view.subscription and not blocked.blocks(view.name, item.at):
-                firsts.setdefault(item.at.stream, (part.partition, item.at.offset, item.at.version))
-    return firsts
+        few = min(count, _count(view, part))
+        outcomes = view.kind is Kind.OUTCOMES
+        first.append(part._replace(counted=part.counted[:few]) if outcomes else part._replace(items=part.items[:few]))
+        count -= few
+    return first
 
 
 def _in_words(error: psycopg.Error | Refused) -> str:

@@ -14,8 +14,7 @@ from psycopg import errors
 
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
-from infra.log.rule import START, Counted, Reading, read
-from infra.log.source import read_range
+from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
 from projections.engine.builds import (
     Build,
@@ -30,6 +29,7 @@ from projections.engine.builds import (
 from projections.engine.commit import channel, prepare
 from projections.engine.contract import require_contract
 from projections.engine.fold import Blocked, Held, Parked, decode, missing
+from projections.engine.local import counted_to
 from projections.engine.parking import ParkedStream, parked_streams
 from projections.engine.plan import Plan
 from projections.engine.positions import Positions, read_positions
@@ -68,7 +68,7 @@ class Replayed:
 
 
 def replay(settings: Settings, view: View, stream: str) -> Replayed:
-    """Fold a parked stream's events into the live table. Raises NotParked, NotLive, PoisonEvent, StreamBusy."""
+    """Fold a parked stream's events into the live table. Raises NotParked, NotLive, PoisonEvent, LogChanged, StreamBusy."""
     return _Replay(settings, view, stream, drop=False).run()
 
 
@@ -126,11 +126,10 @@ class _Replay:
         )
 
     def _read_to(self, partition: int, end: Reading) -> None:
-        """Keep the stream's commits up to a position. From the log's beginning: a journal needs the states before, too."""
-        where = (self.settings, self.topic, partition, self.reading.next_offset, end.next_offset)
-        for records in read_range(*where):
-            self.reading, counted, _ = read(self.reading, records)
-            self.commits += [one for one in counted if one.commit.stream == self.stream]
+        """Keep the stream's commits up to exactly a position. From the log's beginning: a journal needs the states before, too."""
+        for batch in counted_to(self.settings, self.topic, partition, end, self.reading):
+            self.reading = batch.next
+            self.commits += [one for one in batch.counted if one.commit.stream == self.stream]
 
     def _attempt(self, connection: Connection) -> tuple[Replayed | None, list[Build]]:
         """None when too much is left to read under the locks."""
@@ -216,10 +215,8 @@ class _Replay:
 def parked_events(settings: Settings, parked: ParkedStream, end: Reading) -> list[tuple[int, str, bytes]]:
     """What is parked of a stream, from the log up to a position: version, type and body of each event."""
     found: list[tuple[int, str, bytes]] = []
-    reading = START
-    for records in read_range(settings, settings.events_topic, parked.partition, 0, end.next_offset):
-        reading, counted, _ = read(reading, records)
-        for one in counted:
+    for batch in counted_to(settings, settings.events_topic, parked.partition, end):
+        for one in batch.counted:
             if one.commit.stream == parked.stream:
                 first = one.commit.version - len(one.commit.events) + 1
                 found += [(v, e.type, bytes(e.data)) for v, e in enumerate(one.commit.events, first)]

@@ -6,7 +6,7 @@ arrays: a session that froze inside COPY would escape every timeout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg import sql
 
+from infra.contexts import unreadable_state
+from infra.errors import SamefoldError, in_words
+from infra.storable import decoder
 from projections.engine import arrays
 from projections.engine.arrays import BinaryArray
 from projections.engine.columns import PARTITION, Column, Role, Scalar
 from projections.engine.fold import Changes, State
-from projections.engine.plan import tuple_getter
-from projections.engine.view import Kind, View
+from projections.engine.view import Kind, View, tuple_getter
 
 _PARTITION_COLUMN = Column(PARTITION, Scalar.INT)
 _encode = msgspec.json.encode
@@ -33,7 +35,17 @@ class Statement(NamedTuple):
 
 
 class Refused(Exception):
-    """A view's rows can't be sent: a value of another type or out of range, or a row whose key is not its event's."""
+    """A view's rows can't be sent: a state that is no JSON. Of other views, every row that is folded can be."""
+
+
+class StoredValueUnknown(SamefoldError):
+    """A table holds a value that this code's column does not have."""
+
+    def __init__(self, view: View, column: Column, value: object) -> None:
+        super().__init__(
+            f"A row of view '{view.name}' has {value!r} in column '{column.name}', and {column.enum} has no such value.",
+            f"Give it that value back, or raise VERSION in projections/{view.name}.py and run `samefold rebuild`.",
+        )
 
 
 def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
@@ -47,10 +59,17 @@ def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
 def loaded(view: View, state: type | None, records: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
     """Rows as `select_rows` answered, by the fold's key; `state` is the context's State for a snapshot view."""
     if view.kind is Kind.SNAPSHOT:
-        decode = msgspec.json.Decoder(state).decode
-        return {stream: (version, decode(text)) for stream, version, text in records}
+        assert state is not None, "a snapshot view has a context"
+        return {stream: (version, _state(state, stream, text)) for stream, version, text in records}
     rows = list(map(row_maker(view), records))
     return dict(zip(map(_key_of_row(view), rows), rows, strict=True))
+
+
+def _state(kind: type, stream: str, text: str) -> Any:
+    try:
+        return decoder(kind)(text)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise unreadable_state(stream, error) from error
 
 
 def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
@@ -64,7 +83,10 @@ def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
         values = list(record)
         for index, convert in converters:
             if values[index] is not None:
-                values[index] = convert(values[index])
+                try:
+                    values[index] = convert(values[index])
+                except ValueError as error:
+                    raise StoredValueUnknown(view, view.columns[index], values[index]) from error
         return make(values)
 
     return convert_and_make
@@ -84,27 +106,23 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
                 return _write_states(view, table, batches)
             case Kind.OUTCOMES:
                 return _write_outcomes(view, table, batches)
+    except MemoryError:
+        raise
     except Exception as error:
-        raise Refused(f"{type(error).__name__}: {error}") from error
+        raise Refused(in_words(error)) from error
 
 
 def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    key_of = _key_of_row(view)
     stored: list[tuple[Any, ...]] = []
     gone: list[tuple[Any, int]] = []
     for batch in batches:
         changed = batch.rows[view.name]
         gone += [(key, batch.partition) for key, row in changed.items() if row is None]
-        kept = [row for row in changed.values() if row is not None]
-        stored += _with_partition(view, kept, batch.partition)
-        keys = [key for key, row in changed.items() if row is not None]
-        own = list(map(key_of, kept))
-        if own != keys:
-            wrong, right = next(pair for pair in zip(own, keys, strict=True) if pair[0] != pair[1])
-            raise ValueError(f"the row's key is {wrong!r}, but its event's is {right!r}")
+        stored += _with_partition([row for row in changed.values() if row is not None], batch.partition)
     statements = []
     if gone:
-        gone.sort()
+        sortable = _sortable(view)
+        gone.sort(key=itemgetter(0, 1) if sortable is _itself else lambda one: (sortable(one[0]), one[1]))
         deleted = [(key,) if _plain_key(view) else key for key, _ in gone]
         packed = _packed(view.key, list(zip(*deleted, strict=True)), [partition for _, partition in gone])
         statements.append(Statement(_delete(view, table), packed))
@@ -116,7 +134,7 @@ def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[
 def _insert(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
     stored: list[tuple[Any, ...]] = []
     for batch in batches:
-        stored += _with_partition(view, batch.added[view.name], batch.partition)
+        stored += _with_partition(batch.added[view.name], batch.partition)
     return [Statement(_plain_insert(view, table), _columns(view, stored))] if stored else []
 
 
@@ -124,7 +142,8 @@ def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Stat
     sums = [(key, b.partition, values) for b in batches for key, values in b.sums[view.name].items()]
     if not sums:
         return []
-    sums.sort(key=itemgetter(0, 1))
+    sortable = _sortable(view)
+    sums.sort(key=itemgetter(0, 1) if sortable is _itself else lambda one: (sortable(one[0]), one[1]))
     keys = list(zip(*(key for key, _, _ in sums), strict=True))
     values = list(zip(*(values for _, _, values in sums), strict=True))
     in_order = [*view.key, *_increments(view)]
@@ -185,15 +204,27 @@ def _increments(view: View) -> list[Column]:
     return [column for column in view.columns if not column.is_key]
 
 
-def _with_partition(view: View, rows: Collection[Any], partition: int) -> list[tuple[Any, ...]]:
-    view.require_rows(rows)
+def _sortable(view: View) -> Callable[[Any], Any]:
+    """Makes of the fold's key what can be sorted: of an enum, which may have no order, its stored text."""
+    if all(column.enum is None for column in view.key):
+        return _itself
+    converters = [column.to_database or _itself for column in view.key]
+    return lambda key: tuple(convert(value) for convert, value in zip(converters, key, strict=True))
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _with_partition(rows: Iterable[Any], partition: int) -> list[tuple[Any, ...]]:
     last = (partition,)
     return [row + last for row in rows]
 
 
 def _columns(view: View, stored: list[tuple[Any, ...]]) -> list[BinaryArray]:
     """Sorts the rows, which have their partition at the end, by key."""
-    stored.sort(key=itemgetter(*view.key_places))
+    sortable, key_of = _sortable(view), tuple_getter(view.key_places)
+    stored.sort(key=itemgetter(*view.key_places) if sortable is _itself else lambda row: sortable(key_of(row)))
     *columns, partitions = zip(*stored, strict=True)
     return _packed(view.columns, columns, partitions)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from psycopg import sql
 
 from infra.database.connect import Connection
+from infra.errors import SamefoldError
 from projections.engine.columns import PARTITION, Scalar
 from projections.engine.folded import StoredRow
 from projections.engine.view import View
@@ -18,11 +20,17 @@ from projections.engine.workers import Advance
 CHUNK = 5_000
 
 
+class SpoolFull(SamefoldError):
+    """There is no room, or no right, to keep the rows that are to be compared."""
+
+
 class Spool:
     """A folder that is gone when the `with` ends."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="samefold-verify-")
+        """Raises SpoolFull."""
+        with _naming():
+            self._folder = tempfile.TemporaryDirectory(prefix="samefold-verify-")
         self.path = Path(self._folder.name)
 
     def __enter__(self) -> Spool:
@@ -34,7 +42,7 @@ class Spool:
     def copy(
         self, connection: Connection, view: View, table: str, partitions: Collection[int], advance: Advance
     ) -> int:
-        """Copy a table's rows of these partitions out, in the caller's transaction; how many there are."""
+        """Copy a table's rows of these partitions out, in the caller's transaction; how many there are. Raises SpoolFull."""
         count = 0
         waiting: dict[int, list[StoredRow]] = {}
         with connection.cursor(name="rows") as cursor:
@@ -54,8 +62,19 @@ class Spool:
 
     def _append(self, view: str, partition: int, rows: list[StoredRow]) -> None:
         # opened anew each time: views times partitions may be more files than a process may hold open
-        with _file(self.path, view, partition).open("ab") as file:
+        with _naming(), _file(self.path, view, partition).open("ab") as file:
             pickle.dump(rows, file)
+
+
+@contextmanager
+def _naming() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SpoolFull(
+            f"The rows that verify compares can't be kept in {tempfile.gettempdir()}: {error.strerror or error}.",
+            "Make room there, or name another folder: TMPDIR, or on executors SPARK_LOCAL_DIRS. It takes as much as the tables.",
+        ) from error
 
 
 def spooled(folder: Path, view: str, partition: int) -> Iterator[list[StoredRow]]:

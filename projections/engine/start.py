@@ -18,10 +18,11 @@ from infra.errors import SamefoldError
 from infra.log import partitioner
 from infra.log.rule import START
 from infra.log.topics import Topic
+from projections.engine.command_types import add_types
 from projections.engine.people import replace_people_view
 from projections.engine.positions import Positions, read_positions
 from projections.engine.system import code_set
-from projections.engine.view import View
+from projections.engine.view import CORE, View
 
 
 class ContractBroken(SamefoldError):
@@ -155,6 +156,8 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
             "insert into live (view, agent, version, table_name) values (%s, %s, %s, %s)",
             (view.name, agent, view.version, view.table_name),
         )
+    if agent == CORE:
+        add_types(connection)
 
 
 def _ensure_people_views(connection: Connection, views: Mapping[str, View]) -> None:

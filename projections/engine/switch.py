@@ -27,7 +27,7 @@ from projections.engine.fold import Changes
 from projections.engine.people import is_in_people_view, replace_people_view
 from projections.engine.progress import Progress, Silent
 from projections.engine.states import LogStates, Snapshot
-from projections.engine.tail import Tail
+from projections.engine.tail import AHEAD, NotArrived, Tail
 from projections.engine.view import CORE, View
 
 LOCK_TIMEOUT_MS = 200
@@ -36,7 +36,7 @@ FEW_RECORDS = 200
 FETCH_S = 0.5
 """How long to wait under the locks for a record that has not been read ahead."""
 PATIENCE = 3
-"""Tries after which twice as much may be left: under a load that never pauses, agents commit more than that at once."""
+"""Tries with too much left after which twice as much may be, up to what one read gives: agents commit more than that at once."""
 GIVE_UP_S = 120.0
 
 
@@ -50,6 +50,10 @@ class SwitchTimedOut(SamefoldError):
 
 class _TooMuch(Exception):
     """More is left to fold than may be folded under the locks."""
+
+
+class _Behind(Exception):
+    """The agent that a view moves to does not stand yet where the one stands that it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class _Switch:
 
     def run(self, give_up_s: float) -> Switched:
         began = time.monotonic()
-        few, tries, waited = FEW_RECORDS, 0, 0.0
+        few, tries, too_much, waited = FEW_RECORDS, 0, 0, 0.0
         try:
             for build in self.builds:
                 if not is_in_people_view(self.connection, build.view, build.table):
@@ -179,9 +183,10 @@ class _Switch:
                 try:
                     gap = self._attempt(few)
                 except _TooMuch:
-                    if tries % PATIENCE == 0:
-                        few *= 2
-                except (errors.LockNotAvailable, errors.DeadlockDetected, KafkaAway):
+                    too_much += 1
+                    if too_much % PATIENCE == 0:
+                        few = min(2 * few, AHEAD)
+                except (_Behind, NotArrived, errors.LockNotAvailable, errors.DeadlockDetected, KafkaAway):
                     pass
                 else:
                     now = time.monotonic()
@@ -274,7 +279,10 @@ class _Switch:
     # ── under the locks ──
 
     def _attempt(self, few: int) -> float:
-        """The switch itself; how long the agents stood still, in seconds. Raises _TooMuch, having changed nothing."""
+        """The switch itself; how long the agents stood still, in seconds.
+
+        Raises _TooMuch, _Behind, NotArrived, having changed nothing.
+        """
         folded: list[tuple[Group, Sequence[Batch], Sequence[Changes]]] = []
         with self.connection.transaction():
             self.connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -296,7 +304,7 @@ class _Switch:
                     raise _TooMuch
             self._require_in_people_views()
             for agent, group in self.groups.items():
-                batches = self.tails[agent].batches(group.at, to[agent], few * len(group.at), FETCH_S)
+                batches = self.tails[agent].exactly(group.at, to[agent], FETCH_S)
                 if batches:
                     folded.append((group, batches, group.fold(self.connection, self.topic, batches)))
             with self.connection.pipeline():  # one round trip: the agents are waiting
@@ -330,7 +338,7 @@ class _Switch:
             if (before := live.get(build.view)) is not None and before.agent != build.agent:
                 behind = [p for p, reading in to[build.agent].items() if reading < at[before.agent][p]]
                 if behind:
-                    raise _TooMuch
+                    raise _Behind
         return to
 
     def _outgoing_builds(self, live: Mapping[str, Pointer]) -> list[Build]:

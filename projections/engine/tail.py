@@ -10,6 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.records import Record
 from infra.log.rule import Reading, read
@@ -19,7 +20,11 @@ from projections.engine.commit import Batch
 from projections.engine.errors import LogChanged
 
 AHEAD = 20_000
-"""Records of one partition that are read ahead, at most."""
+"""Records of one partition that are read ahead, and that one read gives, at most."""
+
+
+class NotArrived(SamefoldError):
+    """One read of the log's newest records did not lead to where it was to."""
 
 
 class Tail:
@@ -45,11 +50,25 @@ class Tail:
     def close(self) -> None:
         self._consumer.close()
 
-    def batches(
+    def exactly(
+        self, at: Mapping[int, Reading], to: Mapping[int, Reading], give_up_s: float = NO_PROGRESS_S
+    ) -> list[Batch]:
+        """What leads from `at` to `to` and nowhere else, in one read. Raises NotArrived, and what `towards` raises."""
+        batches = self.towards(at, to, AHEAD * len(at), give_up_s)
+        reached = {**at, **{batch.partition: batch.next for batch in batches}}
+        if reached != dict(to):
+            raise NotArrived(
+                f"'{self.topic}' was to be read up to {_offsets(to)}, and one read came to {_offsets(reached)}.",
+                "Nothing has changed: run the command again.",
+            )
+        return batches
+
+    def towards(
         self, at: Mapping[int, Reading], to: Mapping[int, Reading], most: int, give_up_s: float = NO_PROGRESS_S
     ) -> list[Batch]:
         """What leads from `at` towards `to`: a batch for each partition that has not arrived, `most` records in all.
 
+        It may end before `to`: `exactly` is for those who must have arrived.
         The same call again, or one from a later position, gives the same records again, so a transaction that failed is
         tried again. Raises LogChanged when the log does not lead to `to`, KafkaAway, and what reading the archive raises.
         """
@@ -149,3 +168,7 @@ class Tail:
             self._end[partition] = offset + 1
             taken += 1
         return taken
+
+
+def _offsets(readings: Mapping[int, Reading]) -> str:
+    return " ".join(f"{partition}:{reading.next_offset}" for partition, reading in sorted(readings.items()))

@@ -27,9 +27,13 @@ _URL_SAFE = str.maketrans("+/", "-_")
 class BadToken(SamefoldError):
     """A position token that none of our answers held."""
 
+    is_public = True
+
 
 class OtherLog(SamefoldError):
     """A position token of another log."""
+
+    is_public = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from infra.errors import SamefoldError
-from projections.engine.columns import Column, Role, Scalar
+from projections.engine.columns import Column, Role, Scalar, is_storable
 
 LARGEST_INT = 2**63 - 1
 
@@ -25,6 +25,8 @@ _MOMENT = re.compile(
 
 class BadValue(SamefoldError):
     """A text is no value of a view's column."""
+
+    is_public = True
 
 
 def value_of(column: Column, text: str) -> Any:
@@ -46,8 +48,7 @@ def schema_of(column: Column) -> dict[str, Any]:
 
 
 def _text(column: Column, text: str) -> str:
-    text.encode()  # lone surrogates are no characters
-    if "\0" in text:
+    if not is_storable(text):
         raise ValueError
     if column.enum is not None:
         column.enum(text)

@@ -11,10 +11,11 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from operator import itemgetter
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -27,11 +28,15 @@ NOT_VIEWS = {"agent"}
 """Modules of `projections/` that are no views."""
 
 RESERVED = re.compile(
-    r"streams_.*|command_outcomes|positions|live|builds|build_positions|build_parts|parked|skips|topics|alembic_version"
+    r"streams_.*|command_outcomes|positions|live|builds|build_positions|build_parts|parked|skips|topics|command_types|alembic_version"
     r"|.*_v\d+(_(r|asof_)\d+)?"
 )
 CORE = "core"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+MOST_COLUMNS = 250
+"""So many values of any type fit a row of PostgreSQL's."""
+MOST_KEYS = 31
+"""An index has 32 columns, and a summary's needs one more."""
 
 
 class Kind(StrEnum):
@@ -90,11 +95,12 @@ class View:
     def is_system(self) -> bool:
         return self.kind in (Kind.SNAPSHOT, Kind.OUTCOMES)
 
-    def require_rows(self, rows: Collection[Any]) -> None:
-        """Raises TypeError where one is not of the row class: any other tuple's values would land in the wrong columns."""
-        if strangers := set(map(type, rows)) - {self.row}:
-            names = ", ".join(sorted(kind.__name__ for kind in strangers))
-            raise TypeError(f"a row must be a {self.row.__name__}, not {names}")
+
+def tuple_getter(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads what stands at these places of a row as a tuple, also when it is only one."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1))
 
 
 _PARAMETERS = {
@@ -251,6 +257,11 @@ def _contexts(name: str, subscription: frozenset[type], known: Collection[Contex
 def _check_columns(name: str, kind: Kind, columns: tuple[Column, ...]) -> None:
     if not any(column.is_key for column in columns):
         raise BadView(f"View '{name}' has no key.", "Mark the columns that name a row: `account: Key[str]`.")
+    if len(columns) > MOST_COLUMNS or sum(column.is_key for column in columns) > MOST_KEYS:
+        raise BadView(
+            f"View '{name}' has too many columns for a table or its key.",
+            f"Use at most {MOST_COLUMNS} columns, of which at most {MOST_KEYS} are `Key[…]`.",
+        )
     for column in columns:
         combines = column.role in (Role.SUM, Role.MIN, Role.MAX)
         if kind is Kind.SUMMARY and not (column.is_key or combines):

@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_handles
 from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
+from infra.checkout import CODE, require_code
 from infra.errors import SamefoldError
 from projections.engine.memory import folding
 
@@ -57,7 +58,8 @@ def run(
     """`task(argument, advance)` for each argument; the results in the arguments' order.
 
     With one process, the tasks run in this one. Otherwise `task`, arguments and results are pickled. The first error
-    stops the other tasks and is raised. Raises WorkerDied, and MemoryShort: see `memory` for what a process may hold.
+    stops the other tasks and is raised. Raises WorkerDied, WrongCode where this machine's code was changed since this process
+    began, and MemoryShort: see `memory` for what a process may hold.
     """
     waiting = list(arguments)
     if processes <= 1 or len(waiting) <= 1:
@@ -72,7 +74,7 @@ def run(
     stop = context.Event()
     counts = context.Array("q", len(waiting), lock=False)
     with ProcessPoolExecutor(
-        min(processes, len(waiting)), mp_context=context, initializer=_begin, initargs=(stop, counts, memory_mb)
+        min(processes, len(waiting)), mp_context=context, initializer=_begin, initargs=(stop, counts, memory_mb, CODE)
     ) as pool:
         try:
             futures = [pool.submit(_task, task, argument, slot) for slot, argument in enumerate(waiting)]
@@ -101,12 +103,12 @@ def _watch(futures: list[Future[R]], counts: Any, advance: Advance) -> None:
             future.result()
 
 
-_shared: list[tuple[Event, Any, int | None]] = []
-"""What a worker got when it began: whether to stop, where it counts, and what it may hold."""
+_shared: list[tuple[Event, Any, int | None, Mapping[str, str]]] = []
+"""What a worker got when it began: whether to stop, where it counts, what it may hold, and its parent's code."""
 
 
-def _begin(stop: Event, counts: Any, memory_mb: int | None) -> None:
-    _shared.append((stop, counts, memory_mb))
+def _begin(stop: Event, counts: Any, memory_mb: int | None, code: Mapping[str, str]) -> None:
+    _shared.append((stop, counts, memory_mb, code))
     # Ctrl-C reaches the whole group: the parent decides, and stops the tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -115,12 +117,15 @@ def _begin(stop: Event, counts: Any, memory_mb: int | None) -> None:
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait_for_handles([parent.sentinel])
-        os._exit(1)
+        try:
+            wait_for_handles([parent.sentinel])
+        finally:  # also when it can't be watched any more
+            os._exit(1)
 
 
 def _task(task: Callable[[T, Advance], R], argument: T, slot: int) -> R:
-    ((stop, counts, memory_mb),) = _shared
+    ((stop, counts, memory_mb, code),) = _shared
+    require_code(code)
 
     with folding(memory_mb) as look:
 

@@ -22,8 +22,8 @@ def fold_and_write(
 ) -> tuple[list[Changes], list[Parked]]:
     """Fold, and write the rows of the views that have a table here; the changes, and the streams parked by either.
 
-    A stream whose rows the database refuses is found under savepoints and parked from its first event in the batch on, or
-    raises PoisonEvent where its view does not park. `held` must hold what the fold asks for, by partition.
+    An event whose row the database refuses is found under savepoints; its stream is parked from it on, or PoisonEvent raised
+    where its view does not park. `held` must hold what the fold asks for, by partition.
     """
     found: list[Parked] = []
     while True:

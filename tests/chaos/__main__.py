@@ -24,6 +24,7 @@ from tests.chaos.field import Field, NotReached
 from tests.chaos.ground import Ground
 from tests.chaos.mix import Mix
 from tests.chaos.report import ROOT, Result, write
+from tests.model_read.__main__ import INCOMPLETE
 
 ROUND_S = 100.0
 """A new world then: a judge who compares everything must not be given too much of it."""
@@ -65,7 +66,11 @@ def main() -> int:
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{arguments.seed}"
     report = write(result, arguments.report, name)
     print(f"\n{result.effects.total} faults took effect, {len(result.violations)} violations: {report}")
-    for line in [*result.violations, *(f"too few: {kind} ({n})" for kind, n in result.too_few().items())]:
+    for line in [
+        *result.violations,
+        *result.incomplete,
+        *(f"too few: {kind} ({n})" for kind, n in result.too_few().items()),
+    ]:
         print(f"  {line}")
     return 130 if interrupted else 0 if result.holds else 1
 
@@ -148,7 +153,9 @@ def _check(model: str, minutes: float, result: Result) -> None:
     )
     said = done.stdout.strip().splitlines()
     result.models[f"python -m {model}"] = said[-1] if said else f"exit code {done.returncode}"
-    if done.returncode:
+    if done.returncode == INCOMPLETE:
+        result.incomplete.append(result.models[f"python -m {model}"])
+    elif done.returncode:
         result.violations.append(
             f"{model} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2_000:]}"
         )

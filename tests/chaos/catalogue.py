@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 from infra.faultpoints import AGENT, BUILDER, HANDLER, AgentPoint, BuilderPoint, HandlerPoint
 from infra.supervisor import Child
 from tests.chaos import point_faults, process_faults, service_faults, wire_faults
 from tests.chaos.field import Field
-from tests.chaos.service_faults import DEATHS, Death
+from tests.chaos.stumbles import JOBS, STORES, WAYS, How, Store, stumble
 
 
 class Fault(NamedTuple):
@@ -50,8 +51,9 @@ def _at_builder_point(act: Callable[[Field, BuilderPoint], bool], point: Builder
     return lambda field: act(field, point)
 
 
-def _of_database(how: Death) -> Act:
-    return lambda field: service_faults.kill_database(field, how)
+def _stumble(store: Store, how: How, first: int) -> Act:
+    jobs = cycle([*JOBS[first % len(JOBS) :], *JOBS[: first % len(JOBS)]])
+    return lambda field: stumble(field, store, how, next(jobs))
 
 
 HANDLERS = [
@@ -84,15 +86,17 @@ WIRE = [
     Fault("COMMIT: answer cut off", lambda field: wire_faults.commit_cut(field, "COMMIT answer")),
 ]
 SERVICES = [
-    Fault("killed: broker", service_faults.kill_broker),
-    *(Fault(f"database: {how}", _of_database(how)) for how in DEATHS),
+    *(Fault(f"{store}: {how}", _stumble(store, how, number)) for store in STORES for number, how in enumerate(WAYS)),
+    Fault("database: immediate shutdown", service_faults.shut_down_at_once),
     Fault("session terminated", service_faults.terminate_sessions),
 ]
+JOBS_BESIDE = [f"{job} while the {store} stumbled" for store in STORES for job in JOBS]
+"""Each stumble counts for the job beside it too, which is another one each time."""
 LANES = (
     Lane("handlers", HANDLERS, (0.0, 0.5)),
     Lane("agents", AGENTS, (0.0, 0.5)),
     Lane("builders", BUILDERS, (0.0, 0.5)),
     Lane("wire", WIRE, (2.0, 6.0)),
 )
-ALONE = Lane("services", SERVICES, (8.0, 24.0))
-KINDS = [fault.kind for lane in (*LANES, ALONE) for fault in lane.faults]
+ALONE = Lane("services", SERVICES, (2.0, 10.0))
+KINDS = [*(fault.kind for lane in (*LANES, ALONE) for fault in lane.faults), *JOBS_BESIDE]

@@ -21,6 +21,7 @@ from infra.settings import Settings
 from infra.supervisor import Child, Supervisor
 from tests.chaos.armed import SOCKET
 from tests.chaos.control import Control
+from tests.front import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 STOPPED = psutil.STATUS_STOPPED
@@ -40,7 +41,9 @@ class Crew:
         self._prefix = settings.group_prefix
         self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in (1, 2)]
         self.agents = [self._child(f"agent-{n}", "projections.agent") for n in (1, 2)]
-        self._supervisor = Supervisor([*self.handlers, *self.agents], self._environment, folder)
+        self.api_port = free_port()
+        self.api = Child("api", "commands.api", ("--name", self.named("api"), "--port", str(self.api_port)))
+        self._supervisor = Supervisor([*self.handlers, *self.agents, self.api], self._environment, folder)
         self._thread = threading.Thread(target=self._supervisor.run, daemon=True, name="supervisor")
         self._beside: list[subprocess.Popen[bytes]] = []
         self._log: logging.Handler | None = None
@@ -90,6 +93,21 @@ class Crew:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
+                env=os.environ | self._environment,
+                start_new_session=True,
+            )
+        self._beside.append(process)
+        return process
+
+    def samefold(self, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """The command line, as a process of its own whose output is in a file."""
+        with output.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=self.folder,
                 env=os.environ | self._environment,
                 start_new_session=True,
             )

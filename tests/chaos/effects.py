@@ -20,6 +20,8 @@ Role = Literal[
     "database",
     "database, once it answers",
     "ended sessions",
+    "API, once the store answers",
+    "job, run again",
 ]
 """Whose work stops; how its going on is seen is told in `field.py`. A builder's is that of the agents beside it."""
 

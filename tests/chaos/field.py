@@ -20,6 +20,7 @@ from projections.engine.verify import verify
 from tests.chaos.control import Control, Strike
 from tests.chaos.crew import Crew, name_of
 from tests.chaos.effects import Effects, Role
+from tests.chaos.front import Front
 from tests.chaos.ground import Ground
 from tests.chaos.judge import Judge
 from tests.chaos.load import Load
@@ -52,6 +53,7 @@ class Field:
         self.load = Load(self.world, self.progress, seed, rate)
         self.judge = Judge(self.world, self.tail, self.load.sent)
         self.crew = Crew(self.fronted, ground.control, folder, lacking)
+        self.front = Front(self.crew.api_port, self.load.sent, self.load.acknowledged)
         self._abandoned = False
         self._open = ExitStack()
         self._numbers = iter(range(1, 1_000_000))
@@ -61,7 +63,7 @@ class Field:
         upgrade(self.world)
         topics.ensure(self.world)
         try:
-            for part in (self.tail, self.progress, self.judge, self.crew, self.load):
+            for part in (self.tail, self.progress, self.judge, self.crew, self.load, self.front):
                 self._open.enter_context(part)
             self.until(lambda: all(epoch >= 0 for epoch, _ in self.tail.counted), "every partition is written")
             self.until_agents_pass(self.tail.mark())
@@ -81,7 +83,7 @@ class Field:
 
     def all_violations(self) -> list[str]:
         ends = [f"a process ended: {end}" for end in self.crew.ends()]
-        return [*self.violations, *self.judge.violations, *self.progress.violations, *ends]
+        return [*self.violations, *self.judge.violations, *self.progress.violations, *self.front.violations, *ends]
 
     def number(self) -> int:
         """One that nobody has had, for names."""
@@ -94,7 +96,7 @@ class Field:
         """Raises NotReached when it does not come about in time, or can't."""
         deadline = time.monotonic() + seconds
         while not holds():
-            for error in (self.tail.error, self.load.error):
+            for error in (self.tail.error, self.load.error, self.front.error):
                 if error is not None:
                     raise NotReached(f"{what}: {error!r}") from error
             if self._abandoned or not self.crew.is_watched or time.monotonic() > deadline:
@@ -121,6 +123,12 @@ class Field:
             return True
         self.control.disarm(strike)
         return strike.struck.wait(0.2)
+
+    def pause(self, seconds: float) -> None:
+        """Let that much time pass: how long a fault lasts, not how long something takes. Ends early when all is abandoned."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._abandoned:
+            time.sleep(0.01)
 
     # ── how each role is seen to go on ──
 
@@ -168,6 +176,11 @@ class Field:
             f"commands beyond {ends} have their outcomes",
         )
 
+    def until_answered(self) -> None:
+        """A command that a client begins from now on has its answer over HTTP."""
+        begun = self.front.begun()
+        self.goes_on(lambda: self.front.has_answered_one_after(begun), "a command over HTTP is answered")
+
     def _writers(self, mark: Mark) -> list[str]:
         return [reader.writers.get(epoch, "") for reader, epoch in zip(self.tail.readers, mark.epochs, strict=True)]
 
@@ -199,6 +212,7 @@ class Field:
 
     def finish(self) -> None:
         """End the load, wait for the last outcome, and judge the whole: the violations are all there then."""
+        self.front.stop()
         self.load.stop()
         ends = list(self.load.ends)
         self.goes_on(
@@ -213,6 +227,7 @@ class Field:
             self.violations.append(
                 f"F: acknowledged, without an outcome: {sorted(unanswered)[:5]}; never sent: {unsent}"
             )
+        self.violations += self.front.judge(answers)
         found = verify(self.world, all_views(), processes=1)
         if found.differences:
             self.violations.append(f"C: samefold verify finds {found.differences} differences")

@@ -29,7 +29,7 @@ class Load(Beside):
     """Sends `rate` commands a second in a thread, and waits while `ahead` of them have no outcome yet.
 
     `sent` has a command before it goes out; `acknowledged` says which ones the log of commands has for sure, and `ends` up to
-    which offset of each partition.
+    which offset of each partition. Other senders add theirs to both.
     """
 
     def __init__(self, settings: Settings, progress: Progress, seed: int, rate: int, ahead: int = 4_000) -> None:
@@ -37,6 +37,7 @@ class Load(Beside):
         self.settings, self.progress, self.rate, self.ahead = settings, progress, rate, ahead
         self.sent: dict[Key, Sent] = {}
         self.acknowledged: set[Key] = set()
+        self._unacknowledged: set[Key] = set()
         self.ends = [-1] * settings.partitions
         self._random = random.Random(seed)
         self._producer = clients.producer(settings)
@@ -82,7 +83,7 @@ class Load(Beside):
         self._abandoned.set()
 
     def _flush(self) -> None:
-        while len(self.acknowledged) < len(self.sent) and not self._abandoned.is_set():
+        while self._unacknowledged and not self._abandoned.is_set():
             self._producer.flush(0.2)
             self._resend()
 
@@ -122,6 +123,7 @@ class Load(Beside):
     def _send(self, command: Sent) -> None:
         key = (command.stream, command.id)
         self.sent[key] = command
+        self._unacknowledged.add(key)
         self._recent.append(command)
         amount = {"overdraft_limit" if command.type == "OpenAccount" else "cents": command.cents, "on": command.on}
         body = Command(command.id, command.stream, command.type, msgspec.Raw(msgspec.json.encode(amount)))
@@ -131,6 +133,7 @@ class Load(Beside):
                 self._again.append(command)
                 return
             self.acknowledged.add(key)
+            self._unacknowledged.discard(key)
             partition = message.partition()
             self.ends[partition] = max(self.ends[partition], message.offset())
 

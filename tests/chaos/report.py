@@ -15,6 +15,9 @@ from infra.dev.postgres import VERSION
 from tests.chaos.catalogue import KINDS
 from tests.chaos.effects import Effects, Role
 
+ONCE_BACK: tuple[Role, ...] = ("broker, once it answers", "database, once it answers", "API, once the store answers")
+RECOVERY_S = 12.0
+"""10 s, and the session time-out of the group, which nobody can shorten."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -38,15 +41,28 @@ class Result:
     looks: int = 0
     models: dict[str, str] = field(default_factory=dict)
     """The last line of each model checker that ran beside."""
+    incomplete: list[str] = field(default_factory=list)
+    """Model checkers that met what they were never taught. That is no violation, and no success either."""
 
     def too_few(self) -> dict[str, int]:
         """Kinds of faults that took effect less often than a run of this length owes, one time for each six minutes."""
         least = int(self.minutes // 6)
         return {kind: n for kind in KINDS if (n := self.effects.by_kind[kind]) < least}
 
+    def late(self) -> list[str]:
+        """Recoveries that took longer than they may once the store is back, in seconds."""
+        late = {role: [t for t in self.effects.seconds.get(role, []) if t > RECOVERY_S] for role in ONCE_BACK}
+        return [f"{role}: {', '.join(f'{t:.1f}' for t in times)}" for role, times in late.items() if times]
+
     @property
     def holds(self) -> bool:
-        return not self.violations and not self.too_few() and self.snapshots > 0
+        return (
+            not self.violations
+            and not self.incomplete
+            and not self.late()
+            and not self.too_few()
+            and self.snapshots > 0
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -61,6 +77,8 @@ class Result:
             "faults_without_effect": self.without_effect,
             "too_few": self.too_few(),
             "violations": self.violations,
+            "late": self.late(),
+            "incomplete_models": self.incomplete,
             "commands": self.commands,
             "commits": self.commits,
             "void_records": self.void,
@@ -89,6 +107,7 @@ class Result:
             f"Violations: {len(self.violations)}.\n",
             *(f"- {violation}" for violation in self.violations),
             few,
+            "".join(f"- late, {late} s\n" for late in self.late()),
             "## What was checked\n",
             f"- {self.snapshots} snapshots of all rows and positions ({self.rows:,} rows), each equal to an independent fold of "
             f"the log to exactly there; {self.snapshots_missed} more found no database",

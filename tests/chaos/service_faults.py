@@ -1,45 +1,24 @@
-"""Kafka and PostgreSQL killed and started again, and sessions ended by an administrator. Each returns whether it took effect."""
+"""PostgreSQL shut down at once, and sessions ended by an administrator. Each returns whether it took effect."""
 
 from __future__ import annotations
 
 import signal
-from typing import Literal, get_args
-
-import psutil
 
 from infra.database.connect import connect
 from tests.chaos.field import Field
 
 GONE_S = 15
 
-Death = Literal["kill -9", "immediate shutdown"]
-DEATHS: tuple[Death, ...] = get_args(Death)
 
-
-def kill_broker(field: Field) -> bool:
-    """SIGKILL; started again at once."""
-    kafka = field.ground.stack.kafka
-    broker = kafka.process()
-    assert broker is not None
-    with field.effects.recovery("broker"):
-        broker.kill()
-        _gone(broker)
-        field.effects.took_effect("killed: broker")
-        kafka.start()
-        with field.effects.recovery("broker, once it answers"):
-            field.until_visible()
-    return True
-
-
-def kill_database(field: Field, how: Death) -> bool:
-    """The postmaster is killed, or told to let all go without a checkpoint; started again at once."""
+def shut_down_at_once(field: Field) -> bool:
+    """The postmaster lets all go without a checkpoint; started again at once."""
     postgres = field.ground.stack.postgres
     server = postgres.process()
     assert server is not None
     with field.effects.recovery("database"):
-        server.send_signal(signal.SIGKILL if how == "kill -9" else signal.SIGQUIT)
-        _gone(server)
-        field.effects.took_effect(f"database: {how}")
+        server.send_signal(signal.SIGQUIT)
+        server.wait(GONE_S)
+        field.effects.took_effect("database: immediate shutdown")
         postgres.start()
         with field.effects.recovery("database, once it answers"):
             field.until_visible()
@@ -65,8 +44,3 @@ def terminate_sessions(field: Field) -> bool:
                 field.effects.took_effect("session terminated")
             field.until_visible()
     return bool(took)
-
-
-def _gone(process: psutil.Process) -> None:
-    """It is not this process's child, so its end is seen, not waited for."""
-    process.wait(GONE_S)

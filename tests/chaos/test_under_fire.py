@@ -15,6 +15,7 @@ import pytest
 from infra import faultpoints
 from tests.chaos import point_faults, process_faults, service_faults, wire_faults
 from tests.chaos.field import Field
+from tests.chaos.stumbles import JOBS, How, Job, stumble
 
 TRIES = 4
 """A point may be one that a process does not come to this time: the other one has all partitions just now."""
@@ -102,10 +103,17 @@ def test_agents_that_come_and_go(field: Field) -> None:
     )
 
 
-def test_the_database_killed_and_its_sessions_ended(field: Field) -> None:
-    kill = partial(service_faults.kill_database, field, random.choice(service_faults.DEATHS))
-    take_effect(field, [partial(service_faults.terminate_sessions, field), kill])
+def test_the_database_stumbles(field: Field) -> None:
+    """Frozen and killed, and in one more way, each beside another command of the command line."""
+    stumbles = [partial(stumble, field, "database", how, job) for how, job in _ways_and_jobs()]
+    others = [partial(one, field) for one in (service_faults.terminate_sessions, service_faults.shut_down_at_once)]
+    take_effect(field, [*others, *stumbles])
 
 
-def test_the_broker_killed(field: Field) -> None:
-    take_effect(field, [partial(service_faults.kill_broker, field)])
+def test_the_broker_stumbles(field: Field) -> None:
+    take_effect(field, [partial(stumble, field, "broker", how, job) for how, job in _ways_and_jobs()])
+
+
+def _ways_and_jobs() -> list[tuple[How, Job]]:
+    ways: list[How] = ["frozen for 4 s", "killed", random.choice(("frozen for 20 s", "stopped for 5 s", "restarted"))]
+    return list(zip(ways, random.sample(JOBS, 3), strict=True))

@@ -14,7 +14,7 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect
 from projections.engine.plan import Plan
 from projections.engine.positions import Positions
-from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
+from projections.engine.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.rebuild import go_to, rebuild
 from projections.engine.replaying import drop, replay
 from projections.engine.system import code_set
@@ -128,7 +128,7 @@ class Agent:
                 case Hold():
                     self.looks += 1
                     self.ended = self.ended or self.looks == LOOKS
-                case Stop(error):
+                case Newer(error) | Stop(error):
                     raise error
 
     def _read_positions(self, action: ReadPositions) -> None:

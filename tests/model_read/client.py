@@ -89,12 +89,22 @@ class Connection:
         self.call_of = call_of
         self.session = session
         self.adapters = self
+        self.info = self
         self._closed = False
         self._piped: list[tuple[Call, Cursor]] | None = None
         self._depth = 0
 
     def register_dumper(self, *_: Any) -> None:
         """The model reads the product's arrays as they are."""
+
+    def parameter_status(self, name: str) -> str | None:
+        """What the server says of itself when a session begins."""
+        return {"server_encoding": "UTF8"}.get(name)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the server has ended it."""
+        return not self._closed and self.session.ended is not None
 
     @property
     def closed(self) -> bool:

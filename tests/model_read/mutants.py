@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from infra.log.rule import Reading
-from projections.engine import builds, catching_up, commit, local, reader, replaying, switch, work
+from projections.engine import builds, catching_up, commit, local, reader, replaying, switch, tail, work
 from projections.engine import positions as positions_module
 from tests.model_read import actors
 from tests.model_read.catalogue import meaning, writes
@@ -262,6 +262,16 @@ def read_before_the_locks(_world: World) -> Iterator[None]:
         yield
 
 
+def _some(self: Any, at: Any, to: Any, give_up_s: float) -> Any:
+    return self.towards(at, to, tail.AHEAD * len(at), give_up_s)
+
+
+@mutant("the switch takes what a read gives for all there is", ROWS, "switch that reads little at once")
+def short_read_is_all(_world: World) -> Iterator[None]:
+    with replaced(tail.Tail, "exactly", _some):
+        yield
+
+
 @mutant("switched to before people's SQL view reads the table", READER, "switch with readers, blind view")
 def without_people(_world: World) -> Iterator[None]:
     with replaced(switch, "is_in_people_view", lambda *_: True):
@@ -354,6 +364,7 @@ def build_ahead(world: World) -> Iterator[None]:
         replaced(catching_up.Group, "catch_up", to_the_ends),
         replaced(catching_up, "read_positions", positions),
         replaced(switch._Switch, "_refuse_what_is_ahead", lambda *_: None),
+        replaced(tail.Tail, "exactly", _some),
     ):
         yield
 

@@ -510,5 +510,9 @@ class Database:
             del self._claims[what]
             self.changes += 1
 
+    def holder(self, what: Any) -> Session | None:
+        """The session that holds an advisory lock."""
+        return self._claims.get(what)
+
     def named(self, prefix: str) -> Iterable[Session]:
         return [session for session in self.sessions if session.name.startswith(prefix)]

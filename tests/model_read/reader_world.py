@@ -17,7 +17,7 @@ from infra.log.records import Record
 from infra.log.rule import START, Reading, read
 from projections.engine.fold import NOTHING_BLOCKED
 from projections.engine.positions import Live, Positions
-from projections.engine.reader import Action, Apply, Done, Fate, Hold, Reader, ReadPositions, Seek, Stop
+from projections.engine.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from tests.model_read.log import Log, Story
 
 CODE = {"balances": 1}
@@ -196,7 +196,7 @@ class ReaderWorld:
                     self.at[partition] = offset
                 case Hold():
                     pass
-                case Stop(error):
+                case Newer(error) | Stop(error):
                     raise error
 
     def state(self) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from infra.errors import SamefoldError
+from projections.engine import tail
 from projections.engine.view import View
 from tests.model_read.actors import Agent, parker, reader, rebuilder, switcher
 from tests.model_read.log import Log, Story
@@ -151,6 +152,12 @@ def _switch(world: World) -> None:
     add_switch(world, "switch", 2)
 
 
+def _switch_little(world: World) -> None:
+    """The switch's reads of the log end before where they were to."""
+    tail.AHEAD = 1
+    _switch(world)
+
+
 def _switch_and_all(world: World) -> None:
     add_agent(world, "old", code(1), [0, 1], 2, lanes=2)
     add_agent(world, "new", code(2), [0, 1], 2, lanes=2)
@@ -171,6 +178,9 @@ def _lanes(world: World) -> None:
 LANES = Scenario("two lanes", two_partitions, _lanes, views=partial(code, 1, system=False))
 INTERRUPTED = Scenario("switch while a batch waits", two_partitions, _interrupted, _one_ready, may_end=COMMANDS)
 SWITCH = Scenario("switch", two_partitions, _switch, _one_ready, may_end=COMMANDS)
+SWITCH_LITTLE = Scenario(
+    "switch that reads little at once", two_partitions, _switch_little, _one_ready, may_end=COMMANDS
+)
 SWITCH_AND_ALL = Scenario("switch with readers", two_partitions, _switch_and_all, _one_ready, may_end=COMMANDS)
 
 
@@ -317,6 +327,7 @@ SCENARIOS = {
         BACK_AND_FORTH,
         LANES,
         SWITCH,
+        SWITCH_LITTLE,
         INTERRUPTED,
         SWITCH_AND_ALL,
         GOING_BACK,

@@ -6,8 +6,9 @@ from typing import Any
 
 from psycopg import errors
 
+from projections.engine.claims import TERMINATE_MS
 from tests.model_read.catalogue import reads, shape, writes
-from tests.model_read.postgres import Key, Lock, Result, Row, Statement, Steps
+from tests.model_read.postgres import Key, Lock, Result, Row, Session, Statement, Steps
 from tests.model_read.sql_positions import READING, reading_of
 from tests.model_read.sql_rows import key_columns
 
@@ -90,6 +91,9 @@ writes("update builds set state = 'abandoned' where id = any(%s)")(_to_state("ab
 writes("update builds set state = 'abandoned' where id = %s and state in ('loading', 'ready')")(
     _to_state("abandoned", "loading", "ready")
 )
+writes("update builds set state = 'abandoned' where id = %s and state in ('past-loading', 'past')")(
+    _to_state("abandoned", "past-loading", "past")
+)
 
 
 @writes(
@@ -161,14 +165,28 @@ def claim(statement: Statement, parameters: Any) -> Result:
     return Result([(statement.database.claim(statement.session, parameters[0]),)])
 
 
-@reads(
-    "select a.application_name, host(a.client_addr), a.backend_start, a.pid from pg_locks l "
-    "join pg_stat_activity a on a.pid = l.pid where l.locktype = 'advisory' and l.granted and l.objsubid = 1 "
-    "and l.pid <> pg_backend_pid() and l.database = (select oid from pg_database where datname = current_database()) "
+_HOLDER = (
+    "from pg_locks l join pg_stat_activity a on a.pid = l.pid "
+    "where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.pid <> pg_backend_pid() "
+    "and l.database = (select oid from pg_database where datname = current_database()) "
     "and (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended(%s, 0)"
 )
+
+
+@reads(f"select pg_terminate_backend(a.pid, {TERMINATE_MS}) {_HOLDER}")
+def end_holder(statement: Statement, parameters: Any) -> Result:
+    holder = statement.database.holder(parameters[0])
+    return _end(statement, [] if holder is None or holder is statement.session else [holder])
+
+
+@reads(f"select a.application_name, host(a.client_addr), a.backend_start, a.pid {_HOLDER}")
 def holder(_statement: Statement, _parameters: Any) -> Result:
     return Result([])  # for people
+
+
+@reads("select pg_postmaster_start_time()", local=True)
+def server(_statement: Statement, _parameters: Any) -> Result:
+    return Result([(0,)])
 
 
 @reads("select pg_advisory_unlock(hashtextextended(%s, 0))")
@@ -183,11 +201,33 @@ def unclaim(statement: Statement, parameters: Any) -> Result:
     "where datname = current_database() and starts_with(application_name, %s)"
 )
 def end_loaders(statement: Statement, parameters: Any) -> Result:
+    return _end(statement, list(statement.database.named(parameters[1])))
+
+
+@reads(
+    "select pg_terminate_backend(pid, %s) from pg_stat_activity where datname = current_database() "
+    "and application_name = %s and pid <> pg_backend_pid() and wait_event_type is distinct from 'Lock'"
+)
+def end_stalled_loader(statement: Statement, parameters: Any) -> Result:
+    others = [one for one in statement.database.named(parameters[1]) if one is not statement.session]
+    return _end(statement, [one for one in others if one.name == parameters[1] and one.waits_for is None])
+
+
+@reads(
+    "select coalesce(sum(c.bytes_processed), 0) from pg_stat_activity a left join pg_stat_progress_copy c using (pid) "
+    "where a.datname = current_database() and a.application_name = %s",
+    local=True,
+)
+def bytes_copied(_statement: Statement, _parameters: Any) -> Result:
+    """The model copies in one step, so a loader is never seen on its way."""
+    return Result([(0,)])
+
+
+def _end(statement: Statement, sessions: list[Session]) -> Result:
     statement.session.footprint.everything = True
-    named = list(statement.database.named(parameters[1]))
-    for session in named:
+    for session in sessions:
         session.end(errors.AdminShutdown("terminating connection due to administrator command"))
-    return Result([(True,) for _ in named])
+    return Result([(True,) for _ in sessions])
 
 
 # ── parked streams and skips ──

@@ -17,13 +17,13 @@ from infra.log import clients, partitioner, source, topics
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine import (
+    builders,
     builds,
     claims,
     commit,
     filling,
     local,
     people,
-    rebuild,
     replaying,
     switch,
     tail,
@@ -39,7 +39,7 @@ from tests.model_read.postgres import Database, Key, Row, Tables
 from tests.model_read.views import code
 
 TOPIC_ID = "topic"
-_WITH_A_CLOCK = (builds, claims, filling, people, rebuild, replaying, source, switch, tail, twins)
+_WITH_A_CLOCK = (builders, builds, claims, filling, people, replaying, source, switch, tail, twins)
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
@@ -109,6 +109,7 @@ class World:
             (commit, "sleep", clock.sleep),
             *((logging.getLogger(f"projections.engine.{name}"), "disabled", True) for name in ("work", "commit")),
             (workers, "run", self.work),
+            (tail, "AHEAD", tail.AHEAD),  # a scenario may lower it
             *((module, "uuid4", self.uuid) for module in (builds, replaying, switch)),
         ]
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -76,7 +76,12 @@ def history(
     view makes rows that the database refuses."""
     made: Counter[str] = Counter()
     parts = [
-        _Partition(n, _streams(chance, n, partitions, streams), chance, made, (letters, poison, refused))
+        _Partition(
+            n,
+            chance,
+            made,
+            _Bank(n, _streams(chance, n, partitions, streams), chance, made, (letters, poison, refused)),
+        )
         for n in range(partitions)
     ]
     for _ in range(steps):
@@ -84,13 +89,28 @@ def history(
     skips = [
         Skip(view, stream, first, first + chance.randrange(3))
         for part in parts
-        for stream in part.streams
+        for stream in part.clients.streams
         for view in (*PARKING, "statement", "daily_totals")
         if chance.randrange(12) == 0
         for first in [chance.randrange(1, 6)]
     ]
     made["skip"] = len(skips)
     return History([part.log for part in parts], skips, made)
+
+
+def given_history(
+    chance: random.Random, partitions: int, given: Sequence[tuple[str, Sequence[EventRecord]]]
+) -> list[list[bytes | None]]:
+    """A log by partition and offset, in which each of these commits counts once, in this order within its partition."""
+    made: Counter[str] = Counter()
+    logs = []
+    for number in range(partitions):
+        own = [one for one in given if partition_of(one[0], partitions) == number]
+        part = _Partition(number, chance, made, _Given(number, own))
+        while part.true.last < len(own) - 1:
+            part.step()
+        logs.append(part.log)
+    return logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +120,7 @@ class _Sent:
     offset: int
     stream: str
     id: str
-    commands: tuple[Command, ...]
+    says: Sequence[Any]
     refused: bool
     """Recorded as malformed, whatever it says."""
 
@@ -109,14 +129,14 @@ class _Sent:
 class _Known:
     """What a writer knows: states by stream, the commands answered, the last one's offset."""
 
-    states: dict[str, tuple[int, State]] = field(default_factory=dict)
+    states: dict[str, tuple[int, Any]] = field(default_factory=dict)
     answered: set[tuple[str, str]] = field(default_factory=set)
     last: int = -1
 
     def copy(self) -> _Known:
         return _Known(dict(self.states), set(self.answered), self.last)
 
-    def learn(self, sent: _Sent, version: int, state: State) -> None:
+    def learn(self, sent: _Sent, version: int, state: Any) -> None:
         self.states[sent.stream] = (version, state)
         self.answered.add((sent.stream, sent.id))
         self.last = sent.offset
@@ -138,25 +158,28 @@ class _Appended:
     seq: int
     sent: _Sent
     version: int
-    state: State
+    state: Any
+
+
+class _Clients(Protocol):
+    """What is sent to a partition, and what becomes of it."""
+
+    streams: Sequence[str]
+
+    def sent(self, offset: int) -> _Sent:
+        """The command at an offset of `commands`; the same one for every writer."""
+
+    def decide(self, sent: _Sent, state: Any) -> tuple[list[EventRecord], Any, Reason | None]:
+        """Events, the state after them (None is that of a new stream), and why it is rejected."""
 
 
 class _Partition:
-    def __init__(
-        self,
-        number: int,
-        streams: Sequence[str],
-        chance: random.Random,
-        made: Counter[str],
-        trouble: tuple[str, float, float],
-    ) -> None:
+    def __init__(self, number: int, chance: random.Random, made: Counter[str], clients: _Clients) -> None:
         self.number = number
-        self.streams = streams
         self.chance = chance
         self.made = made
-        self.letters, self.poison, self.refused = trouble
+        self.clients = clients
         self.log: list[bytes | None] = []
-        self.commands: list[_Sent] = []
         self.writers: list[_Writer] = []
         self.held: list[_Appended] = []
         self.appended: list[_Appended] = []
@@ -234,7 +257,7 @@ class _Partition:
         epoch, seq = self.chance.choice(
             [(-1, 1), (len(self.log) + 3, 1), (self.epoch, self.seq), (self.epoch, self.seq + 2), (self.epoch, -1)]
         )
-        stream = self.chance.choice(self.streams)
+        stream = self.chance.choice(self.clients.streams)
         self.log.append(commit(epoch, seq, stream=stream, version=7, command_id="impostor", command_offset=10**6))
 
     def _opening(self, value: bytes) -> None:
@@ -251,27 +274,20 @@ class _Partition:
     def _next(self, writer: _Writer) -> _Appended:
         """The writer's next commit: of the next command that it has not answered."""
         offset = writer.known.last + 1
-        while ((sent := self._sent(offset)).stream, sent.id) in writer.known.answered:
+        while ((sent := self.clients.sent(offset)).stream, sent.id) in writer.known.answered:
             offset += 1
-        version, state = writer.known.states.get(sent.stream, (0, State()))
-        events: list[Event] = []
+        version, state = writer.known.states.get(sent.stream, (0, None))
+        events: list[EventRecord] = []
         reason = Reason("malformed", "It can't be read: 'x\\y'.") if sent.refused else None
-        for command in () if sent.refused else sent.commands:
-            try:
-                decided = accounts.decide(command, state)
-            except Refusal as refusal:
-                reason = None if events else Reason(refusal.code, refusal.message)
-                break
-            for event in decided:
-                events.append(event)
-                state = accounts.evolve(state, event)
+        if reason is None:
+            events, state, reason = self.clients.decide(sent, state)
         writer.seq += 1
         value = commit(
             writer.epoch,
             writer.seq,
             stream=sent.stream,
             version=version + len(events),
-            events=[EventRecord(type(event).__name__, msgspec.Raw(msgspec.json.encode(event))) for event in events],
+            events=events,
             command_id=sent.id,
             command_offset=sent.offset,
             reason=reason,
@@ -280,10 +296,60 @@ class _Partition:
         writer.known.learn(sent, version + len(events), state)
         return _Appended(value, writer.epoch, writer.seq, sent, version + len(events), state)
 
-    # ── what clients send ──
 
-    def _sent(self, offset: int) -> _Sent:
-        """The command at an offset of `commands`; the same one for every writer."""
+class _Given:
+    """Commits that are given, decided whatever the state; then nothing but what can't be read."""
+
+    def __init__(self, number: int, commits: Sequence[tuple[str, Sequence[EventRecord]]]) -> None:
+        self.number = number
+        self.commits = commits
+        self.streams: Sequence[str] = [stream for stream, _ in commits] or [f"-/{number}"]
+
+    def sent(self, offset: int) -> _Sent:
+        if offset < len(self.commits):
+            stream, events = self.commits[offset]
+            return _Sent(offset, stream, f"c{offset}", events, refused=False)
+        return _Sent(offset, f"-/{self.number}", f"topic:{self.number}:{offset}", (), refused=True)
+
+    def decide(self, sent: _Sent, state: Any) -> tuple[list[EventRecord], Any, Reason | None]:
+        return list(sent.says), state, None
+
+
+class _Bank:
+    """Customers of the sample bank."""
+
+    def __init__(
+        self,
+        number: int,
+        streams: Sequence[str],
+        chance: random.Random,
+        made: Counter[str],
+        trouble: tuple[str, float, float],
+    ) -> None:
+        self.number = number
+        self.streams = streams
+        self.chance = chance
+        self.made = made
+        self.letters, self.poison, self.refused = trouble
+        self.commands: list[_Sent] = []
+
+    def decide(self, sent: _Sent, state: Any) -> tuple[list[EventRecord], Any, Reason | None]:
+        events: list[Event] = []
+        reason = None
+        state = state or State()
+        for command in sent.says:
+            try:
+                decided = accounts.decide(command, state)
+            except Refusal as refusal:
+                reason = None if events else Reason(refusal.code, refusal.message)
+                break
+            for event in decided:
+                events.append(event)
+                state = accounts.evolve(state, event)
+        records = [EventRecord(type(event).__name__, msgspec.Raw(msgspec.json.encode(event))) for event in events]
+        return records, state, reason
+
+    def sent(self, offset: int) -> _Sent:
         while len(self.commands) <= offset:
             self.commands.append(self._new(len(self.commands)))
         return self.commands[offset]
@@ -296,7 +362,7 @@ class _Partition:
         if kind <= 2 and self.commands:
             again = chance.choice(self.commands)
             self.made["sent twice"] += 1
-            return _Sent(offset, again.stream, again.id, again.commands, again.refused)
+            return _Sent(offset, again.stream, again.id, again.says, again.refused)
         stream = chance.choice(self.streams)
         seen = any(one.stream == stream for one in self.commands)
         count = chance.choice((1, 1, 1, 1, 2, 3))

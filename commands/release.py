@@ -1,0 +1,65 @@
+"""Which release's handlers decide, while those of several run side by side.
+
+Handlers that know the same commands share one consumer group; those of another release have a group of their own, and so
+hold all partitions beside them. Of the groups that fit the live write model, the one that knows most types of commands decides;
+the others wait, and take over when it has no members left. The group's name says all that they need to know of each other:
+
+    samefold-handler.accounts-v1.orders-v2.7-1f0c3b5a      7 types of commands, of two contexts
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+
+from confluent_kafka import ConsumerGroupState, KafkaException
+from confluent_kafka.admin import AdminClient, ConsumerGroupListing
+
+from infra.contexts import contexts
+from infra.log.topics import Admin
+from projections.engine.command_types import own_types
+
+_NAME = re.compile(r"(?P<contexts>(?:\.[a-z][a-z0-9_]*-v\d+)*)\.(?P<count>\d+)-(?P<hash>[0-9a-f]{8})")
+_GONE = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
+
+
+def group_of(prefix: str) -> str:
+    """The consumer group of this code's handlers."""
+    states = "".join(f".{name}-v{one.state_version}" for name, one in sorted(contexts().items()))
+    types = sorted(map(str, own_types()))
+    return f"{_stem(prefix)}{states}.{len(types)}-{hashlib.sha256(' '.join(types).encode()).hexdigest()[:8]}"
+
+
+def deciding(groups: Iterable[str], prefix: str, live: Mapping[str, int]) -> str:
+    """Of these groups, the one that decides; `live` is the version of each context's states."""
+    return max(groups, key=lambda group: _rank(group, prefix, live))
+
+
+def alive(admin: Admin, prefix: str) -> list[str]:
+    """The handlers' groups that have members. Raises KafkaAway, KafkaException."""
+    return [
+        one.group_id for one in admin.ask(_groups) if one.state not in _GONE and one.group_id.startswith(_stem(prefix))
+    ]
+
+
+def _groups(client: AdminClient, within_s: float) -> list[ConsumerGroupListing]:
+    """Raises KafkaException, also where one of the brokers that the client knows does not answer; another one may not know it."""
+    found = client.list_consumer_groups(request_timeout=within_s).result()
+    if found.errors:
+        raise KafkaException(found.errors[0])
+    return list(found.valid)
+
+
+def _rank(group: str, prefix: str, live: Mapping[str, int]) -> tuple[int, str]:
+    """Larger for those that know more; smallest where the group does not fit what is live."""
+    found = _NAME.fullmatch(group.removeprefix(_stem(prefix)))
+    if found is None:
+        return -1, ""
+    states = dict(one.rsplit("-v", 1) for one in found["contexts"].split(".") if one)
+    fits = all(str(live.get(name)) == version for name, version in states.items())
+    return (int(found["count"]), found["hash"]) if fits else (-1, "")
+
+
+def _stem(prefix: str) -> str:
+    return f"{prefix}-handler"
