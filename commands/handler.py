@@ -81,6 +81,13 @@ class HandlerFenced(SamefoldError):
     """Another process runs under this handler's name: this process must end."""
 
 
+class _NotJoined(Exception):
+    """The consumer can't go on, and was no member of the group yet."""
+
+    def __init__(self, error: KafkaError) -> None:
+        self.error = error
+
+
 class NotTaken(SamefoldError):
     """The producer refuses a record: a defect, or a topic that is not as it was."""
 
@@ -122,6 +129,8 @@ class Handler:
         self._due_check = time.monotonic() + CHECK_S
         self._due_types = time.monotonic() + CHECK_S
         self._said: dict[int, str] = {}
+        self._is_member = False
+        """The group has given it partitions, or none, since it last joined."""
         self._alive: list[str] = []
         self._due_groups = 0.0
         self._error: SamefoldError | None = None
@@ -143,16 +152,14 @@ class Handler:
         self._admin = topics.Admin(self.settings, CHECK_WITHIN_S)
         self._producer = clients.LastingProducer(self.settings, f"handler {self.name}", self._connection)
         self._log_reader = clients.range_consumer(self.settings)
-        self._consumer = clients.group_consumer(
-            self.settings, self.group, instance=self.name, connection=self._connection
-        )
-        self._consumer.subscribe(
-            [commands.name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
-        )
+        self._join()
         log.info("handler %s: serving '%s' to '%s', in the group %s", self.name, commands.name, events.name, self.group)
         try:
             while not self.stopping.is_set():
-                self._turn()
+                try:
+                    self._turn()
+                except _NotJoined as failed:
+                    self._rejoin(failed.error)
                 if self._error:
                     raise self._error
         finally:
@@ -233,10 +240,12 @@ class Handler:
 
     def _on_consumer_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError.FENCED_INSTANCE_ID or clients.is_finished(error):
-            raise HandlerFenced(
-                f"Handler '{self.name}' was fenced out of its group: {error.str()}.",
-                "Give each handler a name of its own (`samefold run handler --name`), and start it again.",
-            )
+            if self._is_member:
+                raise HandlerFenced(
+                    f"Handler '{self.name}' was fenced out of its group: {error.str()}.",
+                    "Give each handler a name of its own (`samefold run handler --name`), and start it again.",
+                )
+            raise _NotJoined(error)
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise WorldChanged(
                 f"'{self.settings.commands_topic}' does not hold the next command any more: {error.str()}.",
@@ -494,7 +503,25 @@ class Handler:
 
     # ── the group ──
 
+    def _join(self) -> None:
+        self._consumer = clients.group_consumer(
+            self.settings, self.group, instance=self.name, connection=self._connection
+        )
+        self._consumer.subscribe(
+            [self._topics[0].name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
+    def _rejoin(self, error: KafkaError) -> None:
+        """Join once more. A broker that stands still is sent a join twice, takes both, and fences the member that goes on."""
+        log.warning("handler %s: joins its group again: %s", self.name, error.str())
+        with suppress(KafkaException):
+            self._consumer.close()
+        self._drop(list(self.writers))
+        self.stopping.wait(random.uniform(*CONFIRM_S))  # two of one name would fence each other at the same pace
+        self._join()
+
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        self._is_member = True
         consumer.incremental_assign([TopicPartition(p.topic, p.partition, 0) for p in assigned])
         consumer.pause(assigned)
         for partition in sorted(p.partition for p in assigned):
@@ -503,13 +530,20 @@ class Handler:
             self.writers[partition] = writer
             self._later(writer, 0, writer.start)
 
+    def _on_lost(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
+        self._is_member = False
+        self._on_revoke(consumer, lost)
+
     def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
-        for partition in (p.partition for p in revoked):
+        self._drop([p.partition for p in revoked])
+        consumer.incremental_unassign(revoked)
+
+    def _drop(self, partitions: list[int]) -> None:
+        for partition in partitions:
             self.writers.pop(partition, None)
             self._held.pop(partition, None)
             self._paused.discard(partition)
             self._timers.pop(partition, None)
-        consumer.incremental_unassign(revoked)
 
     # ── time, database, end ──
 

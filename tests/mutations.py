@@ -158,9 +158,16 @@ MUTATIONS = [
     Mutation(
         "a handler that was fenced out lingers",
         "commands/handler.py",
-        "        if error.code() == KafkaError.FENCED_INSTANCE_ID or clients.is_finished(error):",
-        "        if error.code() == KafkaError.FENCED_INSTANCE_ID or error.fatal():",
-        "tests/test_handler.py -k fatal_error_of_the_consumer",
+        "            if self._is_member:",
+        "            if False:",
+        "tests/test_handler.py -k whose_name_another_process_takes",
+    ),
+    Mutation(
+        "a handler that its own join has fenced ends",
+        "commands/handler.py",
+        "            if self._is_member:",
+        "            if True:",
+        "tests/test_handler.py -k its_own_join_has_fenced",
     ),
     Mutation(
         "a producer that can't go on is kept",
@@ -431,7 +438,7 @@ MUTATIONS = [
     Mutation(
         "a session that another process ended is a database that is away",
         "projections/engine/builders.py",
-        "        if (ended := _ended(settings, error, server, claimed, made)) is not None:",
+        "        if (ended := _ended(settings, server, claimed, made)) is not None:",
         "        if (ended := None) is not None:",
         "tests/test_abandon.py -k before_it_has_a_table",
     ),

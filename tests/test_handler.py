@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import suppress
 
 import pytest
+from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
+from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.protocol.group import JoinGroupRequest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
@@ -478,10 +483,36 @@ def test_a_handler_whose_name_another_process_takes_ends_and_does_not_linger_wit
             ended_with(first, HandlerFenced)
 
 
-def test_a_fatal_error_of_the_consumer_ends_the_handler(world: Settings) -> None:
-    """A member that the broker, restarted after a crash, knows no more is told `_FATAL`, which does not call itself fatal."""
-    with pytest.raises(HandlerFenced):
-        Handler(world, "h1")._on_consumer_error(KafkaError(KafkaError._FATAL))
+def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> None:
+    """A broker that stood still gets a join twice, makes two members of it, and fences the one that goes on."""
+    set_up(world)
+    starting = Handler(world, "h1")
+    asyncio.run(join(world, starting.group, "silent"))
+    with handler(world, "h1", running=starting):
+        until(lambda: "h1" in members(world, starting.group), "the handler waits until the silent one joins again")
+        asyncio.run(join(world, starting.group, "h1"))
+        send(world, open_account("after"))
+        until(lambda: len(commits(world)) == 1, "it decides")
+
+
+async def join(world: Settings, group: str, instance: str) -> None:
+    """Send a join by a static member's name, and nothing after it."""
+    client = AIOKafkaClient(bootstrap_servers=world.kafka)
+    await client.bootstrap()
+    node = await client.coordinator_lookup(CoordinationType.GROUP, group)
+    await client.ready(node, group=ConnectionGroup.COORDINATION)
+    subscribed = ConsumerProtocol.METADATA(0, [world.commands_topic], b"").encode()
+    request = JoinGroupRequest(group, 6_000, 60_000, "", instance, "consumer", [("cooperative-sticky", subscribed)])
+    with suppress(TimeoutError):  # the group answers when all its members have joined again
+        await asyncio.wait_for(client.send(node, request, group=ConnectionGroup.COORDINATION), 1)
+    await client.close()
+
+
+def members(world: Settings, group: str) -> set[str | None]:
+    """The names of the group's static members."""
+    admin = clients.admin(world)
+    [described] = admin.describe_consumer_groups([group]).values()
+    return {member.group_instance_id for member in described.result(10).members}
 
 
 def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings) -> None:

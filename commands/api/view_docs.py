@@ -151,13 +151,10 @@ def _key(view: View) -> list[dict[str, Any]]:
 
 
 def _filter(column: Column) -> dict[str, Any]:
-    said = "Only rows with this value" + ("; empty: those without one." if is_nullable(column) else ".")
-    return {
-        "name": column.name,
-        "in": "query",
-        "description": said,
-        "schema": schema_of(replace(column, optional=False)),
-    }
+    said, schema = "Only rows with this value", schema_of(replace(column, optional=False))
+    if is_nullable(column):
+        said, schema = f"{said}; empty: those without one", {"anyOf": [schema, {"const": ""}]}
+    return {"name": column.name, "in": "query", "description": f"{said}.", "schema": schema}
 
 
 def is_nullable(column: Column) -> bool:

@@ -11,8 +11,8 @@ from tests.model_read.postgres import Footprint
 from tests.model_read.run import Run, SwitchOff, run
 from tests.model_read.scenarios import Scenario
 
-SYSTEMATIC_S = 3.0
-"""How long a search tries schedules in order before it tries them by chance."""
+SYSTEMATIC = 200
+"""So many schedules are tried in order before they are tried by chance: on every machine the same."""
 
 
 class Replay:
@@ -152,26 +152,34 @@ class Found:
 
 
 def exhaust(
-    scenario: Scenario, switch_off: SwitchOff | None = None, *, preemptions: int | None = None, seconds: float = 1e9
+    scenario: Scenario,
+    switch_off: SwitchOff | None = None,
+    *,
+    preemptions: int | None = None,
+    seconds: float = 1e9,
+    schedules: int = 10**9,
 ) -> Found:
-    """All schedules, up to the first that breaks a promise or the end of the time."""
+    """All schedules, up to the first that breaks a promise or the end of the time, or of their number."""
     found = Found()
     began = time.monotonic()
     for schedule in Exhaustive(preemptions).schedules():
         done = run(scenario, schedule, switch_off)
         _count(found, done, began)
-        if done.violation is not None or found.seconds > seconds:
+        if done.violation is not None or found.seconds > seconds or found.schedules >= schedules:
             return found
     found.complete = True
     return found
 
 
-def search(scenario: Scenario, switch_off: SwitchOff | None = None, *, seconds: float = 1e9) -> Found:
+def search(
+    scenario: Scenario, switch_off: SwitchOff | None = None, *, seconds: float = 1e9, schedules: int = 10**9
+) -> Found:
     """All schedules with no preemption, then with one, and so on: most that breaks is broken by few (Musuvathi's CHESS)."""
     total = Found()
     began = time.monotonic()
     for preemptions in range(5):
-        found = exhaust(scenario, switch_off, preemptions=preemptions, seconds=seconds - total.seconds)
+        left = schedules - total.schedules
+        found = exhaust(scenario, switch_off, preemptions=preemptions, seconds=seconds - total.seconds, schedules=left)
         total.schedules += found.schedules
         total.steps += found.steps
         total.commits += found.commits
@@ -200,7 +208,7 @@ def wander(
 
 def find(scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, seconds: float = 60) -> Found:
     """A schedule that breaks a promise: with few preemptions first, then by chance."""
-    found = search(scenario, switch_off, seconds=SYSTEMATIC_S)
+    found = search(scenario, switch_off, schedules=SYSTEMATIC)
     return found if found.broken else wander(scenario, seed, switch_off, seconds=seconds)
 
 
