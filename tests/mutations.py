@@ -303,6 +303,20 @@ MUTATIONS = [
         "tests/test_exact.py -k same_in_every",
     ),
     Mutation(
+        "a key may be another stream's too",
+        "projections/engine/fold.py",
+        "                    exact.require_own(key, stream)\n",
+        "",
+        "tests/test_exact.py -k same_in_every",
+    ),
+    Mutation(
+        "a journal's key may be another stream's too",
+        "projections/engine/fold.py",
+        " and exact.are_own(changes.added[view], list(streams))",
+        "",
+        "tests/test_exact.py -k same_in_every",
+    ),
+    Mutation(
         "rows are judged but for those that others took the place of",
         "projections/engine/fold.py",
         "                    replaced[name] += (key, row)\n",

@@ -431,27 +431,15 @@ def test_two_that_are_refused_are_both_parked(world: Settings) -> None:
     bench.db.close()
 
 
-SHARED = (
-    PURSES.replace("Purse(at.id,", 'Purse("shared",')
-    + """
-    def key(event: Filled | Spent, at: At) -> tuple[str]:
-        return ("shared",)
-"""
-)
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_a_row_belongs_to_one_partition(world: Settings, together: bool) -> None:
-    bench = Bench(world, views(purses=SHARED))
-    one, two = bench.batch(0, ("a", [filled(1)])), bench.batch(1, ("b", [filled(1)]))
-    if not together:
-        assert bench.apply(one) == Applied()
-    with pytest.raises(PoisonEvent) as stopped:
-        bench.apply(one, two) if together else bench.apply(two)
-    assert stopped.value.stream == "purse/b"
-    if not together:
-        assert "a row of another partition" in stopped.value.message
-        assert bench.rows("purses") == [("shared", 1, "", 0)]
+def test_a_row_belongs_to_one_partition(world: Settings) -> None:
+    """Which no fold gets wrong: a key holds its stream's id. Somebody changed the row by hand."""
+    bench = Bench(world, views(purses=PURSES))
+    assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == Applied()
+    bench.db.execute("update purses_v1 set _partition = 1")
+    bench.reading_anew()
+    with pytest.raises(PoisonEvent, match="a row of another partition"):
+        bench.apply(bench.batch(0, ("a", [filled(1)])))
+    assert bench.rows("purses") == [("a", 1, "", 1)]
     bench.db.close()
 
 

@@ -5,6 +5,7 @@ So the rows of a view, and what it parks, are the same in every batch size, befo
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -218,6 +219,27 @@ def test_a_row_of_another_length_or_class_is_none() -> None:
             exact.key(key)
 
 
+@pytest.mark.parametrize(
+    ("key", "stream"),
+    [(("7", 1), "purse/7"), ((1, 7), "purse/7"), (("purse/7",), "purse/7"), ((UUID(int=7), 2), f"purse/{UUID(int=7)}")],
+)
+def test_a_key_that_holds_the_stream_s_id_is_its_own(key: tuple[Any, ...], stream: str) -> None:
+    exact = Exact(all_columns([]))
+    exact.require_own(key, stream)
+    with pytest.raises(BadRow, match=r"make `at\.id` a part"):
+        exact.require_own(key, "purse/8")
+    with pytest.raises(BadRow):
+        exact.require_own(key, "purse/07")
+
+
+def test_a_key_in_a_view_of_two_contexts_holds_the_context_too() -> None:
+    exact = Exact(dataclasses.replace(all_columns([]), contexts=("box", "purse")))
+    exact.require_own(("7", "box"), "box/7")
+    exact.require_own(("box/7",), "box/7")
+    with pytest.raises(BadRow, match=r"make `at\.stream` a part"):
+        exact.require_own(("7",), "box/7")
+
+
 def test_rows_come_back_as_they_are_held(world: Settings) -> None:
     """In value, type and what they look like, all the way through PostgreSQL."""
     cases = [(name, *case) for name in COLUMNS for case in FITS.get(name, [])]
@@ -228,7 +250,7 @@ def test_rows_come_back_as_they_are_held(world: Settings) -> None:
         made.append(tuple(row.values()))
     of.function.__globals__["MADE"] = made
     bench = Bench(world, {**views(), "purses": of})
-    bench.apply(bench.batch(0, *[(f"p{number}", [filled(number)]) for number in range(len(made))]))
+    bench.apply(bench.batch(0, *[(str(row[0]), [filled(number)]) for number, row in enumerate(made)]))
     held = dict(bench.committer.held[0].rows["purses"])
     bench.reading_anew()
     query, parameters = select_rows(of, "purses_v1", list(held))
@@ -417,7 +439,8 @@ SIDES = """
 
     def key(event: MoneyDeposited, at: At) -> tuple[str, Side, Decimal, int]:
         price = Decimal("1.0") if at.version % 2 else Decimal("1.00")
-        return (at.id, Side.IN if event.cents % 2 else Side.OUT, price, 10**19 if purpose(event) == "heavy" else 1)
+        account = "anybody" if purpose(event) == "stray" else at.id
+        return (account, Side.IN if event.cents % 2 else Side.OUT, price, 10**19 if purpose(event) == "heavy" else 1)
 
     def evolve(row: Balance | None, event: MoneyDeposited, at: At) -> Balance | None:
         if row and event.cents == 3:
@@ -451,15 +474,16 @@ LINES = """
     def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Line]:
         words = "w" * 3000 if purpose(event) == "long" else ""
         line = 2 if purpose(event) == "again" else at.version
-        yield Line(at.id, words, line, "a\\0" if purpose(event) == "nul" else "")
+        account = "anybody" if purpose(event) == "stray" else at.id
+        yield Line(account, words, line, "a\\0" if purpose(event) == "nul" else "")
 """
 NASTY = {
     "zones": (ZONES, {"far", "naive"}),
     "subclasses": (SUBCLASSES, set[str]()),
     "weights": (WEIGHTS, {"heavy", "stray"}),
-    "sides": (SIDES, {"heavy"}),
+    "sides": (SIDES, {"heavy", "stray"}),
     "totals": (TOTALS, {"far", "heavy"}),
-    "lines": (LINES, {"long", "again", "nul"}),
+    "lines": (LINES, {"long", "again", "nul", "stray"}),
 }
 """Views, and the purposes that each can't take."""
 PURPOSES = sorted(set[str]().union(*(cant for _, cant in NASTY.values())))

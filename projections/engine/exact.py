@@ -21,6 +21,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from projections.engine.at import At
 from projections.engine.columns import Column, Role, Scalar, is_storable
 from projections.engine.view import View, tuple_getter
 
@@ -54,6 +55,8 @@ class Exact:
         self._key_columns = [self._columns[place] for place in view.key_places]
         self._key_of = tuple_getter(view.key_places)
         self._own_key = itemgetter(*view.key_places) if view.key_function is None else self._key_of
+        self._contexts = view.contexts
+        self._prefixes = ("",) if len(view.contexts) > 1 else (f"{view.contexts[0]}/", "")
 
     def row(self, row: Any) -> Any:
         """The row as the database gives it back. Raises BadRow."""
@@ -69,6 +72,21 @@ class Exact:
         if (own := self._own_key(row)) != key:
             raise BadRow(f"the row's key is {own!r}, but its event's is {key!r}")
         return row
+
+    def line(self, row: Any, at: At) -> Any:
+        """The same of a journal's row, whose key must be its stream's alone. Raises BadRow."""
+        row = self.row(row)
+        self.require_own(self._key_of(row), at.stream)
+        return row
+
+    def require_own(self, key: tuple[Any, ...], stream: str) -> None:
+        """Refuse a key that another stream's row could have too: it belongs to whoever comes first. Raises BadRow."""
+        context, _, ident = stream.partition("/")
+        texts = set(map(str, key))
+        own = {ident} if len(self._contexts) == 1 else {ident, context}
+        if not own <= texts and stream not in texts:
+            wanted = "at.id" if len(own) == 1 else "at.stream"
+            raise BadRow(f"its key may be another stream's too: make `{wanted}` a part of it")
 
     def key(self, key: Any) -> tuple[Any, ...]:
         """What a view's `key` returned, as its row has it. Raises BadRow."""
@@ -94,6 +112,18 @@ class Exact:
             return list(map(self._own_key, rows)) == keys
         longest = sum(self._columns[place].longest(columns[place]) for place in self._key_places)
         return longest <= MOST_KEY_BYTES or all(self._size(self._key_of(row)) <= MOST_KEY_BYTES for row in rows)
+
+    def are_own(self, rows: Values, streams: Sequence[str]) -> bool:
+        """Whether each row's key is its stream's alone, told by one column that holds all the ids, or all the streams' names."""
+        if not rows:
+            return True
+        for prefix in self._prefixes:
+            for place in self._key_places:
+                if f"{prefix}{rows[0][place]}" == streams[0]:
+                    column = map(itemgetter(place), rows)
+                    texts = column if type(rows[0][place]) is str else map(str, column)
+                    return list(map(prefix.__add__, texts)) == streams
+        return False
 
     def _size(self, key: tuple[Any, ...]) -> int:
         return sum(column.size(value) for column, value in zip(self._key_columns, key, strict=True))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -230,7 +232,8 @@ def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view
                 rows = [row for row in rows if row is not None]
             return exact.are(rows, keys)
         case Kind.JOURNAL:
-            return exact.are(changes.added[view])
+            streams = chain.from_iterable(map(repeat, map(_STREAM, more), map(len, map(_ROWS, more))))
+            return exact.are(changes.added[view]) and exact.are_own(changes.added[view], list(streams))
         case _:
             return exact.are(more)
 
@@ -240,7 +243,8 @@ def _fold(
 ) -> tuple[Changes, dict[str, list[Any]]]:
     """Fold, with each row of the views in `checked` made exact at its event; and by view, rows that the changes don't show.
 
-    Those are of an entity view, key, row, key, row, …, what others took the place of; of a summary, all increments.
+    Those are of an entity view, key, row, key, row, …, what others took the place of; of a summary, all increments. Of a
+    journal it is (stream, its new rows) for each event.
     """
     partition = batch.partition
     changes = Changes(partition, batch.counted, {name: {} for name in plan.states})
@@ -278,7 +282,10 @@ def _fold(
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                key = ident if key_of is None else exact.key(key_of(event, at))
+                key: Any = ident
+                if key_of is not None:
+                    key = exact.key(key_of(event, at))
+                    exact.require_own(key, stream)
                 changed = rows[name]
                 row = changed.get(key, _ABSENT)
                 if row is _ABSENT:
@@ -295,7 +302,9 @@ def _fold(
                 continue
             try:
                 more = list(rows_of(event, after, at))
-                added[name] += list(map(exact.row, more)) if name in checked else more
+                if name in checked:
+                    more = [exact.line(row, at) for row in more]
+                replaced[name].append((stream, more))
             except Exception as error:
                 blocked = _park(view, at, error, changes, blocked)
                 parks = True
@@ -319,7 +328,12 @@ def _fold(
             except Exception as error:
                 blocked = _park(view, at, error, changes, blocked)
                 parks = True
+    for name in added:
+        added[name] = list(chain.from_iterable(map(_ROWS, replaced[name])))
     return changes, replaced
+
+
+_STREAM, _ROWS = itemgetter(0), itemgetter(1)
 
 
 def _park(view: View, at: At, error: Exception, changes: Changes, blocked: Blocked) -> Blocked:

@@ -1,7 +1,7 @@
 """Finding the event whose row the database refuses: by halving the batch, under savepoints, in the batch's transaction.
 
-What it can refuse is what no row shows by itself: a journal's second row of one key, a key that is another partition's, an index
-or a constraint that somebody added by hand.
+What it can refuse is what no row shows by itself: a journal's second row of one key, a row, an index or a constraint that
+somebody changed by hand.
 """
 
 from __future__ import annotations
@@ -103,5 +103,5 @@ def _first(view: View, parts: Sequence[Decoded], count: int) -> list[Decoded]:
 
 def _in_words(error: psycopg.Error | Refused) -> str:
     if isinstance(error, psycopg.errors.NotNullViolation) and error.diag.column_name == PARTITION:
-        return "the row's key belongs to a row of another partition: a key must contain the stream's id"
+        return "the row's key belongs to a row of another partition, which no fold makes: it was changed by hand"
     return " ".join(str(error).split())
