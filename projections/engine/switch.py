@@ -37,6 +37,7 @@ FETCH_S = 0.5
 """How long to wait under the locks for a record that has not been read ahead."""
 PATIENCE = 3
 """Tries with too much left after which twice as much may be, up to what one read gives: agents commit more than that at once."""
+PAUSE_S = 0.05
 GIVE_UP_S = 120.0
 
 
@@ -186,7 +187,10 @@ class _Switch:
                     too_much += 1
                     if too_much % PATIENCE == 0:
                         few = min(2 * few, AHEAD)
-                except (_Behind, NotArrived, errors.LockNotAvailable, errors.DeadlockDetected, KafkaAway):
+                except (_Behind, KafkaAway):
+                    # each try takes locks that the agent it waits for needs
+                    time.sleep(PAUSE_S)
+                except (NotArrived, errors.LockNotAvailable, errors.DeadlockDetected):
                     pass
                 else:
                     now = time.monotonic()
