@@ -20,6 +20,7 @@ import msgspec
 from commands.decision import Decided, Versioned, decide
 from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
+from infra.contexts import UnknownEvent, UnreadableEvent
 from infra.log.records import Headers, Opening, Reason, Record, decode_event
 from infra.log.rule import Reading, read
 from projections.engine.command_types import CommandType
@@ -48,6 +49,8 @@ class Doubt(StrEnum):
     """It is older than it was, or what it tells does not hang together."""
     COMMAND = "command"
     """One that only another release's handlers can decide."""
+    EVENT = "event"
+    """In the log before the opening, of a newer code's: states that hold it come from the database alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,8 @@ class Writer:
         self.openings = 0
         self.left: tuple[int, CommandType] | None = None
         """The command that this partition was given up for: its offset, and its type."""
+        self.unfolded: tuple[int, str] | None = None
+        """Events that this code can't fold stand before this offset, and why it can't: an agent must have folded them."""
         self._forget()
 
     def _forget(self) -> None:
@@ -183,6 +188,8 @@ class Writer:
                 f"a command waits for a handler of the release that knows '{self.left[1]}': start one, or if no release does any "
                 "more, `samefold switch` with this code"
             )
+        if self.unfolded and position.next_offset <= self.unfolded[0]:
+            return Wait(f"{self.unfolded[1]} It waits until an agent has folded it")
         if log_end < position.next_offset:
             return Refuse("events-shorter-than-position")
         if log_end - position.next_offset > self.limits.run_ahead:
@@ -251,6 +258,9 @@ class Writer:
                 decided = self._decide(command, snapshot)
             except Inconsistent as error:
                 return [*actions, self._doubt(Doubt.DATABASE, str(error))]
+            except (UnknownEvent, UnreadableEvent) as error:
+                self.unfolded = self.epoch, error.message
+                return [*actions, self._doubt(Doubt.EVENT, error.message)]
             self.seq += 1
             self.last_command = command.offset
             self.overlay.add_own(decided.commit, decided.after)

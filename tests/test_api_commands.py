@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from commands import intake
 from commands.api import answering, command_routes, outcomes
 from commands.api.answering import Waits
 from commands.api.command_routes import router_of
@@ -21,7 +23,7 @@ from domain.language import Refusal
 from infra.contexts import BadContext, contexts, refusals_of
 from infra.log import topics
 from infra.settings import Settings
-from tests.api import Api, agent, ready, serving
+from tests.api import Api, agent, everything, ready, serving
 from tests.spine import commits, handler, project, scalar, send, set_up, until, withdraw
 
 Answer = httpx.Response
@@ -553,3 +555,28 @@ def test_an_agent_that_comes_later_answers_those_who_wait(world: Settings) -> No
         with handler(world), agent(world):
             answer = post(api, "x", "open-account", {"Prefer": "wait=30"}, overdraft_limit=0)
     assert answer.status_code == 200
+
+
+def test_a_command_whose_own_checks_fail_is_recorded_as_failed(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pydantic's do on a timedelta of a billion days. The handler, where the same checks fail, is the one who says so."""
+
+    def failing(_kind: type) -> Any:
+        def validate(_body: bytes) -> Any:
+            raise OverflowError("days=1000000000; must have magnitude <= 999999999")
+
+        return validate
+
+    for where in (command_routes, intake):
+        monkeypatch.setattr(where, "validator", failing)
+    with everything(world) as api:
+        sent = partial(
+            httpx.post,
+            f"{api.url}/accounts/a/open-account",
+            json={"overdraft_limit": 0, "on": "2026-01-01"},
+            headers={"Idempotency-Key": '"k"'},
+        )
+        for answer in (sent(), sent()):
+            assert (answer.status_code, answer.json()["code"]) == (500, "failed")
+    assert [commit.outcome for commit in commits(world)] == ["rejected"]

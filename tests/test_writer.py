@@ -25,7 +25,6 @@ from commands.writer import (
     Wait,
     Writer,
 )
-from infra.contexts import UnknownEvent
 from infra.log.records import Commit, EventRecord, Reason, Record, UnreadableRecord, decode_event
 from infra.log.rule import START, Reading
 from projections.engine.command_types import CommandType
@@ -172,13 +171,23 @@ def test_an_opening_that_was_superseded_before_it_was_read_does_not_serve() -> N
     assert deposed(writer.on_log(records([opening("w"), opening("x"), commit(1, 1)])))
 
 
-def test_unreadable_records_and_unknown_events_stop_it() -> None:
+def test_an_unreadable_record_stops_it() -> None:
     with pytest.raises(UnreadableRecord):
         take_over(fresh(Writer), [b'{"samefold":"commit/9"}'])
-    stolen = EventRecord("Stolen", msgspec.Raw(b"{}"))
-    writer = serving(Writer, [opening(), commit(0, 1, version=1, events=[stolen])])
-    with pytest.raises(UnknownEvent):
-        writer.on_commands([received(1, Fill(cents=5))], snapshot(START), 0)
+
+
+@pytest.mark.parametrize(("kind", "body"), [("Stolen", b"{}"), ("Filled", b'{"cents":"many"}')])
+def test_it_waits_until_an_agent_has_folded_an_event_that_it_can_not_fold(kind: str, body: bytes) -> None:
+    """Of a newer code's. It goes on with the state that the database has by then, and with other partitions meanwhile."""
+    writer = serving(Writer, [opening(), commit(0, 1, version=1, events=[EventRecord(kind, msgspec.Raw(body))])])
+    epoch = writer.epoch
+    [confirm] = writer.on_commands([received(1, Fill(cents=5))], snapshot(START), 0)
+    assert isinstance(confirm, Confirm)
+    assert confirm.doubt is Doubt.EVENT
+    writer.on_confirmed()
+    assert isinstance(writer.on_position(snapshot(Reading(epoch, 0, 1, 0)), epoch + 1), Wait), "no opening a try"
+    writer.start()
+    assert isinstance(writer.on_position(snapshot(Reading(epoch + 1, epoch, 0, 1)), epoch + 1), Open)
 
 
 def test_commits_carry_the_epoch_and_rising_seqs() -> None:

@@ -100,6 +100,8 @@ def _route(context: Context, name: str, kind_: type) -> Callable[[Request], Awai
             validate(body)
         except ValidationError as error:
             raise invalid(_errors(error)) from None
+        except Exception:  # a defect in the command's own checks, which the handler records as its outcome
+            log.exception("%s: the checks of '%s' failed", asked.stream, name)
         command = _command(asked, name, body, correlation, expected)
         return await _append(world, asked, command, prefer, client_of(request))
 
