@@ -163,6 +163,20 @@ MUTATIONS = [
         "tests/test_handler.py -k whose_name_another_process_takes",
     ),
     Mutation(
+        "an event of newer code ends the handler",
+        "commands/writer.py",
+        "            except (UnknownEvent, UnreadableEvent) as error:",
+        "            except () as error:",
+        "tests/test_writer.py -k until_an_agent_has_folded",
+    ),
+    Mutation(
+        "a command whose checks fail is a defect of the API",
+        "commands/api/command_routes.py",
+        "        except Exception:",
+        "        except ():",
+        "tests/test_api_commands.py -k own_checks_fail",
+    ),
+    Mutation(
         "a handler that its own join has fenced ends",
         "commands/handler.py",
         "            if self._is_member:",
