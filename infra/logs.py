@@ -96,9 +96,11 @@ class Said:
         self._who = who
         self._now: dict[str, str] = {}
 
-    def wrong(self, subject: str, what: str) -> None:
-        if self._now.get(subject) != what:
-            self._now[subject] = what
+    def wrong(self, subject: str, what: str, kind: str = "") -> None:
+        """`kind` tells a change where `what` is a driver's words, which differ from try to try."""
+        kind = kind or what
+        if self._now.get(subject) != kind:
+            self._now[subject] = kind
             self._log.warning("%s: %s", self._who, what)
 
     def well(self, subject: str, what: str) -> None:

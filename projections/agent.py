@@ -202,7 +202,7 @@ class Agent:
             try:
                 await self._fetch_once()
             except KafkaAway as error:
-                self._said.wrong("kafka", error.message)
+                self._said.wrong("kafka", error.message, "away")
                 await self._pause(0.1)
             except DatabaseAway as error:  # which tells what is archived
                 self._said.wrong("database", error.message)
@@ -309,7 +309,7 @@ class Agent:
             try:
                 now = await asyncio.to_thread(topics.describe, self.settings, events.name)
             except KafkaAway as error:
-                self._said.wrong("kafka", error.message)
+                self._said.wrong("kafka", error.message, "away")
                 continue
             self._said.well("kafka", "Kafka answers again")
             topics.require_same(events, now)

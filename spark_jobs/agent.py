@@ -132,7 +132,7 @@ class Agent:
                 self._failures += 1
                 continue
             except KafkaAway as error:
-                self._said.wrong("kafka", error.message)
+                self._said.wrong("kafka", error.message, "away")
                 self._failures += 1
                 continue
             self._said.well("database", "the database answers again")
@@ -217,7 +217,7 @@ class Agent:
         except DatabaseAway as error:
             self._said.wrong("database", error.message)
         except KafkaAway as error:
-            self._said.wrong("kafka", error.message)
+            self._said.wrong("kafka", error.message, "away")
         else:
             self._said.well("database", "the database answers again")
             self._said.well("kafka", "Kafka answers again")

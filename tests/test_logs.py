@@ -101,3 +101,21 @@ def test_below_its_level_nothing_is_told(told: Told) -> None:
     logs.configure("WARNING", "json")
     logging.getLogger("x").info("it happens")
     assert told() == []
+
+
+def test_what_goes_on_is_said_once_however_the_driver_words_it(caplog: pytest.LogCaptureFixture) -> None:
+    said = logs.Said(logging.getLogger("said"), "api a")
+    caplog.set_level(logging.INFO, "said")
+    said.wrong("kafka", "Kafka does not answer (timed out).", "away")
+    said.wrong("kafka", "Kafka does not answer (refused).", "away")
+    said.wrong("views", "a is live as v1")
+    said.wrong("views", "a is live as v2")
+    said.well("kafka", "Kafka answers again")
+    said.wrong("kafka", "Kafka does not answer (refused).", "away")
+    assert [record.message.removeprefix("api a: ") for record in caplog.records] == [
+        "Kafka does not answer (timed out).",
+        "a is live as v1",
+        "a is live as v2",
+        "Kafka answers again",
+        "Kafka does not answer (refused).",
+    ]

@@ -227,11 +227,11 @@ class Look:
 
     def _is_silent(self, error: clients.KafkaAway) -> None:
         if time.monotonic() - self._kafka_at > PATIENCE_S:
-            self._is_wrong("kafka", error)
+            self._is_wrong("kafka", error, "away")
 
-    def _is_wrong(self, subject: str, error: SamefoldError) -> None:
+    def _is_wrong(self, subject: str, error: SamefoldError, kind: str = "") -> None:
         self.wrong[subject] = error
-        self._said.wrong(subject, str(error))
+        self._said.wrong(subject, str(error), kind)
 
     def _is_well(self, subject: str) -> None:
         self.wrong.pop(subject, None)
