@@ -89,7 +89,7 @@ class _NotJoined(Exception):
 
 
 class NotTaken(SamefoldError):
-    """The producer refuses a record: a defect, or a topic that is not as it was."""
+    """Kafka's client refuses a record or a place to read from: a defect, or a topic that is not as it was."""
 
 
 @dataclass(slots=True)
@@ -131,6 +131,8 @@ class Handler:
         self._said: dict[int, str] = {}
         self._is_member = False
         """The group has given it partitions, or none, since it last joined."""
+        self._finished: tuple[KafkaError, bool] | None = None
+        """Why the consumer can't go on, and whether it was a member then: its partitions are taken away right after."""
         self._alive: list[str] = []
         self._due_groups = 0.0
         self._error: SamefoldError | None = None
@@ -215,9 +217,11 @@ class Handler:
             if messages:
                 messages += self._consumer.consume(self.settings.handler_batch, 0)
         except KafkaException as raised:
-            if clients.is_finished(raised.args[0]):
-                self._on_consumer_error(raised.args[0])
-            raise
+            if not clients.is_finished(raised.args[0]):
+                raise
+            self._on_finished(raised.args[0])
+            messages = []
+        self._require_consumer()
         serving = {p: writer for p, writer in self.writers.items() if writer.phase is Phase.SERVING}
         lots: dict[int, _Lot] = {}
         for message in messages:
@@ -240,12 +244,8 @@ class Handler:
 
     def _on_consumer_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError.FENCED_INSTANCE_ID or clients.is_finished(error):
-            if self._is_member:
-                raise HandlerFenced(
-                    f"Handler '{self.name}' was fenced out of its group: {error.str()}.",
-                    "Give each handler a name of its own (`samefold run handler --name`), and start it again.",
-                )
-            raise _NotJoined(error)
+            self._on_finished(error)
+            self._require_consumer()
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise WorldChanged(
                 f"'{self.settings.commands_topic}' does not hold the next command any more: {error.str()}.",
@@ -257,6 +257,22 @@ class Handler:
             )
         if not clients.may_pass(error):
             log.warning("handler %s: %s", self.name, error.str())
+
+    def _on_finished(self, error: KafkaError) -> None:
+        if self._finished is None:
+            self._finished = error, self._is_member
+
+    def _require_consumer(self) -> None:
+        """That the consumer can go on. Raises HandlerFenced, _NotJoined."""
+        if self._finished is None:
+            return
+        error, was_member = self._finished
+        if not was_member:
+            raise _NotJoined(error)
+        raise HandlerFenced(
+            f"Handler '{self.name}' was fenced out of its group: {error.str()}.",
+            "Give each handler a name of its own (`samefold run handler --name`), and start it again.",
+        )
 
     def _due(self, lots: dict[int, _Lot], now: float) -> Lots:
         """What is to be decided next: commands that were held until now, and behind them those that have just come."""
@@ -369,8 +385,12 @@ class Handler:
                 self._say(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 here = TopicPartition(self.settings.commands_topic, partition, offset)
                 self._paused.discard(partition)
-                self._consumer.seek(here)
-                self._consumer.resume([here])
+                try:
+                    self._consumer.seek(here)
+                    self._consumer.resume([here])
+                except KafkaException as error:  # in a delivery report: what is raised from there can't be caught
+                    if error.args[0].code() not in _NOT_OURS and not clients.is_finished(error.args[0]):
+                        self._error = NotTaken(f"No commands can be read: {error.args[0].str()}.", AGAIN)
             case Wait(why):
                 self._say(writer, why)
                 self._later(writer, WAIT_S, writer.start)
@@ -504,8 +524,13 @@ class Handler:
     # ── the group ──
 
     def _join(self) -> None:
+        self._finished = None
         self._consumer = clients.group_consumer(
-            self.settings, self.group, instance=self.name, connection=self._connection
+            self.settings,
+            self.group,
+            instance=self.name,
+            connection=self._connection,
+            on_finished=self._on_finished,
         )
         self._consumer.subscribe(
             [self._topics[0].name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -608,6 +633,8 @@ class Handler:
             self._database.close()
 
 
+_NOT_OURS = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION}
+"""Of a partition that the group has taken away: what is polled next says so."""
 _ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
 _REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
 _RESERVED = frozenset({"version-conflict", "malformed", "misrouted", "too-large", "failed"})

@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from infra.contexts import contexts
+from infra.errors import SamefoldError
 from infra.log.topics import Admin
-from projections.engine.command_types import own_types
+from infra.settings import Settings
+from projections.engine.command_types import CommandType, own_types
+
+
+class OtherReleaseRuns(SamefoldError):
+    """Handlers of another release are there, and know commands that would be malformed."""
+
 
 _NAME = re.compile(r"(?P<contexts>(?:\.[a-z][a-z0-9_]*-v\d+)*)\.(?P<count>\d+)-(?P<hash>[0-9a-f]{8})")
 _GONE = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
@@ -41,6 +48,21 @@ def alive(admin: Admin, prefix: str) -> list[str]:
     return [
         one.group_id for one in admin.ask(_groups) if one.state not in _GONE and one.group_id.startswith(_stem(prefix))
     ]
+
+
+def require_alone(settings: Settings, types: Collection[CommandType]) -> None:
+    """That no other release's handlers run before these types, which this code does not know, are taken out.
+
+    Raises OtherReleaseRuns, KafkaAway.
+    """
+    own = group_of(settings.group_prefix)
+    others = [group for group in alive(Admin(settings), settings.group_prefix) if group != own]
+    if types and others:
+        raise OtherReleaseRuns(
+            f"Handlers of another release run, in {', '.join(others)}. Commands of theirs would be malformed from now on: "
+            f"{', '.join(sorted(map(str, types)))}.",
+            "Nothing has changed. End that release's API, and its handlers when they have answered; then run the command again.",
+        )
 
 
 def _groups(client: AdminClient, within_s: float) -> list[ConsumerGroupListing]:

@@ -158,8 +158,8 @@ MUTATIONS = [
     Mutation(
         "a handler that was fenced out lingers",
         "commands/handler.py",
-        "            if self._is_member:",
-        "            if False:",
+        "        if not was_member:",
+        "        if True:",
         "tests/test_handler.py -k whose_name_another_process_takes",
     ),
     Mutation(
@@ -179,8 +179,8 @@ MUTATIONS = [
     Mutation(
         "a handler that its own join has fenced ends",
         "commands/handler.py",
-        "            if self._is_member:",
-        "            if True:",
+        "        if not was_member:",
+        "        if False:",
         "tests/test_handler.py -k its_own_join_has_fenced",
     ),
     Mutation(

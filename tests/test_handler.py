@@ -9,17 +9,19 @@ from contextlib import suppress
 import pytest
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.errors import GroupCoordinatorNotAvailableError
 from aiokafka.protocol.group import JoinGroupRequest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
+from commands import release
 from commands.handler import Handler, HandlerFenced, WorldChanged
 from commands.intake import reserved_stream
 from commands.snapshots import SnapshotReader
 from commands.writer import Limits, Wait, Writer
 from infra.contexts import UnreadableState
 from infra.database.connect import connect
-from infra.log import clients
+from infra.log import clients, topics
 from infra.log.partitioner import partition_of
 from infra.log.records import UnreadableRecord, encode
 from infra.log.topics import TopicChanged, TopicMissing, TopicUnfit
@@ -487,32 +489,70 @@ def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> 
     """A broker that stood still gets a join twice, makes two members of it, and fences the one that goes on."""
     set_up(world)
     starting = Handler(world, "h1")
-    asyncio.run(join(world, starting.group, "silent"))
+    until(lambda: joined(world, starting.group, "silent"), "the group has a member, and a coordinator that stays")
     with handler(world, "h1", running=starting):
         until(lambda: "h1" in members(world, starting.group), "the handler waits until the silent one joins again")
-        asyncio.run(join(world, starting.group, "h1"))
+        assert joined(world, starting.group, "h1")
+        assert not starting.writers, "it is no member yet"
         send(world, open_account("after"))
-        until(lambda: len(commits(world)) == 1, "it decides")
+        until(lambda: len(commits(world)) == 1, "it decides", 60)
+
+
+def test_a_member_that_a_join_by_its_name_has_fenced_ends_the_handler(world: Settings) -> None:
+    """Also where nothing that it polls says so."""
+    set_up(world)
+    with handler(world) as running:
+        until(lambda: len(openings(world)) == world.partitions, "it serves")
+        assert joined(world, running.group, "h1")
+        ended_with(running, HandlerFenced)
+
+
+def joined(world: Settings, group: str, instance: str) -> bool:
+    asyncio.run(join(world, group, instance))
+    return instance in members(world, group)
+
+
+SILENT_MS = 20_000
+"""How long the group waits for a member that joined, and says nothing more."""
 
 
 async def join(world: Settings, group: str, instance: str) -> None:
     """Send a join by a static member's name, and nothing after it."""
     client = AIOKafkaClient(bootstrap_servers=world.kafka)
     await client.bootstrap()
-    node = await client.coordinator_lookup(CoordinationType.GROUP, group)
-    await client.ready(node, group=ConnectionGroup.COORDINATION)
-    subscribed = ConsumerProtocol.METADATA(0, [world.commands_topic], b"").encode()
-    request = JoinGroupRequest(group, 6_000, 60_000, "", instance, "consumer", [("cooperative-sticky", subscribed)])
-    with suppress(TimeoutError):  # the group answers when all its members have joined again
-        await asyncio.wait_for(client.send(node, request, group=ConnectionGroup.COORDINATION), 1)
-    await client.close()
+    try:
+        node = await _coordinator(client, group)
+        await client.ready(node, group=ConnectionGroup.COORDINATION)
+        subscribed = ConsumerProtocol.METADATA(0, [world.commands_topic], b"").encode()
+        request = JoinGroupRequest(
+            group, SILENT_MS, 60_000, "", instance, "consumer", [("cooperative-sticky", subscribed)]
+        )
+        with suppress(TimeoutError):  # the group answers when all its members have joined again
+            await asyncio.wait_for(client.send(node, request, group=ConnectionGroup.COORDINATION), 1)
+    finally:
+        await client.close()
+
+
+async def _coordinator(client: AIOKafkaClient, group: str) -> int:
+    """The first one of a broker's life has a topic made, and is to be asked for again."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return int(await client.coordinator_lookup(CoordinationType.GROUP, group))
+            except GroupCoordinatorNotAvailableError:
+                await asyncio.sleep(0.1)
 
 
 def members(world: Settings, group: str) -> set[str | None]:
-    """The names of the group's static members."""
+    """The names of the group's static members; none while no broker coordinates it."""
     admin = clients.admin(world)
     [described] = admin.describe_consumer_groups([group]).values()
-    return {member.group_instance_id for member in described.result(10).members}
+    try:
+        return {member.group_instance_id for member in described.result(10).members}
+    except KafkaException as error:
+        if not clients.may_pass(error.args[0]):
+            raise
+        return set()
 
 
 def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings) -> None:
@@ -559,6 +599,23 @@ def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(
     found = outcomes(world, keys)
     assert [found[key].code for key in keys] == ["malformed", None, "malformed"]
     assert len(commits(world)) == len({(c.stream, c.command_id) for c in commits(world)}) == 7
+
+
+def test_going_back_is_refused_while_handlers_run_that_know_more_commands(world: Settings, samefold: Samefold) -> None:
+    set_up(world)
+    with connect(world, "test") as db:
+        db.execute("insert into command_types values ('accounts', 'Steal')")
+        newer = Handler(world, "newer")
+        newer.group += "0"
+        with handler(world, "newer", running=newer):
+            until(lambda: newer.group in release.alive(topics.Admin(world), world.group_prefix), "it is there")
+            refused = samefold("switch", settings=world)
+            assert refused.returncode == 1
+            assert "other-release-runs" in refused.stderr
+            assert "accounts.Steal" in refused.stderr
+            assert live_types(db) > own_types()
+        until(lambda: samefold("switch", settings=world).returncode == 0, "it has ended, and its session with it")
+        assert live_types(db) == own_types()
 
 
 def test_commands_of_a_handler_that_is_about_to_serve_are_live_before_it_does(world: Settings) -> None:

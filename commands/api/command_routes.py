@@ -51,7 +51,7 @@ NOT_APPENDED = kind(
     503,
     "not-appended",
     "The command could not be appended.",
-    "It is not in the log and has no effect. Send it again after `Retry-After` seconds, with the same Idempotency-Key.",
+    "This request has no effect. Send it again after `Retry-After` seconds, with the same Idempotency-Key.",
 )
 UNKNOWN = kind(
     503,

@@ -59,7 +59,7 @@ SCHEMAS: dict[str, Json] = {
             "appended": {
                 "type": "string",
                 "enum": ["no", "unknown"],
-                "description": "Whether the command is in the log: `no`, and it has no effect, or `unknown`, and its outcome tells",
+                "description": "Whether this request put the command into the log: `no`, or `unknown`, and its outcome tells",
             },
             "errors": {
                 "type": "array",

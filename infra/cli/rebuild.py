@@ -139,11 +139,13 @@ def switch(
     """Make tables live that exist already: ready ones, or old ones, which is going back (from the older version's code).
 
     Without a view, commands that this code does not know are not waited for any more either: they are malformed from then on.
+    So it is refused while handlers of a release run that know them.
     """
+    from commands.release import require_alone
     from infra.database.connect import connect, naming
     from infra.settings import Settings
     from infra.terminal import Stages, print_json, stdout
-    from projections.engine.command_types import drop_other_types
+    from projections.engine.command_types import drop_other_types, live_types, own_types
     from projections.engine.rebuild import go_to
     from projections.engine.system import all_views
 
@@ -152,6 +154,10 @@ def switch(
         raise typer.BadParameter(
             f"this code has {view} v{views[view].version}; to make v{version} live, run the code that has it"
         )
+    if view is None:
+        with naming(settings), connect(settings, "samefold switch") as connection:
+            unknown = live_types(connection) - own_types()
+        require_alone(settings, unknown)
     with _telling_what_became([view] if view else []), Stages(quiet=as_json) as stages:
         result = go_to(settings, [view] if view else [], views, processes=processes, progress=stages)
         if view is None:

@@ -133,6 +133,8 @@ def parameters(
         "keepalives_idle": 15,
         "keepalives_interval": 5,
         "keepalives_count": 3,
+        # keepalives rest while something sent is not acknowledged: a host that vanished then would be waited for for 15 minutes
+        "tcp_user_timeout": 10_000,
         "options": options.strip(),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -62,6 +63,8 @@ def _common(settings: Settings) -> dict[str, Any]:
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
         "socket.keepalive.enable": True,
+        # the default of 60 s is how long a connection to a host that vanished is waited for, also when the host is back
+        "socket.timeout.ms": 10_000,
     }
     if settings.kafka_sasl_mechanism:
         config["sasl.mechanism"] = settings.kafka_sasl_mechanism
@@ -158,8 +161,22 @@ def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection 
     )
 
 
-def group_consumer(settings: Settings, group: str, *, instance: str, connection: Connection | None = None) -> Consumer:
-    """A consumer that shares a topic's partitions with its group, as a static member named `instance`."""
+def group_consumer(
+    settings: Settings,
+    group: str,
+    *,
+    instance: str,
+    connection: Connection,
+    on_finished: Callable[[KafkaError], None],
+) -> Consumer:
+    """A consumer that shares a topic's partitions with its group, as a static member named `instance`.
+
+    `on_finished` is told when it can't go on: what it polls need not say so.
+    """
+
+    def on_error(error: KafkaError) -> None:
+        (on_finished if is_finished(error) else connection.on_error)(error)
+
     return _consumer(
         settings,
         {
@@ -169,8 +186,9 @@ def group_consumer(settings: Settings, group: str, *, instance: str, connection:
             "session.timeout.ms": settings.session_timeout_ms,
             "heartbeat.interval.ms": max(settings.session_timeout_ms // 5, 200),
             "topic.metadata.refresh.interval.ms": 5_000,
+            "error_cb": on_error,
         },
-        connection,
+        None,
     )
 
 

@@ -192,6 +192,8 @@ _SETTLING = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError._UNKNOWN_PARTITION,
     KafkaError._NOENT,  # nobody leads at the moment
 }

@@ -118,7 +118,8 @@ def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mappi
         raise SetDiffers(
             f"The switch would leave {', '.join(wrong)} otherwise than this code has "
             f"{'it' if len(wrong) == 1 else 'them'}, and no agent could run.",
-            "`samefold rebuild` without names rebuilds all that this code needs and switches them together.",
+            "`samefold rebuild` without names rebuilds all that this code needs and switches them together; where all "
+            "its tables are there, `samefold switch` without names switches them.",
         )
     outgoing = [live[name] for name in coming if name in live]
     return Move(tuple(sorted(agents)), (*outgoing, *removed), tuple(pointer.view for pointer in removed))
