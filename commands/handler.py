@@ -69,6 +69,7 @@ CHECK_S = 5.0
 CHECK_WITHIN_S = 2.0
 """Commands wait meanwhile."""
 CONFIRM_S = (0.05, 0.3)
+CONFIRM_WITHIN_S = 20.0
 GROUPS_S = 1.0
 """How often a handler that may have to wait for those of another release asks whether they are there."""
 
@@ -124,13 +125,15 @@ class Handler:
         self._asked: tuple[Lots, Question] | None = None
         self._held: dict[int, _Lot] = {}
         self._paused: set[int] = set()
-        self._timers: dict[int, tuple[float, Callable[[], Action]]] = {}
+        self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
         self._due_check = time.monotonic() + CHECK_S
         self._due_types = time.monotonic() + CHECK_S
         self._said: dict[int, str] = {}
         self._is_member = False
         """The group has given it partitions, or none, since it last joined."""
+        self._asking_group: dict[int, tuple[Writer, float]] = {}
+        """By partition, who asked the group whether it still is the assignee, and when."""
         self._finished: tuple[KafkaError, bool] | None = None
         """Why the consumer can't go on, and whether it was a member then: its partitions are taken away right after."""
         self._alive: list[str] = []
@@ -173,6 +176,7 @@ class Handler:
         for writer in list(self.writers.values()):
             self._do(writer, writer.on_clock(now))
         self._check_topics(now)
+        self._require_answer(now)
         lots = self._poll()
         if self._asked:
             self._decide(*self._asked)
@@ -243,7 +247,7 @@ class Handler:
         return lots
 
     def _on_consumer_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError.FENCED_INSTANCE_ID or clients.is_finished(error):
+        if _ends(error):
             self._on_finished(error)
             self._require_consumer()
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -495,16 +499,39 @@ class Handler:
             return writer.start()
         return writer.start() if action is None else action  # without a record, nothing was read up to the opening
 
-    def _confirm(self, writer: Writer) -> Action:
-        """A synchronous commit of a group offset succeeds only for the member that the group holds to be the assignee now."""
+    def _confirm(self, writer: Writer) -> Action | None:
+        """Ask the group: the commit of an offset succeeds only for the member that it holds to be the assignee now.
+
+        One question a partition at a time, so that its answer is to what was asked after this doubt.
+        """
+        if writer.partition in self._asking_group:
+            self._later(writer, CONFIRM_S[1], lambda: self._confirm(writer))
+            return None
         offset = TopicPartition(self.settings.commands_topic, writer.partition, max(writer.last_command + 1, 0))
         try:
-            self._consumer.commit(offsets=[offset], asynchronous=False)
+            self._consumer.commit(offsets=[offset], asynchronous=True)
         except KafkaException as error:
             if clients.is_finished(error.args[0]):
                 self._on_consumer_error(error.args[0])
             return Confirm(f"not confirmed by the group: {error.args[0].str()}")
-        return writer.on_confirmed()
+        self._asking_group[writer.partition] = writer, time.monotonic()
+        return None
+
+    def _confirmed(self, failed: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        """The group's answer."""
+        for offset in offsets:
+            writer, _ = self._asking_group.pop(offset.partition, (None, 0.0))
+            error = failed or offset.error
+            if error is not None and _ends(error):
+                self._on_finished(error)
+            elif writer is not None:
+                refused = Confirm(f"not confirmed by the group: {error.str()}") if error else None
+                self._do(writer, refused or writer.on_confirmed())
+
+    def _require_answer(self, now: float) -> None:
+        """librdkafka may forget a commit beside a broker that stands still. Raises _NotJoined."""
+        if any(now - asked > CONFIRM_WITHIN_S for _, asked in self._asking_group.values()):
+            raise _NotJoined(KafkaError(KafkaError._TIMED_OUT))
 
     # ── delivery reports ──
 
@@ -525,11 +552,13 @@ class Handler:
 
     def _join(self) -> None:
         self._finished = None
+        self._asking_group.clear()
         self._consumer = clients.group_consumer(
             self.settings,
             self.group,
             instance=self.name,
             connection=self._connection,
+            on_commit=self._confirmed,
             on_finished=self._on_finished,
         )
         self._consumer.subscribe(
@@ -572,7 +601,7 @@ class Handler:
 
     # ── time, database, end ──
 
-    def _later(self, writer: Writer, seconds: float, then: Callable[[], Action]) -> None:
+    def _later(self, writer: Writer, seconds: float, then: Callable[[], Action | None]) -> None:
         self._timers[writer.partition] = (time.monotonic() + seconds, then)
 
     def _run_timers(self, now: float) -> None:
@@ -661,6 +690,11 @@ def _ended(span: Span, acknowledged: Callable[..., None], error: KafkaError | No
 
 def _names(types: Iterable[CommandType]) -> str:
     return ", ".join(sorted(map(str, types)))
+
+
+def _ends(error: KafkaError) -> bool:
+    """Whether the consumer can't go on."""
+    return error.code() == KafkaError.FENCED_INSTANCE_ID or clients.is_finished(error)
 
 
 def _record(message: Message) -> Record:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from infra.errors import SamefoldError
@@ -167,11 +167,12 @@ def group_consumer(
     *,
     instance: str,
     connection: Connection,
+    on_commit: Callable[[KafkaError | None, list[TopicPartition]], None],
     on_finished: Callable[[KafkaError], None],
 ) -> Consumer:
     """A consumer that shares a topic's partitions with its group, as a static member named `instance`.
 
-    `on_finished` is told when it can't go on: what it polls need not say so.
+    `on_commit` is told what became of a commit; `on_finished`, when it can't go on: what it polls need not say so.
     """
 
     def on_error(error: KafkaError) -> None:
@@ -187,6 +188,7 @@ def group_consumer(
             "heartbeat.interval.ms": max(settings.session_timeout_ms // 5, 200),
             "topic.metadata.refresh.interval.ms": 5_000,
             "error_cb": on_error,
+            "on_commit": on_commit,
         },
         None,
     )
