@@ -202,7 +202,7 @@ MUTATIONS = [
         "infra/log/topics.py",
         "                        self._client = clients.admin(self._settings)",
         "                        pass",
-        "tests/test_frozen_broker.py -k another_epoch",
+        "tests/test_frozen_broker.py -k asks_for_the_ends",
     ),
     Mutation(
         "one failed look refuses commands",
@@ -438,7 +438,7 @@ MUTATIONS = [
     Mutation(
         "trim believes the manifest",
         "infra/archive/trim.py",
-        "                check_file(store, file)\n",
+        "                        check_file(store, file)\n",
         "",
         "tests/test_archive.py -k changed_by_hand",
     ),

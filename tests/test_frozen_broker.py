@@ -100,6 +100,16 @@ def test_an_api_takes_commands_again_when_the_broker_leads_in_another_epoch(worl
         until(lambda: api.world.look.seen is not behind, "it looks again")
 
 
+def test_who_asks_for_the_ends_is_answered_when_the_broker_leads_in_another_epoch(
+    world: Settings, stack: Stack
+) -> None:
+    _, events = topics.ensure(world)
+    admin = topics.Admin(world, 30.0)
+    before = topics.ends(events, admin)
+    led_anew(stack, world)
+    assert topics.ends(events, admin) == before
+
+
 def test_commands_wait_for_a_broker_that_is_silent_for_a_moment(
     world: Settings, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
