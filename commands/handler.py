@@ -82,6 +82,10 @@ class HandlerFenced(SamefoldError):
     """Another process runs under this handler's name: this process must end."""
 
 
+class GroupSilent(SamefoldError):
+    """Kafka has not answered what the group was asked."""
+
+
 class _NotJoined(Exception):
     """The consumer can't go on, and was no member of the group yet."""
 
@@ -176,8 +180,8 @@ class Handler:
         for writer in list(self.writers.values()):
             self._do(writer, writer.on_clock(now))
         self._check_topics(now)
-        self._require_answer(now)
         lots = self._poll()
+        self._require_answer()
         if self._asked:
             self._decide(*self._asked)
         # from here on nothing is asked, and the connection is free
@@ -393,7 +397,9 @@ class Handler:
                     self._consumer.seek(here)
                     self._consumer.resume([here])
                 except KafkaException as error:  # in a delivery report: what is raised from there can't be caught
-                    if error.args[0].code() not in _NOT_OURS and not clients.is_finished(error.args[0]):
+                    if error.args[0].code() in _NOT_YET:
+                        self._later(writer, BEHIND_RETRY_S, lambda: Serve(offset))
+                    elif not clients.is_finished(error.args[0]):
                         self._error = NotTaken(f"No commands can be read: {error.args[0].str()}.", AGAIN)
             case Wait(why):
                 self._say(writer, why)
@@ -528,10 +534,12 @@ class Handler:
                 refused = Confirm(f"not confirmed by the group: {error.str()}") if error else None
                 self._do(writer, refused or writer.on_confirmed())
 
-    def _require_answer(self, now: float) -> None:
-        """librdkafka may forget a commit beside a broker that stands still. Raises _NotJoined."""
-        if any(now - asked > CONFIRM_WITHIN_S for _, asked in self._asking_group.values()):
-            raise _NotJoined(KafkaError(KafkaError._TIMED_OUT))
+    def _require_answer(self) -> None:
+        """librdkafka may forget a commit beside a broker that stands still. Raises GroupSilent."""
+        late = time.monotonic() - CONFIRM_WITHIN_S
+        for partition, (writer, asked) in self._asking_group.items():
+            if asked < late and self.writers.get(partition) is writer:
+                raise GroupSilent(f"The group {self.group} has not answered for {CONFIRM_WITHIN_S:.0f} s.", AGAIN)
 
     # ── delivery reports ──
 
@@ -552,6 +560,7 @@ class Handler:
 
     def _join(self) -> None:
         self._finished = None
+        self._is_member = False
         self._asking_group.clear()
         self._consumer = clients.group_consumer(
             self.settings,
@@ -656,14 +665,15 @@ class Handler:
     def _close(self) -> None:
         with suppress(KafkaException):
             self._producer.now.flush(5)
-        self._consumer.close()
+        if not self._asking_group:  # it would wait for the answer; a static member does not say that it leaves
+            self._consumer.close()
         self._log_reader.close()
         if self._database is not None:
             self._database.close()
 
 
-_NOT_OURS = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION}
-"""Of a partition that the group has taken away: what is polled next says so."""
+_NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION}
+"""Of a partition that librdkafka does not fetch yet, or not any more: then what is polled next says so."""
 _ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
 _REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
 _RESERVED = frozenset({"version-conflict", "malformed", "misrouted", "too-large", "failed"})

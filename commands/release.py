@@ -55,13 +55,15 @@ def require_alone(settings: Settings, types: Collection[CommandType]) -> None:
 
     Raises OtherReleaseRuns, KafkaAway.
     """
+    if not types:
+        return
     own = group_of(settings.group_prefix)
     others = [group for group in alive(Admin(settings), settings.group_prefix) if group != own]
-    if types and others:
+    if others:
         raise OtherReleaseRuns(
-            f"Handlers of another release run, in {', '.join(others)}. Commands of theirs would be malformed from now on: "
+            f"Handlers of another release run, in {', '.join(others)}. These commands would be malformed from now on: "
             f"{', '.join(sorted(map(str, types)))}.",
-            "Nothing has changed. End that release's API, and its handlers when they have answered; then run the command again.",
+            "End that release's API, then its handlers, which Kafka counts for some seconds more, and run the command again.",
         )
 
 

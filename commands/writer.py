@@ -189,7 +189,7 @@ class Writer:
                 "more, `samefold switch` with this code"
             )
         if self.unfolded and position.next_offset <= self.unfolded[0]:
-            return Wait(f"{self.unfolded[1]} It waits until an agent has folded it")
+            return Wait(f"{self.unfolded[1]} This partition waits until an agent has folded the event")
         if log_end < position.next_offset:
             return Refuse("events-shorter-than-position")
         if log_end - position.next_offset > self.limits.run_ahead:

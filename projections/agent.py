@@ -205,7 +205,7 @@ class Agent:
                 self._said.wrong("kafka", error.message, "away")
                 await self._pause(0.1)
             except DatabaseAway as error:  # which tells what is archived
-                self._said.wrong("database", error.message)
+                self._said.wrong("database", error.message, "away")
                 await self._pause(0.1)
 
     async def _fetch_once(self) -> None:
@@ -254,7 +254,7 @@ class Agent:
             positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
         except DatabaseAway as error:
-            self._said.wrong("database", error.message)
+            self._said.wrong("database", error.message, "away")
             self._do(self.reader.away(action.turn))
             return
         self._said.well("database", "the database answers again")
@@ -274,7 +274,7 @@ class Agent:
             apply = partial(self.work.apply, action.takes, action.turn, action.lane)
             done = await self.lanes[action.lane].run(apply)
         except DatabaseAway as error:
-            self._said.wrong("database", error.message)
+            self._said.wrong("database", error.message, "away")
             done = Done(Fate.AWAY)
         if done.fate is Fate.FENCED:
             log.info("agent %s: another one has been here; reading the positions", self.name)
@@ -303,7 +303,7 @@ class Agent:
                 for lane in self.lanes:
                     await lane.run(partial(self.work.ping, lane.number))
             except DatabaseAway as error:
-                self._said.wrong("database", error.message)
+                self._said.wrong("database", error.message, "away")
             else:
                 self._said.well("database", "the database answers again")
             try:

@@ -128,7 +128,7 @@ class Agent:
                 sender = Sender.of(self.settings)
                 positions = self.work.positions()
             except DatabaseAway as error:
-                self._said.wrong("database", error.message)
+                self._said.wrong("database", error.message, "away")
                 self._failures += 1
                 continue
             except KafkaAway as error:
@@ -215,7 +215,7 @@ class Agent:
             self.work.ping()
             now = topics.describe(self.settings, events.name)
         except DatabaseAway as error:
-            self._said.wrong("database", error.message)
+            self._said.wrong("database", error.message, "away")
         except KafkaAway as error:
             self._said.wrong("kafka", error.message, "away")
         else:

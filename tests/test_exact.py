@@ -221,23 +221,42 @@ def test_a_row_of_another_length_or_class_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("key", "stream"),
-    [(("7", 1), "purse/7"), ((1, 7), "purse/7"), (("purse/7",), "purse/7"), ((UUID(int=7), 2), f"purse/{UUID(int=7)}")],
+    [
+        (("7", 1), "purse/7"),
+        ((7, 1), "purse/7"),
+        ((b"7", 1), "purse/7"),
+        ((Colour.RED,), "purse/red"),
+        ((UUID(int=7), 2), f"purse/{UUID(int=7)}"),
+    ],
 )
-def test_a_key_that_holds_the_stream_s_id_is_its_own(key: tuple[Any, ...], stream: str) -> None:
+def test_a_key_that_begins_with_the_stream_s_id_is_its_own(key: tuple[Any, ...], stream: str) -> None:
     exact = Exact(all_columns([]))
     exact.require_own(key, stream)
-    with pytest.raises(BadRow, match=r"make `at\.id` a part"):
-        exact.require_own(key, "purse/8")
+    for other in ("purse/8", "purse/07", f"purse/{key[-1]}8"):
+        with pytest.raises(BadRow, match=r"begin with `at\.id`"):
+            exact.require_own(key, other)
+
+
+def test_a_key_that_two_streams_both_stand_in_is_nobodys() -> None:
+    exact = Exact(all_columns([]))
+    exact.require_own(("a", "b"), "purse/a")
     with pytest.raises(BadRow):
-        exact.require_own(key, "purse/07")
+        exact.require_own(("a", "b"), "purse/b")
 
 
-def test_a_key_in_a_view_of_two_contexts_holds_the_context_too() -> None:
+def test_a_key_in_a_view_of_two_contexts_begins_with_the_context_too() -> None:
     exact = Exact(dataclasses.replace(all_columns([]), contexts=("box", "purse")))
-    exact.require_own(("7", "box"), "box/7")
+    exact.require_own(("box", "7"), "box/7")
     exact.require_own(("box/7",), "box/7")
-    with pytest.raises(BadRow, match=r"make `at\.stream` a part"):
-        exact.require_own(("7",), "box/7")
+    exact.require_own(("box", "purse"), "box/purse")
+    for key, stream in [
+        (("7",), "box/7"),
+        (("7", "box"), "box/7"),
+        (("box", "purse"), "purse/box"),
+        (("box",), "box/box"),
+    ]:
+        with pytest.raises(BadRow, match=r"begin with `at\.stream`"):
+            exact.require_own(key, stream)
 
 
 def test_rows_come_back_as_they_are_held(world: Settings) -> None:

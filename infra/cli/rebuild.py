@@ -162,6 +162,8 @@ def switch(
         result = go_to(settings, [view] if view else [], views, processes=processes, progress=stages)
         if view is None:
             with naming(settings), connect(settings, "samefold switch") as connection:
+                # they may have been started meanwhile: to switch can take minutes
+                require_alone(settings, live_types(connection) - own_types())
                 gone = tuple(map(str, drop_other_types(connection, settings.events_topic)))
                 result = replace(result, removed=(*result.removed, *gone))
     if as_json:

@@ -63,8 +63,6 @@ def _common(settings: Settings) -> dict[str, Any]:
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
         "socket.keepalive.enable": True,
-        # the default of 60 s is how long a connection to a host that vanished is waited for, also when the host is back
-        "socket.timeout.ms": 10_000,
     }
     if settings.kafka_sasl_mechanism:
         config["sasl.mechanism"] = settings.kafka_sasl_mechanism

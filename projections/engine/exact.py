@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
+from enum import Enum
 from functools import partial
 from itertools import filterfalse, repeat
 from operator import attrgetter, is_, itemgetter
@@ -56,7 +57,6 @@ class Exact:
         self._key_of = tuple_getter(view.key_places)
         self._own_key = itemgetter(*view.key_places) if view.key_function is None else self._key_of
         self._contexts = view.contexts
-        self._prefixes = ("",) if len(view.contexts) > 1 else (f"{view.contexts[0]}/", "")
 
     def row(self, row: Any) -> Any:
         """The row as the database gives it back. Raises BadRow."""
@@ -80,13 +80,17 @@ class Exact:
         return row
 
     def require_own(self, key: tuple[Any, ...], stream: str) -> None:
-        """Refuse a key that another stream's row could have too: it belongs to whoever comes first. Raises BadRow."""
+        """Refuse a key that another stream's row could have too: it would belong to whoever comes first.
+
+        A view of one context begins its keys with the stream's id; one of several with the stream's name, or with context and id.
+        Raises BadRow.
+        """
         context, _, ident = stream.partition("/")
-        texts = set(map(str, key))
-        own = {ident} if len(self._contexts) == 1 else {ident, context}
-        if not own <= texts and stream not in texts:
-            wanted = "at.id" if len(own) == 1 else "at.stream"
-            raise BadRow(f"its key may be another stream's too: make `{wanted}` a part of it")
+        if len(self._contexts) == 1:
+            if not _is_text(key[0], ident):
+                raise BadRow("its key may be another stream's too: let it begin with `at.id`")
+        elif not (_is_text(key[0], stream) or (_is_text(key[0], context) and _is_text(key[1:2], ident))):
+            raise BadRow("its key may be another stream's too: let it begin with `at.stream`")
 
     def key(self, key: Any) -> tuple[Any, ...]:
         """What a view's `key` returned, as its row has it. Raises BadRow."""
@@ -114,16 +118,13 @@ class Exact:
         return longest <= MOST_KEY_BYTES or all(self._size(self._key_of(row)) <= MOST_KEY_BYTES for row in rows)
 
     def are_own(self, rows: Values, streams: Sequence[str]) -> bool:
-        """Whether each row's key is its stream's alone, told by one column that holds all the ids, or all the streams' names."""
+        """Whether `require_own` takes each row's key. May be False for other texts than those that stand in one column."""
         if not rows:
             return True
-        for prefix in self._prefixes:
-            for place in self._key_places:
-                if f"{prefix}{rows[0][place]}" == streams[0]:
-                    column = map(itemgetter(place), rows)
-                    texts = column if type(rows[0][place]) is str else map(str, column)
-                    return list(map(prefix.__add__, texts)) == streams
-        return False
+        prefix = f"{self._contexts[0]}/" if len(self._contexts) == 1 else ""
+        column = list(map(itemgetter(self._key_places[0]), rows))
+        texts = column if type(column[0]) is str else map(str, column)
+        return list(map(prefix.__add__, texts)) == streams
 
     def _size(self, key: tuple[Any, ...]) -> int:
         return sum(column.size(value) for column, value in zip(self._key_columns, key, strict=True))
@@ -131,6 +132,19 @@ class Exact:
     def _require_short(self, key: tuple[Any, ...]) -> None:
         if (size := self._size(key)) > MOST_KEY_BYTES:
             raise BadRow(f"its key takes {size} bytes, and an index has room for {MOST_KEY_BYTES}")
+
+
+def _is_text(value: Any, text: str) -> bool:
+    """Whether a key's value says nothing but this text. Of several that mean the same number or id, only one does."""
+    match value:
+        case tuple():
+            return len(value) == 1 and _is_text(value[0], text)
+        case bytes():
+            return value == text.encode()
+        case Enum():
+            return str(value.value) == text
+        case _:
+            return str(value) == text
 
 
 class _Column(NamedTuple):
