@@ -89,7 +89,7 @@ class Exact:
         if len(self._contexts) == 1:
             if not _is_text(key[0], ident):
                 raise BadRow("its key may be another stream's too: let it begin with `at.id`")
-        elif not (_is_text(key[0], stream) or (_is_text(key[0], context) and _is_text(key[1:2], ident))):
+        elif not (_is_text(key[0], stream) or (len(key) > 1 and _is_text(key[0], context) and _is_text(key[1], ident))):
             raise BadRow("its key may be another stream's too: let it begin with `at.stream`")
 
     def key(self, key: Any) -> tuple[Any, ...]:
@@ -137,8 +137,6 @@ class Exact:
 def _is_text(value: Any, text: str) -> bool:
     """Whether a key's value says nothing but this text. Of several that mean the same number or id, only one does."""
     match value:
-        case tuple():
-            return len(value) == 1 and _is_text(value[0], text)
         case bytes():
             return value == text.encode()
         case Enum():
