@@ -70,9 +70,6 @@ CHECK_WITHIN_S = 2.0
 """Commands wait meanwhile."""
 CONFIRM_S = (0.05, 0.3)
 CONFIRM_WITHIN_S = 20.0
-LOST_S = 3.0
-"""How long a group may take, beyond its session time-out, to give a lost member partitions, or none."""
-LOST_CHECK_S = 1.0
 GROUPS_S = 1.0
 """How often a handler that may have to wait for those of another release asks whether they are there."""
 
@@ -139,10 +136,6 @@ class Handler:
         self._said: dict[int, str] = {}
         self._is_member = False
         """The group has given it partitions, or none, since it last joined."""
-        self._is_lost = False
-        """It was a member, and the group has given it nothing since."""
-        self._lost_since: float | None = None
-        """When Kafka was first seen to answer since then."""
         self._asking_group: dict[int, tuple[Writer, float]] = {}
         """By partition, who asked the group whether it still is the assignee, and when."""
         self._finished: tuple[KafkaError, bool] | None = None
@@ -201,15 +194,13 @@ class Handler:
         """A topic that is made anew or gets more partitions while we run is as wrong as at the start."""
         if now < self._due_check:
             return
-        self._due_check = now + (LOST_CHECK_S if self._is_lost else CHECK_S)
+        self._due_check = now + CHECK_S
         for topic in self._topics:
             try:
                 found = topics.describe(self.settings, topic.name, admin=self._admin)
             except clients.KafkaAway:
                 return
             topics.require_same(topic, found)
-        if self._is_lost and self._lost_since is None:
-            self._lost_since = now
 
     def _check_types(self, now: float) -> None:
         """A restored database may lack them, and no API appends what would have us look."""
@@ -544,10 +535,7 @@ class Handler:
                 self._do(writer, refused or writer.on_confirmed())
 
     def _require_answer(self) -> None:
-        """librdkafka may forget a commit, or to join, beside a broker that stood still. Raises GroupSilent."""
-        patience = self.settings.session_timeout_ms / 1000 + LOST_S
-        if self._lost_since is not None and time.monotonic() - self._lost_since > patience:
-            raise GroupSilent(f"The group {self.group} has given this handler nothing for {patience:.0f} s.", AGAIN)
+        """Raises GroupSilent: without an answer the partition would wait for ever."""
         late = time.monotonic() - CONFIRM_WITHIN_S
         for partition, (writer, asked) in self._asking_group.items():
             if asked < late and self.writers.get(partition) is writer:
@@ -596,7 +584,7 @@ class Handler:
         self._join()
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        self._is_member, self._is_lost, self._lost_since = True, False, None
+        self._is_member = True
         consumer.incremental_assign([TopicPartition(p.topic, p.partition, 0) for p in assigned])
         consumer.pause(assigned)
         for partition in sorted(p.partition for p in assigned):
@@ -606,8 +594,7 @@ class Handler:
             self._later(writer, 0, writer.start)
 
     def _on_lost(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
-        self._is_member, self._is_lost = False, True
-        self._due_check = time.monotonic()
+        self._is_member = False
         self._on_revoke(consumer, lost)
 
     def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
@@ -678,7 +665,7 @@ class Handler:
     def _close(self) -> None:
         with suppress(KafkaException):
             self._producer.now.flush(5)
-        if not self._asking_group and self._lost_since is None:
+        if not self._asking_group:
             self._consumer.close()  # which waits for what was asked; a static member does not say that it leaves
         self._log_reader.close()
         if self._database is not None:
