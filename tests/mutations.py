@@ -184,6 +184,13 @@ MUTATIONS = [
         "tests/test_handler.py -k its_own_join_has_fenced",
     ),
     Mutation(
+        "a partition is assigned anew while it is being stopped",
+        "infra/log/clients.py",
+        "    consumer.unassign()\n",
+        "",
+        "tests/test_arrival.py -k over_and_over",
+    ),
+    Mutation(
         "a producer that can't go on is kept",
         "infra/log/clients.py",
         "            self.renew(polled, error.args[0])",

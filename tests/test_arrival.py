@@ -14,7 +14,7 @@ from domain.accounts import Details, MoneyDeposited
 from infra.archive import write
 from infra.archive.jobs import archive_log
 from infra.database.connect import Connection, connect
-from infra.log import source
+from infra.log import clients, source
 from infra.log.history import history_of
 from infra.log.records import Record
 from infra.log.topics import describe
@@ -184,3 +184,13 @@ def test_what_tasks_come_to_is_looked_at(bank: Bookkeeper) -> None:
         "balances_v1_r2": "abandoned",
         "balances_v1_asof_1": "abandoned",
     }
+
+
+def test_a_consumer_is_given_a_partition_over_and_over(bank: Bookkeeper) -> None:
+    """Each time it has begun to read and is stopped first."""
+    world = bank.world
+    end = describe(world, world.events_topic).end[0]
+    consumer = clients.range_consumer(world)
+    for _ in range(1_000):
+        assert next(source.read_held(world, world.events_topic, 0, 0, end, consumer=consumer))
+    consumer.close()

@@ -98,7 +98,7 @@ class Fetcher:
         if not self._assigned:
             # all of them anew: a `seek` fails while librdkafka has not begun to fetch
             here = [(number, offset) for number, offset in self._next.items() if number not in self._archived]
-            self._consumer.assign([TopicPartition(self._topic, number, offset) for number, offset in here])
+            clients.assign(self._consumer, [TopicPartition(self._topic, number, offset) for number, offset in here])
             self._assigned = True
         # consume(n) waits for all n: ask for one first, then for what is there
         messages = self._consumer.consume(1, wait)

@@ -126,7 +126,7 @@ class Tail:
             self._consumer.resume([TopicPartition(self.topic, partition) for partition in self._paused])
             self._paused = set()
         ends = ((partition, end) for partition, end in self._end.items() if partition not in self._archived)
-        self._consumer.assign([TopicPartition(self.topic, partition, end) for partition, end in ends])
+        clients.assign(self._consumer, [TopicPartition(self.topic, partition, end) for partition, end in ends])
 
     def _take_archived(self) -> int:
         """Records taken in out of the archive: a batch for each partition of which not enough is at hand."""
