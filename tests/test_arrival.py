@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 from psycopg.errors import UniqueViolation
 
 from domain.accounts import Details, MoneyDeposited
 from infra.archive import write
 from infra.archive.jobs import archive_log
 from infra.database.connect import Connection, connect
-from infra.log import clients, source
+from infra.log import source
 from infra.log.history import history_of
 from infra.log.records import Record
 from infra.log.topics import describe
@@ -187,13 +189,26 @@ def test_what_tasks_come_to_is_looked_at(bank: Bookkeeper) -> None:
     }
 
 
+OVER_AND_OVER = """
+from confluent_kafka import TopicPartition
+from infra.log import clients
+from infra.settings import Settings
+
+world = Settings()
+consumer = clients.range_consumer(world)
+for turn in range(1_500):
+    clients.assign(consumer, [TopicPartition(world.events_topic, 0, 0)])
+    consumer.consume(1, (0, 0.002, 0.01)[turn % 3])
+clients.assign(consumer, [TopicPartition(world.events_topic, 0, 3)])
+print([message.offset() for message in consumer.consume(1, 10)])
+"""
+"""A process of its own: librdkafka may abort it."""
+
+
 def test_a_consumer_is_given_a_partition_over_and_over(bank: Bookkeeper) -> None:
     """Just when it has begun to read, or has not yet."""
-    world = bank.world
-    consumer = clients.range_consumer(world)
-    for turn in range(1_500):
-        clients.assign(consumer, [TopicPartition(world.events_topic, 0, 0)])
-        consumer.consume(1, (0, 0.002, 0.01)[turn % 3])
-    clients.assign(consumer, [TopicPartition(world.events_topic, 0, 3)])
-    assert [message.offset() for message in consumer.consume(1, 10)] == [3]
-    consumer.close()
+    command = [sys.executable, "-c", OVER_AND_OVER]
+    done = subprocess.run(
+        command, env=os.environ | bank.world.environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("[3]\n", 0), done.stderr
