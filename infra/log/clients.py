@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -211,13 +211,13 @@ def agent_consumer(settings: Settings) -> Consumer:
     return _consumer(settings, only, None)
 
 
-def assign(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+def assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
     """Have it read these partitions, each from its offset, and no others.
 
     librdkafka 2.8 aborts the process when a partition is assigned anew while it is being stopped: it is taken away first.
     """
     consumer.unassign()
-    consumer.assign(list(partitions))
+    consumer.assign(partitions)
 
 
 def admin(settings: Settings) -> AdminClient:

@@ -92,7 +92,7 @@ def read_held(
     own = consumer is None
     reader = consumer or clients.range_consumer(settings)
     try:
-        clients.assign(reader, [TopicPartition(topic, partition, start)])
+        reader.assign([TopicPartition(topic, partition, start)])
         position = start
         deadline = time.monotonic() + NO_PROGRESS_S
         while position < stop:
