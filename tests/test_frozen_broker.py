@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from commands import release
 from commands.api import look
-from infra.log import clients, topics
+from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.settings import Settings
 from tests.api import Api, everything
@@ -67,23 +67,23 @@ def _is_back(world: Settings) -> bool:
 
 def led_anew(stack: Stack, world: Settings) -> None:
     """Returns when the broker leads in another epoch than it did: frozen for longer than its session lasts, again if need be."""
-    remembering = clients.admin(world)
-    while _latest(remembering, world) != KafkaError.FENCED_LEADER_EPOCH:
+    before = _epoch(world)
+    while _epoch(world) == before:
         with frozen(stack):
             sleep(FENCED_AFTER_S)
         until(lambda: _is_back(world), "the broker leads again")
 
 
-def _latest(admin: AdminClient, world: Settings) -> int | None:
-    """The code of the error that a client gets which asks with what it remembers, -1 where it gets no answer."""
-    [asked] = admin.list_offsets({TopicPartition(world.events_topic, 0): OffsetSpec.latest()}).values()
-    try:
-        asked.result(10)
-    except KafkaException as error:
-        return int(error.args[0].code())
-    except TimeoutError:
-        return -1
-    return None
+def _epoch(world: Settings) -> int:
+    """In which the broker leads, as it says itself."""
+    return topics.Admin(world).ask(lambda client, within_s: _asked(client, world, within_s).leader_epoch)
+
+
+def _asked(client: AdminClient, world: Settings, within_s: float) -> ListOffsetsResultInfo:
+    wanted = {TopicPartition(world.events_topic, 0): OffsetSpec.latest()}
+    [asked] = client.list_offsets(wanted, request_timeout=within_s).values()
+    answer: ListOffsetsResultInfo = asked.result(within_s)
+    return answer
 
 
 def opened(api: Api, name: str) -> httpx.Response:
