@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from commands import release
 from commands.api import look
@@ -76,14 +76,13 @@ def led_anew(stack: Stack, world: Settings) -> None:
 
 def _epoch(world: Settings) -> int:
     """In which the broker leads, as it says itself."""
-    return topics.Admin(world).ask(lambda client, within_s: _asked(client, world, within_s).leader_epoch)
+    return topics.Admin(world).ask(lambda client, within_s: _asked(client, world, within_s))
 
 
-def _asked(client: AdminClient, world: Settings, within_s: float) -> ListOffsetsResultInfo:
+def _asked(client: AdminClient, world: Settings, within_s: float) -> int:
     wanted = {TopicPartition(world.events_topic, 0): OffsetSpec.latest()}
     [asked] = client.list_offsets(wanted, request_timeout=within_s).values()
-    answer: ListOffsetsResultInfo = asked.result(within_s)
-    return answer
+    return int(asked.result(within_s).leader_epoch)
 
 
 def opened(api: Api, name: str) -> httpx.Response:

@@ -151,7 +151,9 @@ class Load:
 
     def _strike(self, turns: _Turns) -> None:
         """Kill the next one when its turn has come, just when it got work, and send more while it is dead."""
-        turn_at = len(self.commands) * (turns.done + 1) // (turns.planned + 2)
+        # by all kills that are done: those of one kind, done sooner, would send what the others need
+        done, planned = sum(each.done for each in self._turns), sum(each.planned for each in self._turns)
+        turn_at = len(self.commands) * (done + 1) // (planned + 2)
         role, turn = turns.victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
