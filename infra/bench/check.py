@@ -109,6 +109,7 @@ def _messages(settings: Settings, topic: str, partition: int, start: int, stop: 
             "enable.auto.commit": False,
             "fetch.queue.backoff.ms": 1,
             "log_level": 2,
+            "enable.metrics.push": False,
         }
     )
     try:

@@ -63,6 +63,8 @@ def _common(settings: Settings) -> dict[str, Any]:
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
         "socket.keepalive.enable": True,
+        # librdkafka 2.8 waits a second at a client's end for metrics that nobody asked for
+        "enable.metrics.push": False,
     }
     if settings.kafka_sasl_mechanism:
         config["sasl.mechanism"] = settings.kafka_sasl_mechanism

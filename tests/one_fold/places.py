@@ -75,7 +75,13 @@ def read_log(place: Settings) -> list[list[Entry]]:
     """All records, by a consumer that has nothing to do with the product's."""
     ends = topics.describe(place, place.events_topic).end
     found: list[list[Entry]] = [[] for _ in ends]
-    consumer = Consumer({"bootstrap.servers": place.kafka, "group.id": "oracle", "enable.auto.commit": False})
+    settings = {
+        "bootstrap.servers": place.kafka,
+        "group.id": "oracle",
+        "enable.auto.commit": False,
+        "enable.metrics.push": False,
+    }
+    consumer = Consumer(settings)
     try:
         consumer.assign([TopicPartition(place.events_topic, partition, 0) for partition in ends])
         deadline = time.monotonic() + PATIENCE_S
