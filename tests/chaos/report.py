@@ -45,8 +45,8 @@ class Result:
     """Model checkers that met what they were never taught. That is no violation, and no success either."""
 
     def too_few(self) -> dict[str, int]:
-        """Kinds of faults that took effect less often than is owed: one time for each six minutes of faults."""
-        least = int(self.seconds // 360)
+        """Kinds of faults that took effect less often than is owed: one time for each eight minutes of faults."""
+        least = int(self.seconds // 480)
         return {kind: n for kind in KINDS if (n := self.effects.by_kind[kind]) < least}
 
     def late(self) -> list[str]:

@@ -19,7 +19,7 @@ def result(times: int = 2) -> Result:
         effects.took_effect(kind)
     with effects.recovery("handler"):
         pass
-    return Result(7, 15.0, effects, seconds=750.0, snapshots=10)
+    return Result(7, 20.0, effects, seconds=970.0, snapshots=10)
 
 
 def test_a_run_with_enough_of_everything_holds() -> None:
