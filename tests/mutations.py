@@ -205,11 +205,11 @@ MUTATIONS = [
         "tests/test_fatal_producer.py -k handler_opens_again",
     ),
     Mutation(
-        "who asks for the ends asks the leader that he remembers",
+        "who is told that another broker leads asks with the client that remembers",
         "infra/log/topics.py",
         "                        self._client = clients.admin(self._settings)",
         "                        pass",
-        "tests/test_frozen_broker.py -k asks_for_the_ends",
+        "tests/test_frozen_broker.py -k remembers_nothing",
     ),
     Mutation(
         "one failed look refuses commands",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from time import sleep
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from commands import release
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
 TAKEN = {200, 202}
 """A command is in the log. Its outcome may be missing: Kafka fences a handler that was silent, and none is started again here."""
+REFUSED_WITHIN_S = 1.0
+"""It would be refused at once, and is not answered before the broker goes on."""
 FENCED_AFTER_S = 2.5
 """The broker's session with its controller lasts 2 s."""
 BACK_WITHIN_S = 60.0
@@ -109,6 +111,21 @@ def test_who_asks_for_the_ends_is_answered_when_the_broker_leads_in_another_epoc
     assert topics.ends(events, admin) == before
 
 
+def test_who_is_told_that_another_broker_leads_asks_with_a_client_that_remembers_nothing(world: Settings) -> None:
+    topics.ensure(world)
+    asked: list[AdminClient] = []
+
+    def question(client: AdminClient, within_s: float) -> set[str]:
+        asked.append(client)
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        return set(client.list_topics(timeout=within_s).topics)
+
+    assert world.events_topic in topics.Admin(world).ask(question)
+    first, second = asked
+    assert first is not second
+
+
 def test_commands_wait_for_a_broker_that_is_silent_for_a_moment(
     world: Settings, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +136,7 @@ def test_commands_wait_for_a_broker_that_is_silent_for_a_moment(
         with frozen(stack):
             until(lambda: not failed.kafka_answered, "a look has failed")
             waiting = pool.submit(opened, api, "meanwhile")
+            wait([waiting], REFUSED_WITHIN_S)
         assert waiting.result().status_code in TAKEN, waiting.result().text
 
 
