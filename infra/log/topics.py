@@ -74,9 +74,8 @@ def require_same(was: Topic, now: Topic) -> None:
 class Admin:
     """Asks the brokers, for `timeout_s` at most.
 
-    librdkafka's admin client may ask the leader that it knows, in the epoch that it knows, and look for no other one for 15 minutes,
-    even when it is told that these are over (2.16); where nobody leads at the moment it waits in vain (2.8, too). So it is made anew,
-    and asks again.
+    librdkafka's admin client may ask the leader that it knows, in the epoch that it knows, and look for no other for 15 minutes,
+    even when told that these are over (2.16). Where nobody leads at the moment it waits in vain (2.8, too). So it is made anew.
     """
 
     def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
