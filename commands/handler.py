@@ -129,6 +129,8 @@ class Handler:
         self._asked: tuple[Lots, Question] | None = None
         self._held: dict[int, _Lot] = {}
         self._paused: set[int] = set()
+        self._taken: dict[int, int] = {}
+        """By partition, the offset behind the last command that was taken."""
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
         self._due_check = time.monotonic() + CHECK_S
@@ -245,6 +247,8 @@ class Handler:
                 if (headers := message.headers()) and (kept := tracing.kept(headers)):
                     received = msgspec.structs.replace(received, headers=kept)
                 lot.commands.append(received)
+        for partition, lot in lots.items():
+            self._taken[partition] = lot.commands[-1].offset + 1
         if lots:
             self._connection.seen()
             reach("command read")
@@ -333,8 +337,24 @@ class Handler:
                 self._do(writer, action)
             _count(actions)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
-                self._paused.discard(partition)
-                self._consumer.resume([TopicPartition(self.settings.commands_topic, partition)])
+                self._read_on(writer, self._taken[partition])
+
+    def _read_on(self, writer: Writer, offset: int) -> None:
+        """Take commands of the writer's partition from this offset on.
+
+        It is told from where: librdkafka before 2.13.2 takes an error that it gives for a record (its issue 4844), and would go on
+        behind the next command when it is resumed.
+        """
+        here = TopicPartition(self.settings.commands_topic, writer.partition, offset)
+        self._paused.discard(writer.partition)
+        try:
+            self._consumer.seek(here)
+            self._consumer.resume([here])
+        except KafkaException as error:  # in a delivery report: what is raised from there can't be caught
+            if error.args[0].code() in _NOT_YET:
+                self._later(writer, BEHIND_RETRY_S, lambda: self._read_on(writer, offset))
+            elif not clients.is_finished(error.args[0]):
+                self._error = NotTaken(f"No commands can be read: {error.args[0].str()}.", AGAIN)
 
     def _not_answered(self, lots: Lots, error: psycopg.Error | DatabaseAway) -> None:
         """Try again a moment later, with these commands before those that are held already."""
@@ -391,16 +411,7 @@ class Handler:
                 reach("opening read")
                 metrics.HANDLER_EPOCHS.inc()
                 self._say(writer, f"epoch {writer.epoch}, serving from command {offset}")
-                here = TopicPartition(self.settings.commands_topic, partition, offset)
-                self._paused.discard(partition)
-                try:
-                    self._consumer.seek(here)
-                    self._consumer.resume([here])
-                except KafkaException as error:  # in a delivery report: what is raised from there can't be caught
-                    if error.args[0].code() in _NOT_YET:
-                        self._later(writer, BEHIND_RETRY_S, lambda: Serve(offset))
-                    elif not clients.is_finished(error.args[0]):
-                        self._error = NotTaken(f"No commands can be read: {error.args[0].str()}.", AGAIN)
+                self._read_on(writer, offset)
             case Wait(why):
                 self._say(writer, why)
                 self._later(writer, WAIT_S, writer.start)

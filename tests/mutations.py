@@ -205,6 +205,13 @@ MUTATIONS = [
         "tests/test_fatal_producer.py -k handler_opens_again",
     ),
     Mutation(
+        "a consumer that pauses is told where partitions end",
+        "projections/engine/tail.py",
+        "tells_ends=False",
+        "tells_ends=True",
+        "tests/test_switch.py -k more_than_one_read",
+    ),
+    Mutation(
         "who is told that another broker leads asks with the client that remembers",
         "infra/log/topics.py",
         "                        self._client = clients.admin(self._settings)",

@@ -38,7 +38,7 @@ class Tail:
         self._paused: set[int] = set()
         self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
         """Partitions that are read out of the archive, until it ends and Kafka goes on."""
-        self._consumer = clients.range_consumer(settings)
+        self._consumer = clients.range_consumer(settings, tells_ends=False)
         self._assign()
 
     def __enter__(self) -> Tail:
@@ -113,7 +113,11 @@ class Tail:
 
     def _throttle(self, wanted: Mapping[int, int]) -> None:
         """Pause partitions of which enough is at hand, while others are waited for."""
-        full = {p for p, ahead in self._ahead.items() if len(ahead) >= AHEAD and self._end[p] >= wanted.get(p, 0)}
+        full = {
+            p
+            for p, ahead in self._ahead.items()
+            if p not in self._archived and len(ahead) >= AHEAD and self._end[p] >= wanted.get(p, 0)
+        }
         if pause := full - self._paused:
             self._consumer.pause([TopicPartition(self.topic, partition) for partition in pause])
         if resume := self._paused - full:
@@ -156,7 +160,7 @@ class Tail:
                     self._archived.setdefault(
                         partition, archived(self.settings, self.topic, partition, self._end[partition])
                     )
-                elif error.code() != KafkaError._PARTITION_EOF:
+                else:
                     raise named(self.settings, self.topic, partition, self._end.get(partition, 0), error)
                 continue
             offset = message.offset()
