@@ -151,15 +151,14 @@ class Load:
 
     def _strike(self, turns: _Turns) -> None:
         """Kill the next one when its turn has come, just when it got work, and send more while it is dead."""
-        # by all kills that are done: those of one kind, done sooner, would send what the others need
-        done, planned = sum(each.done for each in self._turns), sum(each.planned for each in self._turns)
-        turn_at = len(self.commands) * (done + 1) // (planned + 2)
+        turn_at = self._turn_at(turns)
         role, turn = turns.victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
         # what the API holds up, which may be down, holds up nobody's turn, unless it were much
         if self._visible + min(self.sending.held, 4 * self._slice) < turn_at or child.pid is None:
-            self._send(turn_at)
+            # not beyond the turn of whoever is further behind: it would find nothing left to send
+            self._send(min(self._turn_at(each) for each in self._turns if each.victims))
             return
         self._send(self._sent + self._slice)
         self._see()
@@ -174,6 +173,9 @@ class Load:
         turns.down = Kill(role, child, pid, at, on_the_way, before, died, broken_off)
         self.loaded.kills.append(turns.down)
         self._send(self._sent + self._slice)
+
+    def _turn_at(self, turns: _Turns) -> int:
+        return len(self.commands) * (turns.done + 1) // (turns.planned + 2)
 
     def _await_successor(self, turns: _Turns) -> None:
         kill = turns.down
