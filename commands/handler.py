@@ -129,8 +129,11 @@ class Handler:
         self._asked: tuple[Lots, Question] | None = None
         self._held: dict[int, _Lot] = {}
         self._paused: set[int] = set()
-        self._taken: dict[int, int] = {}
-        """By partition, the offset behind the last command that was taken."""
+        self._next: dict[int, int] = {}
+        """By partition that is served, the offset of the next command to take."""
+        self._holes: dict[int, tuple[int, int]] = {}
+        """By partition, what was to come and what came instead. If it comes again, the hole is the topic's own."""
+        self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
         self._due_check = time.monotonic() + CHECK_S
@@ -197,12 +200,16 @@ class Handler:
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
-        for topic in self._topics:
-            try:
-                found = topics.describe(self.settings, topic.name, admin=self._admin)
-            except clients.KafkaAway:
-                return
-            topics.require_same(topic, found)
+        commands, events = self._topics
+        with suppress(clients.KafkaAway):
+            commands = self._same(commands)
+            events = self._same(events)
+        self._topics = commands, events
+
+    def _same(self, topic: topics.Topic) -> topics.Topic:
+        found = topics.describe(self.settings, topic.name, admin=self._admin)
+        topics.require_same(topic, found)
+        return found
 
     def _check_types(self, now: float) -> None:
         """A restored database may lack them, and no API appends what would have us look."""
@@ -234,12 +241,18 @@ class Handler:
         self._require_consumer()
         serving = {p: writer for p, writer in self.writers.items() if writer.phase is Phase.SERVING}
         lots: dict[int, _Lot] = {}
+        again: set[int] = set()
         for message in messages:
             if error := message.error():
-                self._on_consumer_error(error)
+                self._on_consumer_error(error, message.partition())
+                self._holes.pop(message.partition(), None)
+                again.add(message.partition())
                 continue
             record = _record(message)
-            if writer := serving.get(record.partition):
+            if (writer := serving.get(record.partition)) and record.partition not in again:
+                if record.offset != self._next[record.partition] and not self._passes_over(record, again):
+                    continue
+                self._next[record.partition] = record.offset + 1
                 lot = lots.get(record.partition)
                 if lot is None:
                     lot = lots[record.partition] = _Lot(writer, writer.epoch, [])
@@ -247,14 +260,28 @@ class Handler:
                 if (headers := message.headers()) and (kept := tracing.kept(headers)):
                     received = msgspec.structs.replace(received, headers=kept)
                 lot.commands.append(received)
-        for partition, lot in lots.items():
-            self._taken[partition] = lot.commands[-1].offset + 1
+        if self._rebalanced:  # librdkafka has paused what is kept, and may have missed that we resumed it
+            self._rebalanced = False
+            again |= serving.keys()
+        for partition in (again & serving.keys()) - self._paused:
+            self._read_on(serving[partition])
         if lots:
             self._connection.seen()
             reach("command read")
         return lots
 
-    def _on_consumer_error(self, error: KafkaError) -> None:
+    def _passes_over(self, record: Record, again: set[int]) -> bool:
+        """Whether a record is taken that is not the next: if it came twice in its place. Else its partition is read `again`."""
+        wanted = self._next[record.partition]
+        if record.offset < wanted:
+            return False
+        if self._holes.get(record.partition) == (wanted, record.offset):
+            return True
+        self._holes[record.partition] = wanted, record.offset
+        again.add(record.partition)
+        return False
+
+    def _on_consumer_error(self, error: KafkaError, partition: int = -1) -> None:
         if _ends(error):
             self._on_finished(error)
             self._require_consumer()
@@ -267,7 +294,11 @@ class Handler:
             raise WorldChanged(
                 f"Topic '{self.settings.commands_topic}' is gone.", "Restore it: its id is part of every position."
             )
-        if not clients.may_pass(error):
+        if clients.may_pass(error):
+            return
+        if writer := self.writers.get(partition):
+            self._say(writer, error.str(), logging.WARNING)
+        else:
             log.warning("handler %s: %s", self.name, error.str())
 
     def _on_finished(self, error: KafkaError) -> None:
@@ -337,22 +368,22 @@ class Handler:
                 self._do(writer, action)
             _count(actions)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
-                self._read_on(writer, self._taken[partition])
+                self._read_on(writer)
 
-    def _read_on(self, writer: Writer, offset: int) -> None:
-        """Take commands of the writer's partition from this offset on.
+    def _read_on(self, writer: Writer) -> None:
+        """Take commands of the writer's partition, from the next on.
 
-        It is told from where: librdkafka before 2.13.2 takes an error that it gives for a record (its issue 4844), and would go on
-        behind the next command when it is resumed.
+        It is told from where: librdkafka before 2.13.2 takes an error that it gives for a record (its issue 4844), and after a
+        pause, ours or its own while it rebalances, would go on behind a command that was never taken.
         """
-        here = TopicPartition(self.settings.commands_topic, writer.partition, offset)
+        here = TopicPartition(self.settings.commands_topic, writer.partition, self._next[writer.partition])
         self._paused.discard(writer.partition)
         try:
             self._consumer.seek(here)
             self._consumer.resume([here])
         except KafkaException as error:  # in a delivery report: what is raised from there can't be caught
             if error.args[0].code() in _NOT_YET:
-                self._later(writer, BEHIND_RETRY_S, lambda: self._read_on(writer, offset))
+                self._later(writer, BEHIND_RETRY_S, lambda: self._read_on(writer))
             elif not clients.is_finished(error.args[0]):
                 self._error = NotTaken(f"No commands can be read: {error.args[0].str()}.", AGAIN)
 
@@ -411,7 +442,9 @@ class Handler:
                 reach("opening read")
                 metrics.HANDLER_EPOCHS.inc()
                 self._say(writer, f"epoch {writer.epoch}, serving from command {offset}")
-                self._read_on(writer, offset)
+                self._next[partition] = offset
+                self._holes.pop(partition, None)
+                self._read_on(writer)
             case Wait(why):
                 self._say(writer, why)
                 self._later(writer, WAIT_S, writer.start)
@@ -595,8 +628,11 @@ class Handler:
         self._join()
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
-        self._is_member = True
-        consumer.incremental_assign([TopicPartition(p.topic, p.partition, 0) for p in assigned])
+        self._is_member = self._rebalanced = True
+        # the writer says later from where; what is not there any more would be an error until then
+        first = self._topics[0].first
+        starts = [TopicPartition(p.topic, p.partition, first.get(p.partition, 0)) for p in assigned]
+        consumer.incremental_assign(starts)
         consumer.pause(assigned)
         for partition in sorted(p.partition for p in assigned):
             limits = Limits(self.settings.run_ahead, self.settings.max_commit_bytes, self.settings.ack_timeout_s)
@@ -609,6 +645,7 @@ class Handler:
         self._on_revoke(consumer, lost)
 
     def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
+        self._rebalanced = True
         self._drop([p.partition for p in revoked])
         consumer.incremental_unassign(revoked)
 
@@ -683,8 +720,8 @@ class Handler:
             self._database.close()
 
 
-_NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION}
-"""Of a partition that librdkafka does not fetch yet, or not any more: then what is polled next says so."""
+_NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_IN_PROGRESS, KafkaError._OUTDATED}
+"""Of a partition that librdkafka does not fetch yet, pauses itself, or does not fetch any more: what is polled next says so."""
 _ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
 _REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
 _RESERVED = frozenset({"version-conflict", "malformed", "misrouted", "too-large", "failed"})

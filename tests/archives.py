@@ -87,7 +87,7 @@ def delete(world: Settings, topic: str, to: dict[int, int]) -> None:
     """What somebody with Kafka's own tools may do, whom nobody holds."""
     admin = clients.admin(world)
     cuts = [TopicPartition(topic, partition, offset) for partition, offset in to.items()]
-    for future in admin.delete_records(cuts).values():
+    for future in clients.delete_records(admin, cuts).values():
         future.result(30)
 
 

@@ -9,14 +9,14 @@ from threading import Thread
 from typing import Any
 
 import msgspec
+from confluent_kafka import KafkaException, Producer
 
 from commands.client import send_all
 from commands.handler import Handler
 from commands.outcomes import Outcome, outcomes_of
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
-from infra.log import topics
-from infra.log.clients import producer
+from infra.log import clients, topics
 from infra.log.records import Command, Commit, Opening, Record, decode_event
 from infra.log.rule import read
 from infra.log.source import read_range
@@ -59,11 +59,26 @@ def send(world: Settings, *commands: Command) -> None:
 
 def produce(world: Settings, topic: str, partition: int, key: bytes | None, value: bytes | None) -> None:
     """Whatever anybody may put into a topic."""
-    client = producer(world)
+    client = clients.producer(world)
     failed: list[object] = []
     client.produce(topic, value, key=key, partition=partition, on_delivery=lambda error, _: failed.append(error))
     client.flush(10)
     assert failed == [None]
+
+
+def in_a_transaction(world: Settings, topic: str, partition: int, key: bytes | None, value: bytes) -> None:
+    """Append to a partition as a transactional producer does: with a marker behind it, a little later."""
+
+    def end() -> int:
+        return topics.describe(world, topic).end[partition]
+
+    was = end()
+    client = Producer({"bootstrap.servers": world.kafka, "transactional.id": f"{topic}-stranger"})
+    client.init_transactions(10)
+    client.begin_transaction()
+    client.produce(topic, value, key=key, partition=partition)
+    client.commit_transaction(10)
+    until(lambda: end() == was + 2, "the marker is there")
 
 
 @contextmanager
@@ -117,6 +132,18 @@ def project(world: Settings) -> int:
                 assert isinstance(committer.apply(db, [Batch(partition, was, after, counted)]), Applied)
                 was, folded = after, folded + len(counted)
     return folded
+
+
+def members(world: Settings, group: str) -> set[str | None]:
+    """The names of the group's static members; none while no broker coordinates it."""
+    admin = clients.admin(world)
+    [described] = admin.describe_consumer_groups([group]).values()
+    try:
+        return {member.group_instance_id for member in described.result(10).members}
+    except KafkaException as error:
+        if not clients.may_pass(error.args[0]):
+            raise
+        return set()
 
 
 def records_of(world: Settings, topic_name: str) -> list[Record]:

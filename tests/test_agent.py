@@ -301,7 +301,7 @@ def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
     at = partitioner.partition_of("accounts/a", log.settings.partitions)
     trim = [TopicPartition(log.settings.events_topic, at, 3)]
     admin = clients.admin(log.settings)
-    for future in admin.delete_records(trim).values():
+    for future in clients.delete_records(admin, trim).values():
         future.result(10)
     with agent(log.settings, tmp_path) as one:
         assert one.ends() == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -670,6 +673,30 @@ def test_an_archive_that_a_database_finds_there_is_taken_as_it_is(bank: Bookkeep
     assert (
         Store(bank.world).read(IDENTITY) == identity == str(scalar(bank.world, "select archive from topics")).encode()
     )
+
+
+DELETE_RECORDS = """
+import os, sys
+from confluent_kafka import TopicPartition
+from infra.log import clients
+from infra.settings import Settings
+
+world = Settings()
+admin, before = clients.admin(world), [TopicPartition(world.commands_topic, 0, 0)]
+held = sys.getrefcount(before)
+for done in clients.delete_records(admin, before).values():
+    done.result(10)
+print(sys.getrefcount(before) - held, flush=True)
+os._exit(0)
+"""
+"""A process of its own: memory that is freed too soon may end it."""
+
+
+def test_who_has_records_deleted_keeps_what_it_gave(world: Settings) -> None:
+    topics.ensure(world)
+    command = [sys.executable, "-c", DELETE_RECORDS]
+    done = subprocess.run(command, env=os.environ | world.environment(), capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("what", ["value", "key", "time", "headers", "missing"])

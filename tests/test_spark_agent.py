@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from pydantic import SecretStr
 
 from domain.accounts import AccountOpened, Details, MoneyDeposited
@@ -44,7 +44,7 @@ from tests.bankviews import live_table, make_tables, rows
 from tests.bookkeeper import DAY, Bookkeeper, fold_all, start
 from tests.conftest import ROOT, SEED, Samefold
 from tests.spark_armed import Armed, order, views_of
-from tests.spine import handler, produce, scalar, send, set_up, until
+from tests.spine import handler, in_a_transaction, produce, scalar, send, set_up, until
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
@@ -182,7 +182,7 @@ def test_void_records_duplicates_holes_and_parked_streams(world: Settings, foldi
             keeper.flush()
             successor.garbage(0)
             produce(world, world.events_topic, 1, None, None)
-            in_a_transaction(world)  # which leaves a marker: an offset without a record
+            in_a_transaction(world, world.events_topic, 2, None, b"garbage")  # its marker is an offset without a record
             successor.garbage(2)
             for account in ("p1", "p2"):
                 successor.commit(account, AccountOpened(overdraft_limit=0, on=DAY))
@@ -440,7 +440,7 @@ def test_it_waits_out_a_database_that_drops_its_connections(keeper: Bookkeeper, 
 def test_a_log_whose_beginning_is_gone_is_refused(keeper: Bookkeeper, folding: Start) -> None:
     keeper.life(ACCOUNTS, 3)
     admin = clients.admin(keeper.world)
-    for future in admin.delete_records([TopicPartition(keeper.world.events_topic, 0, 3)]).values():
+    for future in clients.delete_records(admin, [TopicPartition(keeper.world.events_topic, 0, 3)]).values():
         future.result(10)
     with folding() as agent:
         assert "goes on at 0" in agent.ended_with(LogTrimmed)
@@ -585,21 +585,6 @@ def parked(world: Settings) -> list[tuple[Any, ...]]:
         return db.execute(
             "select table_name, stream, since_offset, since_version, error from parked order by 1, 2"
         ).fetchall()
-
-
-def in_a_transaction(world: Settings) -> None:
-    """Append garbage to a partition as a transactional producer does: with a marker after it, a little later."""
-
-    def end() -> int:
-        return topics.describe(world, world.events_topic).end[2]
-
-    was = end()
-    producer = Producer({"bootstrap.servers": world.kafka, "transactional.id": f"{world.events_topic}-stranger"})
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    producer.produce(world.events_topic, b"garbage", partition=2)
-    producer.commit_transaction(10)
-    until(lambda: end() == was + 2, "the marker is there")
 
 
 @contextmanager

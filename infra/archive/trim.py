@@ -180,7 +180,7 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
 def _delete(settings: Settings, topic: str, partition: int, to: int) -> None:
     admin = clients.admin(settings)  # a name of its own: without one it would end before the answer comes
     try:
-        [future] = admin.delete_records([TopicPartition(topic, partition, to)]).values()
+        [future] = clients.delete_records(admin, [TopicPartition(topic, partition, to)]).values()
         future.result(TIMEOUT_S)
     except TimeoutError as error:
         raise clients.away(settings, KafkaError(KafkaError._TIMED_OUT)) from error

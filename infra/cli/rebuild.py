@@ -228,7 +228,9 @@ def _tell_rebuilt(result: Rebuilt, why: list[str]) -> None:
         stdout.print(f"{view}: {table}, {rows}")
     _tell_filled(result, why)
     if result.switched is None:
-        stdout.print("Ready, and not live yet: `samefold switch` makes it so.")
+        stdout.print(
+            "Ready, and not live yet: `samefold switch` switches to newer versions, `samefold switch VIEW VERSION` to any."
+        )
     else:
         _tell(result.switched)
 

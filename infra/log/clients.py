@@ -6,14 +6,16 @@ reads by position and never lets Kafka's group offsets decide anything.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, DeletedRecords
 
 from infra.errors import SamefoldError
 from infra.log.partitioner import LIBRDKAFKA_NAME
@@ -228,6 +230,16 @@ def assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
 
 def admin(settings: Settings) -> AdminClient:
     return AdminClient(_common(settings))
+
+
+def delete_records(client: AdminClient, before: list[TopicPartition]) -> dict[TopicPartition, Future[DeletedRecords]]:
+    """Have Kafka delete what is before these offsets.
+
+    confluent-kafka 2.9 gives back a reference to the list that it never took: memory would be freed that is still in use.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(before))
+    asked: dict[TopicPartition, Future[DeletedRecords]] = client.delete_records(before)
+    return asked
 
 
 def is_finished(error: KafkaError) -> bool:

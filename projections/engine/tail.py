@@ -161,6 +161,7 @@ class Tail:
                         partition, archived(self.settings, self.topic, partition, self._end[partition])
                     )
                 else:
+                    self._assign()  # what came behind the error comes again
                     raise named(self.settings, self.topic, partition, self._end.get(partition, 0), error)
                 continue
             offset = message.offset()
