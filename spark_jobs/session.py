@@ -56,6 +56,7 @@ def session(job: str, master: str | None = None, conf: Mapping[str, str] | None 
     for library in ("py4j", "pyspark"):
         # what they have to say is raised, too; the rest are tracebacks of an end that was asked for
         logging.getLogger(library).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_not_of_py4j)
     every = {"spark.app.name": f"samefold {job}"} | _conf(master) | dict(conf or {})
     with nullcontext() if submitted() else jvm(every) as output:
         spark = _started(every, output)
@@ -68,6 +69,11 @@ def session(job: str, master: str | None = None, conf: Mapping[str, str] | None 
             thread = threading.Thread(target=_stop, args=(spark,), daemon=True)
             thread.start()
             thread.join(STOP_S)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """A JVM that is ended before `_stop` has its answer: Py4J tells that to the root logger, not to its own."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _stop(spark: SparkSession) -> None:
