@@ -34,7 +34,7 @@ ROUNDS = 3
 Attack = Role | Literal["sessions"]
 """On a process, or on all sessions of the database, as by a failover."""
 ATTACKS: list[Attack] = ["handler", "agent", "api", "sessions"] * 2
-IMPATIENT = {"api_wait_s": 0.3, "api_max_waiting": 20}
+IMPATIENT = {"api_wait_s": 1.0, "api_max_waiting": 50}
 """Also who is sent away, or told to come back later, must find the truth in the end."""
 EFFECTS = {"MoneyDeposited": 1, "MoneyWithdrawn": -1}
 
