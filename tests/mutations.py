@@ -107,6 +107,13 @@ MUTATIONS = [
         "tests/test_two_releases.py",
     ),
     Mutation(
+        "catching up must fold as quickly as agents do",
+        "projections/engine/catching_up.py",
+        '                    connection.execute(f"set local idle_in_transaction_session_timeout = {IDLE_MS}")\n',
+        "",
+        "tests/test_switch.py -k may_take_longer",
+    ),
+    Mutation(
         "another topic's id is no matter",
         "projections/engine/start.py",
         "    if promised.topic_id != contract.topic_id:",

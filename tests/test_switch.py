@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from domain.accounts import Details, MoneyDeposited
+from infra import faultpoints
 from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine import builds as engine_builds
@@ -363,6 +364,28 @@ def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -
     assert 0 < first < 4 * len(ACCOUNTS)
     assert go_to(world, ["statement"], all_views()).commits == 4 * len(ACCOUNTS) - first
     assert _differences(world) == 0
+
+
+def test_a_transaction_that_catches_up_may_take_longer_than_one_that_agents_wait_for(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = bank.world.model_copy(update={"idle_in_transaction_timeout_ms": 100})
+    _ready(quick, "statement")
+    bank.life(ACCOUNTS, 4)
+    fold_all(quick)
+    idle = "select count(*) from pg_stat_activity where state = 'idle in transaction' and xact_start < now() - interval '0.4 s'"
+
+    def fold_long(reached: str) -> None:
+        if reached == "catch-up written":
+            until(
+                lambda: scalar(bank.world, f"{idle} and application_name like 'samefold switch%%'") == 1,
+                "longer than it",
+                10,
+            )
+
+    monkeypatch.setattr(faultpoints, "hook", fold_long)
+    assert go_to(quick, ["statement"], all_views()).commits == 4 * len(ACCOUNTS)
+    assert _differences(quick) == 0
 
 
 @pytest.mark.parametrize("name", list(PARKING))
