@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from infra.database.connect import DatabaseAway, DatabaseBehind, DatabaseRefused, connect, naming, passes
+from infra.database.connect import DatabaseAway, DatabaseBehind, DatabaseRefused, connect, named, naming, passes
 from infra.settings import Settings
 from tests.spine import until
 
@@ -57,6 +57,9 @@ def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Se
         with pytest.raises(psycopg.Error) as lost:
             frozen.execute("select 1")
         assert passes(lost.value)
+        told = named(lost.value, world)
+        assert isinstance(told, DatabaseAway)
+        assert "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS" in told.cure
 
 
 @pytest.mark.parametrize("short", [True, False])

@@ -176,6 +176,11 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             f"{place} ended this session: {text}",
             "If it was stopped, start it (`samefold dev up` for the local one); then run the command again.",
         )
+    if isinstance(error, errors.IdleInTransactionSessionTimeout | errors.TransactionTimeout):
+        return DatabaseAway(
+            f"{place} ended a transaction in which this process stood still for too long: {text}",
+            "Run the command again, on a machine with more time for it, or set SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS higher.",
+        )
     if passes(error):
         return DatabaseAway(
             f"{place} does not answer: {text}",
