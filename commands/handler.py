@@ -139,6 +139,8 @@ class Handler:
         self._due_check = time.monotonic() + CHECK_S
         self._due_types = time.monotonic() + CHECK_S
         self._said: dict[int, str] = {}
+        self._refused: set[int] = set()
+        """Partitions whose reads are refused, which was said."""
         self._is_member = False
         """The group has given it partitions, or none, since it last joined."""
         self._asking_group: dict[int, tuple[Writer, float]] = {}
@@ -249,6 +251,7 @@ class Handler:
                 again.add(message.partition())
                 continue
             record = _record(message)
+            self._refused.discard(record.partition)
             if (writer := serving.get(record.partition)) and record.partition not in again:
                 if record.offset != self._next[record.partition] and not self._passes_over(record, again):
                     continue
@@ -286,6 +289,8 @@ class Handler:
             self._on_finished(error)
             self._require_consumer()
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            if (writer := self.writers.get(partition)) is not None and writer.phase is not Phase.SERVING:
+                return  # it was assigned from where the topic began a moment ago; the writer will say from where
             raise WorldChanged(
                 f"'{self.settings.commands_topic}' does not hold the next command any more: {error.str()}.",
                 "The topic was trimmed or made anew. Restore it, or, if its commands may be lost for good, start with new topics.",
@@ -296,10 +301,9 @@ class Handler:
             )
         if clients.may_pass(error):
             return
-        if writer := self.writers.get(partition):
-            self._say(writer, error.str(), logging.WARNING)
-        else:
-            log.warning("handler %s: %s", self.name, error.str())
+        if partition not in self._refused:
+            self._refused.add(partition)
+            log.warning("handler %s, partition %d: %s", self.name, partition, error.str())
 
     def _on_finished(self, error: KafkaError) -> None:
         if self._finished is None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import TopicPartition
 
 from infra.archive import write
 from infra.archive.jobs import check_archive, plan_trim, trim_log
@@ -19,13 +18,13 @@ from infra.archive.manifest import ArchiveFile, files_of
 from infra.archive.read import read_archived
 from infra.archive.store import IDENTITY
 from infra.database.connect import connect
-from infra.log import clients, topics
+from infra.log import topics
 from infra.log.records import Record
 from infra.log.topics import describe
 from infra.settings import Settings
 from tests.bookkeeper import Bookkeeper, fold_all
 from tests.conftest import ROOT
-from tests.spine import set_up, until
+from tests.spine import delete, set_up, until
 
 ACCOUNTS = [str(number) for number in range(12)]
 SHORT = 40
@@ -81,14 +80,6 @@ def trim_all(world: Settings) -> int:
     """All that may be trimmed; how many records went."""
     topic, cuts = plan_trim(world)
     return sum(cut.records for cut in trim_log(world, topic, cuts))
-
-
-def delete(world: Settings, topic: str, to: dict[int, int]) -> None:
-    """What somebody with Kafka's own tools may do, whom nobody holds."""
-    admin = clients.admin(world)
-    cuts = [TopicPartition(topic, partition, offset) for partition, offset in to.items()]
-    for future in clients.delete_records(admin, cuts).values():
-        future.result(30)
 
 
 def delete_all(world: Settings) -> None:

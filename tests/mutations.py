@@ -108,8 +108,8 @@ MUTATIONS = [
     ),
     Mutation(
         "catching up must fold as quickly as agents do",
-        "projections/engine/catching_up.py",
-        '                    connection.execute(f"set local idle_in_transaction_session_timeout = {IDLE_MS}")\n',
+        "projections/engine/switch.py",
+        '    connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(settings)}")\n',
         "",
         "tests/test_switch.py -k may_take_longer",
     ),

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any
 
 import msgspec
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from commands.client import send_all
 from commands.handler import Handler
@@ -35,6 +35,14 @@ def set_up(world: Settings) -> None:
     _, events = topics.ensure(world)
     with connect(world, "test") as db:
         ensure_started(db, "core", agent_views("core"), Contract.of(events))
+
+
+def delete(world: Settings, topic: str, to: dict[int, int]) -> None:
+    """What somebody with Kafka's own tools may do, whom nobody holds."""
+    admin = clients.admin(world)
+    cuts = [TopicPartition(topic, partition, offset) for partition, offset in to.items()]
+    for future in clients.delete_records(admin, cuts).values():
+        future.result(30)
 
 
 def command(stream: str, command_id: str, kind: str, expected_version: int | None = None, **data: Any) -> Command:

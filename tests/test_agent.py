@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 import psycopg
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
 from infra.database.connect import connect
@@ -29,7 +29,7 @@ from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
 from projections.agent import what_it_knows
 from tests.conftest import ROOT
-from tests.spine import until
+from tests.spine import delete, until
 
 
 class Log:
@@ -299,10 +299,7 @@ def _is_made(settings: Settings) -> bool:
 def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
     log.deposit("a", 5)
     at = partitioner.partition_of("accounts/a", log.settings.partitions)
-    trim = [TopicPartition(log.settings.events_topic, at, 3)]
-    admin = clients.admin(log.settings)
-    for future in clients.delete_records(admin, trim).values():
-        future.result(10)
+    delete(log.settings, log.settings.events_topic, {at: 3})
     with agent(log.settings, tmp_path) as one:
         assert one.ends() == 1
         assert one.says("log-trimmed")

@@ -44,7 +44,6 @@ from tests.archives import (
     SHORT,
     archived_records,
     banks,
-    delete,
     delete_all,
     held,
     is_exact,
@@ -55,7 +54,19 @@ from tests.archives import (
 from tests.bankviews import build_states, rows
 from tests.bookkeeper import Bookkeeper, fold_all
 from tests.conftest import SEED, Samefold, dev_env
-from tests.spine import deposit, handler, open_account, outcomes, project, records_of, scalar, send, set_up, until
+from tests.spine import (
+    delete,
+    deposit,
+    handler,
+    open_account,
+    outcomes,
+    project,
+    records_of,
+    scalar,
+    send,
+    set_up,
+    until,
+)
 from tests.test_agent import agent
 
 

@@ -8,7 +8,16 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from infra.database.connect import DatabaseAway, DatabaseBehind, DatabaseRefused, connect, named, naming, passes
+from infra.database.connect import (
+    DatabaseAway,
+    DatabaseBehind,
+    DatabaseRefused,
+    TransactionTimedOut,
+    connect,
+    named,
+    naming,
+    passes,
+)
 from infra.settings import Settings
 from tests.spine import until
 
@@ -58,7 +67,7 @@ def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Se
             frozen.execute("select 1")
         assert passes(lost.value)
         told = named(lost.value, world)
-        assert isinstance(told, DatabaseAway)
+        assert isinstance(told, TransactionTimedOut)
         assert "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS" in told.cure
 
 

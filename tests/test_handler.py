@@ -11,7 +11,7 @@ from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 from aiokafka.protocol.group import JoinGroupRequest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from commands import release
@@ -32,6 +32,7 @@ from tests.conftest import Samefold
 from tests.spine import (
     command,
     commits,
+    delete,
     deposit,
     ended_with,
     handler,
@@ -331,19 +332,13 @@ def _make_anew(world: Settings, name: str) -> None:
     until(made, "the topic is made anew")
 
 
-def _trim(world: Settings, topic: str, partition: int, before: int) -> None:
-    admin = clients.admin(world)
-    [future] = clients.delete_records(admin, [TopicPartition(topic, partition, before)]).values()
-    future.result(10)
-
-
 def test_a_trimmed_log_is_refused(world: Settings) -> None:
     set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 1))
     with handler(world):
         until(lambda: len(commits(world)) == 2, "decided")
     partition = partition_of("accounts/ada", world.partitions)
-    _trim(world, world.events_topic, partition, 2)
+    delete(world, world.events_topic, {partition: 2})
     with handler(world) as running:
         error = ended_with(running, WorldChanged)
     assert "trimmed" in str(error)
@@ -404,7 +399,7 @@ def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: 
         until(lambda: len(commits(world)) == 2, "decided")
     send(world, deposit("ada", "d2", 1), deposit("ada", "d3", 1))
     partition = partition_of("accounts/ada", world.partitions)
-    _trim(world, world.commands_topic, partition, 3)
+    delete(world, world.commands_topic, {partition: 3})
     with handler(world) as running:
         error = ended_with(running, WorldChanged)
     assert "does not hold the next command" in str(error)
@@ -417,7 +412,7 @@ def test_commands_that_were_trimmed_after_they_were_decided_are_not_needed(world
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(5)))
     with handler(world):
         until(lambda: len(commits(world)) == 6, "decided")
-    _trim(world, world.commands_topic, partition, 3)
+    delete(world, world.commands_topic, {partition: 3})
     for turn in range(3):  # a read that comes before the pause is refused late, or never
         send(world, deposit("ada", f"later {turn}", 1))
         with handler(world, f"h{turn}"):

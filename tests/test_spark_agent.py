@@ -18,7 +18,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from confluent_kafka import TopicPartition
 from pydantic import SecretStr
 
 from domain.accounts import AccountOpened, Details, MoneyDeposited
@@ -44,7 +43,7 @@ from tests.bankviews import live_table, make_tables, rows
 from tests.bookkeeper import DAY, Bookkeeper, fold_all, start
 from tests.conftest import ROOT, SEED, Samefold
 from tests.spark_armed import Armed, order, views_of
-from tests.spine import handler, in_a_transaction, produce, scalar, send, set_up, until
+from tests.spine import delete, handler, in_a_transaction, produce, scalar, send, set_up, until
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
@@ -439,9 +438,7 @@ def test_it_waits_out_a_database_that_drops_its_connections(keeper: Bookkeeper, 
 
 def test_a_log_whose_beginning_is_gone_is_refused(keeper: Bookkeeper, folding: Start) -> None:
     keeper.life(ACCOUNTS, 3)
-    admin = clients.admin(keeper.world)
-    for future in clients.delete_records(admin, [TopicPartition(keeper.world.events_topic, 0, 3)]).values():
-        future.result(10)
+    delete(keeper.world, keeper.world.events_topic, {0: 3})
     with folding() as agent:
         assert "goes on at 0" in agent.ended_with(LogTrimmed)
 

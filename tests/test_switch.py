@@ -12,7 +12,7 @@ import pytest
 
 from domain.accounts import Details, MoneyDeposited
 from infra import faultpoints
-from infra.database.connect import connect
+from infra.database.connect import TransactionTimedOut, connect
 from infra.settings import Settings
 from projections.engine import builds as engine_builds
 from projections.engine import claims
@@ -369,11 +369,12 @@ def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -
 def test_a_transaction_that_catches_up_may_take_longer_than_one_that_agents_wait_for(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = bank.world.model_copy(update={"idle_in_transaction_timeout_ms": 100})
-    _ready(quick, "statement")
+    """Neither catching up nor the snapshot beside it holds what an agent wants."""
+    quick = bank.world.model_copy(update={"idle_in_transaction_timeout_ms": 2_000})
+    _ready(bank.world, "statement")
     bank.life(ACCOUNTS, 4)
-    fold_all(quick)
-    idle = "select count(*) from pg_stat_activity where state = 'idle in transaction' and xact_start < now() - interval '0.4 s'"
+    fold_all(bank.world)
+    idle = "select count(*) from pg_stat_activity where state = 'idle in transaction' and xact_start < now() - interval '2.5 s'"
 
     def fold_long(reached: str) -> None:
         if reached == "catch-up written":
@@ -385,7 +386,28 @@ def test_a_transaction_that_catches_up_may_take_longer_than_one_that_agents_wait
 
     monkeypatch.setattr(faultpoints, "hook", fold_long)
     assert go_to(quick, ["statement"], all_views()).commits == 4 * len(ACCOUNTS)
-    assert _differences(quick) == 0
+    assert _differences(bank.world) == 0
+
+
+def test_a_switch_that_stood_still_for_too_long_says_so_and_has_changed_nothing(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = bank.world.model_copy(update={"idle_in_transaction_timeout_ms": 100})
+    _ready(bank.world, "statement")
+    was = live_table(bank.world, "statement")
+    idle = "select count(*) from pg_stat_activity where application_name like 'samefold switch%%'"
+
+    def stand_still(reached: str) -> None:
+        if reached == "switch locked":
+            until(lambda: scalar(bank.world, idle) == 0, "PostgreSQL ends the session", 10)
+
+    with monkeypatch.context() as frozen:
+        frozen.setattr(faultpoints, "hook", stand_still)
+        with pytest.raises(TransactionTimedOut):
+            go_to(quick, ["statement"], all_views())
+    assert live_table(bank.world, "statement") == was
+    go_to(bank.world, ["statement"], all_views())
+    assert live_table(bank.world, "statement") != was
 
 
 @pytest.mark.parametrize("name", list(PARKING))

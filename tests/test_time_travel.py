@@ -37,11 +37,11 @@ from projections.engine.switch import switch
 from projections.engine.system import all_views
 from projections.engine.verify import verify
 from projections.engine.view import View
-from tests.archives import banks, delete
+from tests.archives import banks
 from tests.bankviews import BROKEN, build_states, live_table, make_tables, parking, rows, view, with_views
 from tests.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.conftest import Samefold
-from tests.spine import records_of, scalar, set_up
+from tests.spine import delete, records_of, scalar, set_up
 
 if TYPE_CHECKING:
     from spark_jobs.engine import Spark

@@ -28,6 +28,10 @@ class SessionEnded(DatabaseAway):
     """PostgreSQL ended this session by command: it stops, or somebody ended the session."""
 
 
+class TransactionTimedOut(DatabaseAway):
+    """PostgreSQL ended a transaction that held its locks for too long, and the session with it."""
+
+
 class DatabaseRefused(SamefoldError):
     """PostgreSQL answers, but not to us: wrong name, password or rights. Waiting would not help."""
 
@@ -146,6 +150,11 @@ forbidden.
 """
 
 
+def patient_ms(settings: Settings) -> int:
+    """For `idle_in_transaction_session_timeout` of those who hold no lock that agents wait for: a minute at least."""
+    return max(60_000, settings.idle_in_transaction_timeout_ms)
+
+
 def longest_transaction_ms(settings: Settings) -> int:
     """For `transaction_timeout`, which alone frees the locks of a process that was frozen between two statements of a pipeline.
 
@@ -177,9 +186,9 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             "If it was stopped, start it (`samefold dev up` for the local one); then run the command again.",
         )
     if isinstance(error, errors.IdleInTransactionSessionTimeout | errors.TransactionTimeout):
-        return DatabaseAway(
-            f"{place} ended a transaction in which this process stood still for too long: {text}",
-            "Run the command again, on a machine with more time for it, or set SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS higher.",
+        return TransactionTimedOut(
+            f"{place} ended a transaction that took too long: {text}",
+            "Run the command again. If the machine is always so slow, set SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS higher.",
         )
     if passes(error):
         return DatabaseAway(

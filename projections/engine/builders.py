@@ -9,7 +9,7 @@ from uuid import UUID
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseAway, connect, naming
+from infra.database.connect import Connection, DatabaseAway, TransactionTimedOut, connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.builds import BuildAbandoned, State, by_id, gone
@@ -35,7 +35,10 @@ def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iter
                 if connection.broken:
                     server = found
     except DatabaseAway as error:
-        if (ended := _ended(settings, server, claimed, made)) is not None:
+        if (
+            not isinstance(error, TransactionTimedOut)
+            and (ended := _ended(settings, server, claimed, made)) is not None
+        ):
             raise ended from error
         raise
 
@@ -47,7 +50,7 @@ def loading(settings: Settings, builds: Sequence[UUID]) -> Iterator[None]:
         with naming(settings):
             yield
     except DatabaseAway as error:
-        if (ended := _ended(settings, None, (), builds)) is not None:
+        if not isinstance(error, TransactionTimedOut) and (ended := _ended(settings, None, (), builds)) is not None:
             raise ended from error
         raise
 

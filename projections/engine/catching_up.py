@@ -25,7 +25,7 @@ from projections.engine.parking import insert_parked
 from projections.engine.plan import Plan
 from projections.engine.positions import read_positions
 from projections.engine.rows import loaded, select_rows
-from projections.engine.states import IDLE_MS, StatesBefore
+from projections.engine.states import StatesBefore
 from projections.engine.tail import Tail
 from projections.engine.view import View
 from projections.engine.writing import fold_and_write
@@ -95,8 +95,6 @@ class Group:
         while True:
             try:
                 with connection.transaction():
-                    # no agent waits for these locks, and so many records take as long to fold as the views' own code takes
-                    connection.execute(f"set local idle_in_transaction_session_timeout = {IDLE_MS}")
                     self.check(lock_builds(connection, self.ids))
                     agent = read_positions(connection, self.leader, topic)
                     for batch in batches:

@@ -41,6 +41,7 @@ from projections.engine.writing import fold_and_write
 FEW_RECORDS = 2_000
 """What may be left to read under the locks."""
 LOCK_TIMEOUT_MS = 200
+PAUSE_S = 0.2
 GIVE_UP_S = 60.0
 
 
@@ -100,9 +101,11 @@ class _Replay:
                 except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
                     if time.monotonic() > deadline:
                         raise StreamBusy(
-                            f"The positions of agent '{self.view.agent}' were locked for {GIVE_UP_S:.0f} s.",
+                            f"The positions of agent '{self.view.agent}', or tables of view '{self.view.name}' that are being "
+                            f"switched to, were locked for {GIVE_UP_S:.0f} s.",
                             "Nothing has changed: run the command again.",
                         ) from error
+                    time.sleep(PAUSE_S)  # each try takes locks that the agent needs
                     continue
                 if done is not None:
                     for build in gone:

@@ -14,11 +14,10 @@ from uuid import uuid4
 
 from psycopg import errors, sql
 
-from infra.database.connect import Connection, connect
+from infra.database.connect import Connection, connect, patient_ms
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
-IDLE_MS = 60_000
 """A process that froze holds its snapshot for no longer than this; one that lives gives a sign every second."""
 SIGN_OF_LIFE_S = 1.0
 LOOK_S = 0.2
@@ -49,7 +48,7 @@ class Snapshot:
         self._listening = connect(self._settings, "samefold verify")
         self._listening.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         self.connection = connect(self._settings, "samefold verify", statement_timeout_ms=0)
-        self.connection.execute(f"set idle_in_transaction_session_timeout = {IDLE_MS}")
+        self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self._settings)}")
         self.connection.execute("begin isolation level repeatable read, read only")
         row = self.connection.execute("select pg_export_snapshot()").fetchone()
         assert row is not None, "it returns one row"

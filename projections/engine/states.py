@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from infra.contexts import contexts
-from infra.database.connect import Connection, connect
+from infra.database.connect import Connection, connect, patient_ms
 from infra.log.rule import START, Reading
 from infra.settings import Settings
 from projections.engine import workers
@@ -29,8 +29,6 @@ from projections.engine.positions import Positions, read_positions
 from projections.engine.rows import loaded, select_rows
 from projections.engine.system import snapshot_view, snapshot_view_name
 from projections.engine.workers import Advance
-
-IDLE_MS = 60_000
 
 
 class StatesBefore(Protocol):
@@ -46,7 +44,7 @@ class Snapshot:
     def __init__(self, settings: Settings, agent: str, topic: str) -> None:
         self._connection: Connection = connect(settings, f"samefold catch-up {agent}")
         try:
-            self._connection.execute(f"set idle_in_transaction_session_timeout = {IDLE_MS}")
+            self._connection.execute(f"set idle_in_transaction_session_timeout = {10 * patient_ms(settings)}")
             self._connection.execute("begin isolation level repeatable read, read only")
             prepare(self._connection)
             self.positions: Positions | None = read_positions(self._connection, agent, topic)
@@ -62,7 +60,10 @@ class Snapshot:
         return loaded(snapshot_view(context), context.state, found)
 
     def keep(self) -> None:
-        """Say that it is still wanted; whoever freezes loses it after a minute, and with it the locks on its tables."""
+        """Say that it is still wanted, between two transactions that catch up.
+
+        Whoever freezes loses it in the end, and with it the locks on its tables.
+        """
         self._connection.execute("select 1")
 
     def close(self) -> None:

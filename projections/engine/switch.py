@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from psycopg import errors
 
-from infra.database.connect import Connection, longest_transaction_ms
+from infra.database.connect import Connection, longest_transaction_ms, patient_ms
 from infra.errors import SamefoldError
 from infra.faultpoints import reach
 from infra.log.clients import KafkaAway
@@ -141,6 +141,8 @@ def switch(
     MovedElsewhere, Ahead and what folding raises.
     """
     prepare(connection)
+    # beside the agents it holds nothing that they wait for, and 20,000 records take as long to fold as the views' code takes
+    connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(settings)}")
     return _Switch(settings, connection, builds, views, processes, progress or Silent()).run(give_up_s)
 
 
@@ -291,6 +293,8 @@ class _Switch:
         folded: list[tuple[Group, Sequence[Batch], Sequence[Changes]]] = []
         with self.connection.transaction():
             self.connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
+            idle_ms = self.settings.idle_in_transaction_timeout_ms
+            self.connection.execute(f"set local idle_in_transaction_session_timeout = {idle_ms}")
             self.connection.execute(f"set local transaction_timeout = {longest_transaction_ms(self.settings)}")
             at = self._lock_positions()
             locked = time.monotonic()

@@ -175,6 +175,23 @@ def test_an_idle_handler_does_not_ask_for_what_is_beyond_the_end_after_an_error(
         until(lambda: decided(world)[-1] == "next", "it goes on")
 
 
+def test_each_time_that_reads_are_refused_is_told_once(
+    ground: Ground, world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> int:
+        return sum("authorization" in record.message.lower() for record in caplog.records)
+
+    with handler(ground.fronted(world)):
+        send(world, open_account("ada"))
+        until(lambda: decided(world) == ["open-ada"], "serving")
+        for turn in range(1, 4):
+            with refused():
+                until(lambda times=turn: told() == times, "it is told")  # type: ignore[misc]
+            send(world, deposit("ada", f"d{turn}", 1))
+            until(lambda name=f"d{turn}": decided(world)[-1] == name, "it goes on")  # type: ignore[misc]
+    assert told() == 3
+
+
 def test_a_command_that_a_read_has_passed_over_is_asked_for_again(ground: Ground, world: Settings) -> None:
     send(world, open_account("ada"))
     with handler(world):
