@@ -529,9 +529,23 @@ MUTATIONS = [
     Mutation(
         "a session that another process ended is a database that is away",
         "projections/engine/builders.py",
-        "        if (ended := _ended(settings, server, claimed, made)) is not None:",
+        "        if (ended := _ended(error, settings, server, claimed, made)) is not None:",
         "        if (ended := None) is not None:",
         "tests/test_abandon.py -k before_it_has_a_table",
+    ),
+    Mutation(
+        "a transaction that timed out was ended by another process",
+        "projections/engine/builders.py",
+        "    if isinstance(error, TransactionTimedOut):\n        return None\n",
+        "",
+        "tests/test_switch.py -k stood_still",
+    ),
+    Mutation(
+        "that reads are refused is told once and for all",
+        "commands/handler.py",
+        "            self._refused.discard(record.partition)\n",
+        "",
+        "tests/chaos/test_refused_reads.py -k told_once",
     ),
     Mutation(
         "trim waits for builders that were killed",

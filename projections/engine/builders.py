@@ -35,10 +35,7 @@ def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iter
                 if connection.broken:
                     server = found
     except DatabaseAway as error:
-        if (
-            not isinstance(error, TransactionTimedOut)
-            and (ended := _ended(settings, server, claimed, made)) is not None
-        ):
+        if (ended := _ended(error, settings, server, claimed, made)) is not None:
             raise ended from error
         raise
 
@@ -50,7 +47,7 @@ def loading(settings: Settings, builds: Sequence[UUID]) -> Iterator[None]:
         with naming(settings):
             yield
     except DatabaseAway as error:
-        if not isinstance(error, TransactionTimedOut) and (ended := _ended(settings, None, (), builds)) is not None:
+        if (ended := _ended(error, settings, None, (), builds)) is not None:
             raise ended from error
         raise
 
@@ -61,8 +58,12 @@ def _server(connection: Connection) -> object:
     return row and row[0]
 
 
-def _ended(settings: Settings, server: object, claimed: Sequence[str], made: Sequence[UUID]) -> BuildAbandoned | None:
+def _ended(
+    error: DatabaseAway, settings: Settings, server: object, claimed: Sequence[str], made: Sequence[UUID]
+) -> BuildAbandoned | None:
     """What to say where it was a process that ended this one's session, and not the database that went away."""
+    if isinstance(error, TransactionTimedOut):
+        return None
     deadline = time.monotonic() + LOOK_S
     with suppress(psycopg.Error, SamefoldError), connect(settings, "samefold rebuild") as connection:
         # why a session ended may be lost with it; that the server still is the one it was says enough
