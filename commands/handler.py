@@ -251,13 +251,13 @@ class Handler:
                 again.add(message.partition())
                 continue
             record = _record(message)
-            self._refused.discard(record.partition)
             if (writer := serving.get(record.partition)) and record.partition not in again:
                 if record.offset != self._next[record.partition] and not self._passes_over(record, again):
                     continue
                 self._next[record.partition] = record.offset + 1
                 lot = lots.get(record.partition)
                 if lot is None:
+                    self._refused.discard(record.partition)
                     lot = lots[record.partition] = _Lot(writer, writer.epoch, [])
                 received = receive(record, self._intake)
                 if (headers := message.headers()) and (kept := tracing.kept(headers)):
@@ -301,7 +301,9 @@ class Handler:
             )
         if clients.may_pass(error):
             return
-        if partition not in self._refused:
+        if partition not in self.writers:
+            log.warning("handler %s: %s", self.name, error.str())
+        elif partition not in self._refused:
             self._refused.add(partition)
             log.warning("handler %s, partition %d: %s", self.name, partition, error.str())
 
@@ -658,6 +660,7 @@ class Handler:
             self.writers.pop(partition, None)
             self._held.pop(partition, None)
             self._paused.discard(partition)
+            self._refused.discard(partition)
             self._timers.pop(partition, None)
 
     # ── time, database, end ──

@@ -543,7 +543,7 @@ MUTATIONS = [
     Mutation(
         "that reads are refused is told once and for all",
         "commands/handler.py",
-        "            self._refused.discard(record.partition)\n",
+        "                    self._refused.discard(record.partition)\n",
         "",
         "tests/chaos/test_refused_reads.py -k told_once",
     ),

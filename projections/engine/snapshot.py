@@ -18,8 +18,8 @@ from infra.database.connect import Connection, connect, patient_ms
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
-"""A process that froze holds its snapshot for no longer than this; one that lives gives a sign every second."""
 SIGN_OF_LIFE_S = 1.0
+"""A process that froze holds its snapshot for no longer than `patient_ms`; one that lives gives a sign every second."""
 LOOK_S = 0.2
 
 

@@ -44,6 +44,7 @@ class Snapshot:
     def __init__(self, settings: Settings, agent: str, topic: str) -> None:
         self._connection: Connection = connect(settings, f"samefold catch-up {agent}")
         try:
+            # it is kept between two transactions that catch up; one of them may be idle several times
             self._connection.execute(f"set idle_in_transaction_session_timeout = {10 * patient_ms(settings)}")
             self._connection.execute("begin isolation level repeatable read, read only")
             prepare(self._connection)

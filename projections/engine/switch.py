@@ -141,7 +141,7 @@ def switch(
     MovedElsewhere, Ahead and what folding raises.
     """
     prepare(connection)
-    # beside the agents it holds nothing that they wait for, and 20,000 records take as long to fold as the views' code takes
+    # while it catches up it holds nothing that agents wait for, and to fold a batch takes as long as the views' code takes
     connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(settings)}")
     return _Switch(settings, connection, builds, views, processes, progress or Silent()).run(give_up_s)
 
