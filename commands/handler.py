@@ -290,7 +290,9 @@ class Handler:
             self._require_consumer()
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             if (writer := self.writers.get(partition)) is not None and writer.phase is not Phase.SERVING:
-                return  # it was assigned from where the topic began a moment ago; the writer will say from where
+                # it was assigned from where the topic began some seconds ago, and librdkafka reads no more of it; whether the
+                # next command is still there, only its writer knows
+                raise NotTaken(f"Commands of partition {partition} were deleted while it was assigned.", AGAIN)
             raise WorldChanged(
                 f"'{self.settings.commands_topic}' does not hold the next command any more: {error.str()}.",
                 "The topic was trimmed or made anew. Restore it, or, if its commands may be lost for good, start with new topics.",

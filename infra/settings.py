@@ -50,10 +50,12 @@ class Settings(BaseSettings):
     kafka_ssl_ca_location: Path | None = Field(None, description="File with the certificates of the brokers' authority")
 
     database_url: SecretStr | None = Field(None, description="PostgreSQL: postgresql://… or a libpq conninfo string")
-    statement_timeout_ms: int = Field(30_000, ge=100, description="One SQL statement; long ones set their own")
+    statement_timeout_ms: int = Field(
+        30_000, ge=100, le=86_400_000, description="One SQL statement; long ones set their own"
+    )
     lock_timeout_ms: int = Field(5_000, ge=10, description="Waiting for a lock")
     idle_in_transaction_timeout_ms: int = Field(
-        10_000, ge=100, description="A frozen process must not keep its locks for longer than this"
+        10_000, ge=100, le=86_400_000, description="A frozen process must not keep its locks for longer than this"
     )
 
     commands_topic: Topic = Field("commands", description="The topic of commands")

@@ -109,7 +109,7 @@ MUTATIONS = [
     Mutation(
         "catching up must fold as quickly as agents do",
         "projections/engine/switch.py",
-        '    connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(settings)}")\n',
+        '            self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")\n',
         "",
         "tests/test_switch.py -k may_take_longer",
     ),

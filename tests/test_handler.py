@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from commands import release
-from commands.handler import Handler, HandlerFenced, WorldChanged
+from commands.handler import Handler, HandlerFenced, NotTaken, WorldChanged
 from commands.intake import reserved_stream
 from commands.snapshots import SnapshotReader
 from commands.writer import Limits, Wait, Writer
@@ -417,6 +417,32 @@ def test_commands_that_were_trimmed_after_they_were_decided_are_not_needed(world
         send(world, deposit("ada", f"later {turn}", 1))
         with handler(world, f"h{turn}"):
             until(lambda n=turn: len(commits(world)) == 7 + n, "decided behind what was trimmed")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("turn", range(3))  # a read that comes before the pause is refused late, or never
+def test_commands_that_are_trimmed_while_a_handler_starts_never_stop_it_in_silence(
+    world: Settings, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(5)))
+    with handler(world):
+        until(lambda: len(commits(world)) == 6, "decided")
+    look = topics.ensure
+
+    def then_trimmed(settings: Settings) -> tuple[topics.Topic, topics.Topic]:
+        found = look(settings)
+        delete(settings, settings.commands_topic, {partition: 3})
+        return found
+
+    send(world, deposit("ada", f"later {turn}", 1))
+    with monkeypatch.context() as trimmed, suppress(NotTaken):
+        trimmed.setattr(topics, "ensure", then_trimmed)
+        with handler(world, "h2") as running:
+            ended: list[BaseException] = running.errors  # type: ignore[attr-defined]
+            until(lambda: len(commits(world)) == 7 or bool(ended), "it goes on, or says why not")
+    with handler(world, "h3"):
+        until(lambda: len(commits(world)) == 7, "decided behind what was trimmed")
 
 
 def test_control_records_among_the_commands_are_passed_over(world: Settings) -> None:

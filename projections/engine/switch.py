@@ -141,8 +141,6 @@ def switch(
     MovedElsewhere, Ahead and what folding raises.
     """
     prepare(connection)
-    # while it catches up it holds nothing that agents wait for, and to fold a batch takes as long as the views' code takes
-    connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(settings)}")
     return _Switch(settings, connection, builds, views, processes, progress or Silent()).run(give_up_s)
 
 
@@ -178,6 +176,8 @@ class _Switch:
             for build in self.builds:
                 if not is_in_people_view(self.connection, build.view, build.table):
                     replace_people_view(self.connection, build.view)
+            # catching up holds nothing that agents or readers wait for, and folds a batch for as long as the views' code takes
+            self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
             while True:
                 self._round()
                 if not tries:
