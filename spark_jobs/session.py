@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -57,6 +58,9 @@ def session(job: str, master: str | None = None, conf: Mapping[str, str] | None 
         # what they have to say is raised, too; the rest are tracebacks of an end that was asked for
         logging.getLogger(library).setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_not_of_py4j)
+    warnings.filterwarnings(
+        "ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning
+    )  # the same, told by PySpark
     every = {"spark.app.name": f"samefold {job}"} | _conf(master) | dict(conf or {})
     with nullcontext() if submitted() else jvm(every) as output:
         spark = _started(every, output)
