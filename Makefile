@@ -27,10 +27,10 @@ check: setup ## lint, format, types and the quick tests that need no Kafka or Po
 	@$(BIN)/python -m pytest -q -m "not integration and not search" $(ARGS)
 
 mutants: setup ## switch guarantees off one at a time, and see a test catch each (minutes)
-	@$(BIN)/python -m tests.mutations $(ARGS)
+	@$(BIN)/python -m proofs.mutations $(ARGS)
 
 chaos: setup ## real processes killed, frozen and cut off at random, judged all the while (MINUTES=10 SEED=...)
-	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(BIN)/python -m proofs.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: setup ## how fast it is, beside its peers, on a stack of its own (about an hour, on a quiet machine)
 	@$(BIN)/samefold bench $(ARGS)

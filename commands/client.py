@@ -280,7 +280,7 @@ def _command(line: bytes, where: str) -> Command:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadCommandLine(
             f"{where}: not a command: {error}.",
-            'A line is {"stream": "accounts/1", "id": "…", "type": "Deposit", "data": {…}}. Nothing was sent.',
+            'A line is {"stream": "<context>/<name>", "id": "…", "type": "…", "data": {…}}. Nothing was sent.',
         ) from error
     problem = bad_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id)
     if problem:

@@ -8,10 +8,10 @@ import msgspec
 
 from commands.intake import Received, reason
 from domain.language import Refusal
+from infra.domain_model.storable import encode as encode_value
+from infra.domain_model.storable import require_same
 from infra.errors import in_words
 from infra.log.records import Commit, EventRecord, Reason, encode
-from infra.storable import encode as encode_value
-from infra.storable import require_same
 
 
 class Versioned(msgspec.Struct, frozen=True):

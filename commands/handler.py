@@ -44,19 +44,19 @@ from commands.writer import (
     Wait,
     Writer,
 )
-from infra import logs, metrics, tracing
 from infra.archive.manifest import ends_of
-from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway, connect, named, passes
-from infra.ending import AGAIN, exit_code_of
 from infra.errors import SamefoldError
-from infra.faultpoints import reach
 from infra.log import clients, topics
 from infra.log.records import Headers, Opening, Record, encode
 from infra.log.source import read_range
+from infra.observability import logs, metrics, tracing
+from infra.processes.collector import collect_seldom
+from infra.processes.ending import AGAIN, exit_code_of
+from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.command_types import CommandType, make_types_live
-from projections.engine.start import Contract, check_contract
+from projections.engine.live.startup import Contract, check_contract
+from projections.engine.views.command_types import CommandType, make_types_live
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
-from infra.contexts import Context, contexts
+from infra.domain_model.contexts import Context, contexts
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
-from projections.engine.command_types import CommandType
+from projections.engine.views.command_types import CommandType
 
 MAX_ID_BYTES = 200
 MAX_MESSAGE = 500

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from infra.errors import SamefoldError
-from projections.engine.system import OUTCOMES
+from projections.engine.views.core_views import OUTCOMES
 
 
 class ReadModelNotSetUp(SamefoldError):

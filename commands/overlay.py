@@ -1,4 +1,4 @@
-"""What a writer has appended, or read up to its opening, and the database does not show yet (DESIGN §2, "The overlay").
+"""What a writer has appended, or read up to its opening, and the database does not show yet.
 
 The newest state of each stream, every outcome (rejected ones too). An entry stays until the database's own position row proves that
 the database shows it: never on an acknowledgement alone, or a command would be decided on a state that is missing it.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from commands.decision import Versioned
-from infra.contexts import Context, decode_event
+from infra.domain_model.contexts import Context, decode_event
 from infra.log.records import Commit, EventRecord
 from infra.log.rule import Counted, Reading
 

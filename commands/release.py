@@ -4,7 +4,7 @@ Handlers that know the same commands share one consumer group; those of another 
 hold all partitions beside them. Of the groups that fit the live write model, the one that knows most types of commands decides;
 the others wait, and take over when it has no members left. The group's name says all that they need to know of each other:
 
-    samefold-handler.accounts-v1.orders-v2.7-1f0c3b5a      7 types of commands, of two contexts
+    samefold-handler.rooms-v1.orders-v2.7-1f0c3b5a      7 types of commands, of two contexts
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterable, Mapping
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
-from infra.contexts import contexts
+from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
 from infra.log.topics import Admin
 from infra.settings import Settings
-from projections.engine.command_types import CommandType, own_types
+from projections.engine.views.command_types import CommandType, own_types
 
 
 class OtherReleaseRuns(SamefoldError):

@@ -15,13 +15,13 @@ from psycopg import sql
 
 from commands.decision import Versioned
 from commands.writer import Snapshot
-from infra.contexts import contexts, unreadable_state
+from infra.domain_model.contexts import contexts, unreadable_state
+from infra.domain_model.storable import decoder
 from infra.log.rule import Reading
-from infra.storable import decoder
-from projections.engine.arrays import texts
-from projections.engine.command_types import CommandType, live_types, own_types
-from projections.engine.commit import prepare
-from projections.engine.system import OUTCOMES, agent_views, code_set, snapshot_view_name
+from projections.engine.store.arrays import texts
+from projections.engine.store.commit import prepare
+from projections.engine.views.command_types import CommandType, live_types, own_types
+from projections.engine.views.core_views import OUTCOMES, agent_views, code_set, snapshot_view_name
 
 AGENT = "core"
 
@@ -148,7 +148,7 @@ _decode_found: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
 @cache
 def _wanted() -> dict[str, int]:
     """The versions of the write model that this code can decide on, by view."""
-    from projections.engine.system import OUTCOMES_VERSION
+    from projections.engine.views.core_views import OUTCOMES_VERSION
 
     return {OUTCOMES: OUTCOMES_VERSION} | {
         snapshot_view_name(context.name): context.state_version for context in contexts().values()

@@ -1,4 +1,4 @@
-"""The writer of one partition, as a state machine without I/O (DESIGN §2, its ten precise rules, and ADR 10).
+"""The writer of one partition, as a state machine without I/O (docs/protocol.md, ADR 10).
 
 Facts go in (a reading of the database, an acknowledgement, records, the clock), actions come out; `commands/handler.py`
 carries them out, a model checker may as well. The way of a partition:
@@ -20,10 +20,10 @@ import msgspec
 from commands.decision import Decided, Versioned, decide
 from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
-from infra.contexts import UnknownEvent, UnreadableEvent
+from infra.domain_model.contexts import UnknownEvent, UnreadableEvent
 from infra.log.records import Headers, Opening, Reason, Record, decode_event
 from infra.log.rule import Reading, read
-from projections.engine.command_types import CommandType
+from projections.engine.views.command_types import CommandType
 
 
 class Phase(Enum):

@@ -1,1 +1,4 @@
-"""The read side: one file per view, and the engine that folds them and commits rows and positions together."""
+"""The read side: one file per view, found by being here.
+
+Yours, and so is `migrations/`; `engine/`, which folds, commits, rebuilds and verifies, is Samefold's.
+"""

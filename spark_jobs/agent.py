@@ -26,22 +26,22 @@ from uuid import uuid4
 
 from pyspark.errors import PythonException
 
-from infra import logs
-from infra.checkout import CODE
-from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
-from infra.ending import Parts, exit_code_of
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.source import LogTrimmed
-from infra.sender import Sender, WrongDatabase
+from infra.observability import logs
+from infra.processes.checkout import CODE
+from infra.processes.collector import collect_seldom
+from infra.processes.ending import Parts, exit_code_of
+from infra.processes.sender import Sender, WrongDatabase
 from infra.settings import Settings
-from projections.engine.errors import UnknownEvent
-from projections.engine.positions import Positions
-from projections.engine.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, Newer
-from projections.engine.start import set_difference
-from projections.engine.system import agent_views, code_set
-from projections.engine.work import Work
+from projections.engine.fold.errors import UnknownEvent
+from projections.engine.live.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, Newer
+from projections.engine.live.startup import set_difference
+from projections.engine.live.worker import Work
+from projections.engine.store.positions import Positions
+from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs import stream, stream_source
 from spark_jobs.session import first_line, session
 from spark_jobs.stream import COLUMNS, TOLD, Share, Told, Verdict

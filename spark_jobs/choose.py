@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from infra.terminal import stderr
-from projections.engine.engines import Engine, EngineFor, Local
+from projections.engine.rebuild.engines import Engine, EngineFor, Local
 
 Name = Literal["auto", "local", "spark"]
 

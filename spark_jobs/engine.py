@@ -15,12 +15,12 @@ from uuid import uuid4
 
 from psycopg import sql
 
-from infra.checkout import CODE
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
-from infra.sender import Sender, WrongDatabase
-from projections.engine.engines import Argument
-from projections.engine.workers import Advance
+from infra.processes.checkout import CODE
+from infra.processes.sender import Sender, WrongDatabase
+from projections.engine.rebuild.engines import Argument
+from projections.engine.rebuild.workers import Advance
 from spark_jobs.session import SparkUnfit, first_line, is_local
 from spark_jobs.task import CodeMissing, Failure, Returned, Task, pack
 

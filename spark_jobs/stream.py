@@ -15,20 +15,20 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from infra import logs
-from infra.checkout import require_code
-from infra.collector import collect_seldom
 from infra.database.connect import DatabaseAway
 from infra.errors import SamefoldError
-from infra.faultpoints import reach
 from infra.log.clients import KafkaAway
 from infra.log.records import Record
 from infra.log.rule import Reading
-from infra.sender import Sender
-from projections.engine.reader import Fate, without_hole
-from projections.engine.start import set_difference
-from projections.engine.system import agent_views, code_set
-from projections.engine.work import Work
+from infra.observability import logs
+from infra.processes.checkout import require_code
+from infra.processes.collector import collect_seldom
+from infra.processes.faultpoints import reach
+from infra.processes.sender import Sender
+from projections.engine.live.reader import Fate, without_hole
+from projections.engine.live.startup import set_difference
+from projections.engine.live.worker import Work
+from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs.task import own_settings
 
 COLUMNS = ("partition", "offset", "unix_millis(timestamp) as time_ms", "value")

@@ -14,15 +14,15 @@ from typing import Any
 
 import psycopg
 
-from infra.checkout import require_code
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.errors import BadSettings, NotConfigured, SamefoldError
 from infra.log.clients import KafkaAway
-from infra.sender import Sender
+from infra.processes.checkout import require_code
+from infra.processes.sender import Sender
 from infra.settings import Settings
-from projections.engine.engines import Argument
-from projections.engine.memory import folding
-from projections.engine.workers import Advance
+from projections.engine.fold.memory import folding
+from projections.engine.rebuild.engines import Argument
+from projections.engine.rebuild.workers import Advance
 
 TELL_S = 1.0
 PASSING = (KafkaAway, DatabaseAway)

@@ -41,9 +41,9 @@ from domain.accounts import (
     evolve,
 )
 from domain.language import Refusal
-from infra.contexts import contexts
+from infra.domain_model.contexts import contexts
 from infra.log.records import Commit, EventRecord, Record, decode_event, encode
-from tests.facts import facts, members
+from infra.testing.facts import facts, members
 
 TODAY = date(1993, 1, 31)
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")

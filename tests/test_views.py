@@ -25,12 +25,12 @@ from domain.accounts import (
     evolve,
 )
 from domain.language import Refusal
+from infra.testing.facts import facts, members
 from projections import balances, daily_totals, statement
 from projections.balances import Balance
 from projections.daily_totals import DailyTotal
 from projections.engine import At
 from projections.statement import Line
-from tests.facts import facts, members
 
 MONDAY, TUESDAY, FRIDAY, SUNDAY = (date(1993, 2, day) for day in (1, 2, 5, 7))
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.log.records import Record
-from infra.log.source import Headers
+from infra.log.records import Headers, Record
 
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
 """Offset, time in ms since the epoch, key, value and headers (None where the record has none)."""

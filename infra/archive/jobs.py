@@ -13,9 +13,9 @@ from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, naming
 from infra.log.topics import Topic
 from infra.settings import Settings
-from projections.engine.contract import require_contract
-from projections.engine.engines import EngineFor, Local
-from projections.engine.progress import Progress, Silent
+from projections.engine.live.contract import require_contract
+from projections.engine.rebuild.engines import EngineFor, Local
+from projections.engine.rebuild.progress import Progress, Silent
 
 
 def archive_log(

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
-from infra.faultpoints import reach
+from infra.processes.faultpoints import reach
 from infra.settings import Settings
 
 

@@ -21,14 +21,14 @@ from infra.archive.read import content_of
 from infra.archive.store import Store, opened
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
-from infra.faultpoints import reach
 from infra.log import clients
 from infra.log.source import Headers, NotHeld, read_held
 from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_same
+from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.builders import builder
-from projections.engine.builds import FILLING, abandon_dead, builds_of, claim_of
-from projections.engine.claims import by_whom
+from projections.engine.rebuild.build_locks import by_whom
+from projections.engine.rebuild.build_sessions import builder
+from projections.engine.rebuild.builds import FILLING, abandon_dead, builds_of, claim_of
 
 
 class TrimRefused(SamefoldError):

@@ -1,4 +1,4 @@
-"""Archiving: the log up to now into files, each entered in the manifest once (DESIGN §5).
+"""Archiving: the log up to now into files, each entered in the manifest once.
 
 A file is put under a name that says its range and its content, and then entered by one INSERT, which succeeds for one archiver
 only: a partition's files are a chain (`archive_files`). Killed between the two, it leaves a file that nobody names. Such a file
@@ -19,11 +19,11 @@ from infra.archive.files import Row, encode
 from infra.archive.manifest import ArchiveFile, end_of, files_of
 from infra.archive.store import Store, opened
 from infra.database.connect import Connection, connect, naming
-from infra.faultpoints import reach
 from infra.log.records import Record
 from infra.log.rule import Reading, read
 from infra.log.source import Headers, LogTrimmed, NotHeld, read_held
 from infra.log.topics import Topic
+from infra.processes.faultpoints import reach
 from infra.settings import Settings
 
 MOST_RECORDS = 50_000

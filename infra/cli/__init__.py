@@ -1,7 +1,8 @@
-"""The command line, `samefold`.
+"""The command line, `samefold`. Samefold's: an update replaces it.
 
 Each module of this package holds one group of commands and has a function `register(app: typer.Typer) -> None`; it is
-found by being here. It imports what is heavy inside its commands: every command pays for the imports of all.
+found by being here. So is the `cli.py` of a folder beside `infra`, such as `demo`: delete the folder, and its command is gone.
+A module imports what is heavy inside its commands: every command pays for the imports of all.
 
 Exit codes:
     0    done
@@ -12,6 +13,7 @@ Exit codes:
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 import typer
@@ -32,8 +34,10 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for module in sorted(found.name for found in iter_modules(__path__)):
-        import_module(f"{__name__}.{module}").register(app)
+    groups = {found.name: f"{__name__}.{found.name}" for found in iter_modules(__path__)}
+    groups |= {file.parent.name: f"{file.parent.name}.cli" for file in Path(__file__).parents[2].glob("*/cli.py")}
+    for _, module in sorted(groups.items()):
+        import_module(module).register(app)
     return app
 
 

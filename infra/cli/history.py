@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def history(
-    stream: Annotated[str, typer.Argument(help="A stream's name, e.g. accounts/576.")],
+    stream: Annotated[str, typer.Argument(help="A stream's name, e.g. rooms/12.")],
     void: Annotated[
         bool, typer.Option("--void", help="Show the stream's void records too: they have no effect.")
     ] = False,

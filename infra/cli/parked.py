@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from projections.engine.parking import ParkedStream
-    from projections.engine.replaying import Replayed
-    from projections.engine.view import View
+    from projections.engine.operate.replaying import Replayed
+    from projections.engine.store.parking import ParkedStream
+    from projections.engine.views.view import View
 
 Name = Annotated[str, typer.Argument(help="A view.")]
-Stream = Annotated[str, typer.Argument(help="A stream's name, e.g. accounts/576.")]
+Stream = Annotated[str, typer.Argument(help="A stream's name, e.g. rooms/12.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -59,8 +59,8 @@ def show(view: Name, stream: Stream, as_json: Json = False) -> None:
     from infra.database.connect import connect, naming
     from infra.settings import Settings
     from infra.terminal import print_json, stdout
-    from projections.engine.positions import read_positions
-    from projections.engine.replaying import NotParked, parked_events
+    from projections.engine.operate.replaying import NotParked, parked_events
+    from projections.engine.store.positions import read_positions
 
     settings = Settings()
     one = next((one for one in _parked() if (one.view, one.stream) == (view, stream)), None)
@@ -84,7 +84,7 @@ def show(view: Name, stream: Stream, as_json: Json = False) -> None:
 def replay(view: Name, stream: Stream, as_json: Json = False) -> None:
     """Fold the stream's events into the view with this code, in order. One that fails again stays parked from there."""
     from infra.settings import Settings
-    from projections.engine.replaying import replay as run
+    from projections.engine.operate.replaying import replay as run
 
     _tell(run(Settings(), _view(view), stream), as_json=as_json)
 
@@ -97,7 +97,7 @@ def drop(
 ) -> None:
     """Leave the first parked event out of the view for good, in every later build too, and replay the rest."""
     from infra.settings import Settings
-    from projections.engine.replaying import drop as run
+    from projections.engine.operate.replaying import drop as run
 
     if not yes:
         typer.confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", abort=True, err=True)
@@ -139,7 +139,7 @@ def _tell(done: Replayed, *, as_json: bool) -> None:
 def _parked() -> list[ParkedStream]:
     from infra.database.connect import connect, naming
     from infra.settings import Settings
-    from projections.engine.parking import parked_streams
+    from projections.engine.store.parking import parked_streams
 
     settings = Settings()
     with naming(settings), connect(settings, "samefold parked") as connection:
@@ -147,8 +147,8 @@ def _parked() -> list[ParkedStream]:
 
 
 def _view(name: str) -> View:
-    from projections.engine.rebuild import UnknownView
-    from projections.engine.system import all_views
+    from projections.engine.rebuild.rebuild import UnknownView
+    from projections.engine.views.core_views import all_views
 
     views = all_views()
     if name not in views:

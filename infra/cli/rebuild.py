@@ -12,10 +12,10 @@ import typer
 from infra.errors import SamefoldError
 
 if TYPE_CHECKING:
-    from projections.engine.filling import Filled
-    from projections.engine.past import LookedBack
-    from projections.engine.rebuild import Rebuilt
-    from projections.engine.switch import Switched
+    from projections.engine.rebuild.filling import Filled
+    from projections.engine.rebuild.rebuild import Rebuilt
+    from projections.engine.rebuild.switch import Switched
+    from projections.engine.rebuild.time_travel import LookedBack
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Processes = Annotated[
@@ -62,8 +62,8 @@ def rebuild(
         return
     from infra.settings import Settings
     from infra.terminal import Stages, print_json
-    from projections.engine.rebuild import rebuild as run
-    from projections.engine.system import all_views
+    from projections.engine.rebuild.rebuild import rebuild as run
+    from projections.engine.views.core_views import all_views
     from spark_jobs.choose import engine_for
 
     if views and not as_json:
@@ -104,10 +104,10 @@ def _look_back(
 
     from infra.settings import Settings
     from infra.terminal import Stages, print_json
-    from projections.engine.cut import parse_as_of
-    from projections.engine.past import look_back
-    from projections.engine.rebuild import views_named
-    from projections.engine.system import all_views
+    from projections.engine.fold.as_of import parse_as_of
+    from projections.engine.rebuild.rebuild import views_named
+    from projections.engine.rebuild.time_travel import look_back
+    from projections.engine.views.core_views import all_views
     from spark_jobs.choose import engine_for
 
     if not no_switch:
@@ -145,9 +145,9 @@ def switch(
     from infra.database.connect import connect, naming
     from infra.settings import Settings
     from infra.terminal import Stages, print_json, stdout
-    from projections.engine.command_types import drop_other_types, live_types, own_types
-    from projections.engine.rebuild import go_to
-    from projections.engine.system import all_views
+    from projections.engine.rebuild.rebuild import go_to
+    from projections.engine.views.command_types import drop_other_types, live_types, own_types
+    from projections.engine.views.core_views import all_views
 
     settings, views = Settings(), all_views()
     if view in views and version not in (None, views[view].version):
@@ -179,8 +179,8 @@ def _offer(names: list[str]) -> None:
     from infra.database.connect import connect, naming
     from infra.settings import Settings
     from infra.terminal import stderr
-    from projections.engine.rebuild import old_builds
-    from projections.engine.system import all_views
+    from projections.engine.rebuild.rebuild import old_builds
+    from projections.engine.views.core_views import all_views
 
     settings = Settings()
     asked = [view for name, view in all_views().items() if name in names]
@@ -210,7 +210,7 @@ def _telling_what_became(names: list[str]) -> Iterator[None]:
 def _live(names: list[str]) -> dict[str, str]:
     from infra.database.connect import connect, naming
     from infra.settings import Settings
-    from projections.engine.switch import pointers
+    from projections.engine.rebuild.switch import pointers
 
     settings = Settings()
     with naming(settings), connect(settings, "samefold rebuild") as connection:

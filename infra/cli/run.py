@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from infra.supervisor import Child
+    from infra.processes.supervisor import Child
 
 run = typer.Typer(
     help="Run handlers, agents and the HTTP API; they are started again when they end. One Ctrl-C stops all cleanly.",
@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
 @run.command()
 def handler(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run handlers: they decide commands and append the commits. Several share the partitions."""
-    from infra.supervisor import exporter, handlers
+    from infra.processes.supervisor import exporter, handlers
 
     _supervise(name, lambda place: [*handlers(count, place), *exporter(metrics_port, place)])
 
@@ -62,7 +62,7 @@ def agent(
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run agents: they fold the log into the read models. Several share the partitions."""
-    from infra.supervisor import agents, exporter, spark_agent
+    from infra.processes.supervisor import agents, exporter, spark_agent
 
     if on is On.FAUST:
         _supervise(name, lambda place: [*agents(count, place, agent), *exporter(metrics_port, place)])
@@ -77,7 +77,7 @@ def agent(
 @run.command()
 def api(host: Host = None, port: Port = None, name: Name = "") -> None:
     """Run the HTTP API: commands in, their outcomes and the read models out."""
-    from infra.supervisor import api
+    from infra.processes.supervisor import api
 
     _supervise(name, lambda place: [api(place, host, port)])
 
@@ -92,8 +92,8 @@ def run_all(
     name: Name = "",
 ) -> None:
     """Run handlers, agents for every agent that a view names, and the HTTP API."""
-    from infra.supervisor import agents, api, handlers
-    from projections.engine.system import all_views
+    from infra.processes.supervisor import agents, api, handlers
+    from projections.engine.views.core_views import all_views
 
     names = sorted({view.agent for view in all_views().values()})
     _supervise(
@@ -107,10 +107,10 @@ def run_all(
 
 
 def _supervise(name: str, children: Callable[[str], list[Child]]) -> None:
-    from infra import logs
     from infra.database import revisions
+    from infra.observability import logs
+    from infra.processes.supervisor import Supervisor, place
     from infra.settings import Settings
-    from infra.supervisor import Supervisor, place
 
     settings = Settings()
     # refuse at once what every child would refuse

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from projections.engine.verify import Difference, Verified
+    from projections.engine.verify.verify import Difference, Verified
 
 
 def register(app: typer.Typer) -> None:
@@ -24,9 +24,9 @@ def verify(
     """Compare rows and positions with a fold of the log, beside live traffic. Exit code 1 when anything differs."""
     from infra.settings import Settings
     from infra.terminal import Stages, print_json
-    from projections.engine.rebuild import UnknownView
-    from projections.engine.system import all_views
-    from projections.engine.verify import verify as run
+    from projections.engine.rebuild.rebuild import UnknownView
+    from projections.engine.verify.verify import verify as run
+    from projections.engine.views.core_views import all_views
     from spark_jobs.choose import engine_for
 
     known = all_views()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from projections.engine.builds import Build
-    from projections.engine.overview import Overview, ViewNow
+    from projections.engine.operate.overview import Overview, ViewNow
+    from projections.engine.rebuild.builds import Build
 
 
 def register(app: typer.Typer) -> None:
@@ -26,8 +26,8 @@ def show(
         return
     from infra.settings import Settings
     from infra.terminal import print_json
-    from projections.engine.overview import overview
-    from projections.engine.system import all_views
+    from projections.engine.operate.overview import overview
+    from projections.engine.views.core_views import all_views
 
     found = overview(Settings(), all_views())
     if as_json:
@@ -45,8 +45,8 @@ def drop(
     """Drop tables that readers do not see: old ones, ones that were abandoned, and by its name any other that is not live."""
     from infra.settings import Settings
     from infra.terminal import print_json, stdout
-    from projections.engine.dropping import drop_tables, droppable
-    from projections.engine.system import all_views
+    from projections.engine.rebuild.dropping import drop_tables, droppable
+    from projections.engine.views.core_views import all_views
 
     settings, views = Settings(), all_views()
     builds = droppable(settings, view, which)

@@ -98,8 +98,8 @@ def check(settings: Settings) -> None:
 
 def declared() -> sa.MetaData:
     """Every table that the code declares: the engine's own, and one for each view's version."""
-    from projections.engine.system import all_views
-    from projections.engine.tables import table_of
+    from projections.engine.views.core_views import all_views
+    from projections.engine.views.tables import table_of
 
     metadata = sa.MetaData()
     for table in schema.metadata.sorted_tables:

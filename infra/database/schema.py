@@ -1,6 +1,6 @@
 """The tables that are not views: where each agent stands, which builds exist, which of them readers see.
 
-Declared for Alembic; the hot paths write their own SQL. `projections/engine/tables.py` declares the views' tables.
+Declared for Alembic; the hot paths write their own SQL. `projections/engine/views/tables.py` declares the views' tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ positions = sa.Table(
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("command_offset", sa.BigInteger, nullable=False),
     sa.Column("generation", sa.Uuid, nullable=False),
-    comment="How far each agent has folded each partition; the fence of every batch (DESIGN §3)",
+    comment="How far each agent has folded each partition; the fence of every batch",
     postgresql_with={"fillfactor": "50"},
 )
 

@@ -1,1 +1,4 @@
-"""The embedded stack for development: Kafka and PostgreSQL on loopback, under one data folder, without Docker."""
+"""A real Kafka and a real PostgreSQL on this machine, for development and tests.
+
+Samefold's: an update replaces it.
+"""

@@ -1,1 +1,4 @@
-"""The log: its records, the rule by which they are read, its topics and its clients."""
+"""The log: records, the rule by which they are read, topics, and Kafka's clients.
+
+Samefold's: an update replaces it.
+"""

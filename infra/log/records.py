@@ -1,4 +1,4 @@
-"""What stands in the topics: commands, and in `events` commits and openings (DESIGN §2).
+"""What stands in the topics: commands, and in `events` commits and openings (docs/protocol.md).
 
 All are JSON objects whose first member is `"samefold": "<kind>/<format>"`. That prefix is the envelope: a record without it is
 none of ours (garbage, void for every reader for ever); one with it must decode, or the reader stops. A reader that skipped what
@@ -20,7 +20,7 @@ ENVELOPE = b'{"samefold":"'
 
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-"""Of a Kafka record. Nothing that counts stands there, only what goes with the trace (`infra/tracing.py`)."""
+"""Of a Kafka record. Nothing that counts stands there, only what goes with the trace (`infra/observability/tracing.py`)."""
 
 
 class UnreadableRecord(SamefoldError):

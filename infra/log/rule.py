@@ -1,4 +1,4 @@
-"""The reading rule: which records of `events` count (DESIGN §2). Every reader, live or batch, applies this one function.
+"""The reading rule: which records of `events` count (docs/protocol.md). Every reader, live or batch, applies this one function.
 
 An opening at offset k makes k the current epoch. A commit counts if and only if its epoch is the current one and its `seq`
 is the last one plus one. Anything else is void: no effect anywhere, ever. So a zombie's late append, a resend, a duplicated

@@ -6,9 +6,12 @@ one function, whose event parameter's annotation is the subscription:
     evolve(row: Row | None, event: A | B, at: At) -> Row | None      entity view, one row per key; None deletes
     rows(event: A | B, after: State, at: At) -> Iterable[Row]        journal view, rows only ever added
     delta(event: A | B, at: At) -> Iterable[Row]                     summary view, each row a key and its increments
+
+Samefold's: an update replaces it. Its rooms import each other one way only: views, fold, store, live, rebuild, verify, operate;
+each may import those before it.
 """
 
-from projections.engine.at import At
-from projections.engine.columns import Key, Max, Min, Sum
+from projections.engine.views.columns import Key, Max, Min, Sum
+from projections.engine.views.event_context import At
 
 __all__ = ["At", "Key", "Max", "Min", "Sum"]

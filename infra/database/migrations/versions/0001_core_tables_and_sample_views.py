@@ -108,7 +108,7 @@ def upgrade() -> None:
         sa.Column("command_offset", sa.BigInteger(), nullable=False),
         sa.Column("generation", sa.Uuid(), nullable=False),
         sa.PrimaryKeyConstraint("agent", "topic", "partition"),
-        comment="How far each agent has folded each partition; the fence of every batch (DESIGN §3)",
+        comment="How far each agent has folded each partition; the fence of every batch",
         postgresql_with={"fillfactor": "50"},
     )
     op.create_table(

@@ -1,0 +1,52 @@
+"""`python -m api --name NAME`: serve until SIGTERM or SIGINT. Exit code 1 after a named error."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+
+from api.serving import server_of
+from infra.observability import logs, metrics
+from infra.processes.collector import collect_seldom
+from infra.processes.ending import exit_code_of
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.001
+"""Answers otherwise wait up to 5 ms for the interpreter's lock while a thread reads a stream's history."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m api")
+    parser.add_argument("--name", default="api")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    settings = Settings()
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.log_level != "DEBUG":
+        # every lost connection is told by us, once
+        logging.getLogger("psycopg").setLevel(logging.CRITICAL)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    metrics.PROCESS_STARTS.labels("api").inc()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn, which takes them over while it serves, raises them once more at its end
+        signal.signal(number, lambda *_: None)
+
+    def work() -> None:
+        port = settings.api_port if arguments.port is None else arguments.port
+        server = server_of(settings, arguments.name, arguments.host or settings.api_host, port)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        collect_seldom()
+        server.run()
+
+    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    os._exit(exit_code_of(work, log, arguments.name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Fills topics with orders: as commands, or as the commits of one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import date
+from typing import Any
+
+import msgspec
+from confluent_kafka import Producer
+
+from benchmarks.workload import OPEN, OVERDRAFT_LIMIT, Order, stream_of
+from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
+from infra.errors import SamefoldError
+from infra.log import clients
+from infra.log.partitioner import partition_of
+from infra.log.records import Command, Commit, EventRecord, Opening, encode
+from infra.settings import Settings
+
+DAY = date(2026, 1, 2)
+DAY_TEXT = DAY.isoformat().encode()
+FLUSH_S = 120.0
+STEP = 5_000
+
+
+class NotLoaded(SamefoldError):
+    """The broker did not take all records."""
+
+
+def fill_commands(settings: Settings, orders: Iterable[Order], advance: Callable[[int], None]) -> int:
+    """Append the orders as commands, in their order; how many."""
+    kinds = {1: ("Deposit", _body(Deposit(cents=1, on=DAY))), -1: ("Withdraw", _body(Withdraw(cents=1, on=DAY)))}
+    opening = msgspec.Raw(msgspec.json.encode(OpenAccount(overdraft_limit=OVERDRAFT_LIMIT, on=DAY)))
+    filling = _Filling(settings, settings.commands_topic, advance)
+    for account, cents, order_id in orders:
+        stream = stream_of(account)
+        if cents == OPEN:
+            command = Command(order_id, stream, "OpenAccount", opening)
+        else:
+            kind, body = kinds[1 if cents > 0 else -1]
+            command = Command(order_id, stream, kind, msgspec.Raw(body % abs(cents)))
+        filling.add(stream, partition_of(stream, settings.partitions), encode(command))
+    return filling.end()
+
+
+def fill_log(
+    settings: Settings,
+    commands_topic_id: str,
+    orders: Iterable[Order],
+    advance: Callable[[int], None],
+    *,
+    marks: Iterable[int] = (),
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Write the log of one writer that accepted all these orders, into an empty topic: an opening in each partition, then commits.
+
+    How many commits each partition has; and, for each of `marks`, how many it had after so many orders.
+    """
+    opened = EventRecord(
+        "AccountOpened", msgspec.Raw(msgspec.json.encode(AccountOpened(overdraft_limit=OVERDRAFT_LIMIT, on=DAY)))
+    )
+    kinds = {
+        1: ("MoneyDeposited", _body(MoneyDeposited(cents=1, on=DAY))),
+        -1: ("MoneyWithdrawn", _body(MoneyWithdrawn(cents=1, on=DAY))),
+    }
+    filling = _Filling(settings, settings.events_topic, advance)
+    for partition in range(settings.partitions):
+        filling.add(None, partition, encode(Opening("bench", commands_topic_id)))
+    commits = [0] * settings.partitions
+    versions: dict[str, int] = {}
+    wanted, passed = set(marks), {}
+    for number, (account, cents, order_id) in enumerate(orders, start=1):
+        stream = stream_of(account)
+        partition = partition_of(stream, settings.partitions)
+        if cents == OPEN:
+            event = opened
+        else:
+            kind, body = kinds[1 if cents > 0 else -1]
+            event = EventRecord(kind, msgspec.Raw(body % abs(cents)))
+        version = versions[stream] = versions.get(stream, 0) + 1
+        offset = commits[partition]
+        commits[partition] = offset + 1
+        # the id serves as the fingerprint too: as long, and nobody compares it here
+        commit = Commit(stream, version, [event], order_id, offset, order_id, "accepted", None, 0, offset + 1)
+        filling.add(stream, partition, encode(commit))
+        if number in wanted:
+            passed[number] = list(commits)
+    filling.end()
+    return commits, passed
+
+
+def _body(fact: Any) -> bytes:
+    """The JSON of a movement with a place for its cents."""
+    return msgspec.json.encode(fact).replace(b'"cents":1', b'"cents":%d')
+
+
+class _Filling:
+    """A producer in a hurry: no callbacks, all counted at the end."""
+
+    def __init__(self, settings: Settings, topic: str, advance: Callable[[int], None]) -> None:
+        self._producer: Producer = clients.producer(settings)
+        self._topic = topic
+        self._advance = advance
+        self._count = 0
+        self._failed: list[object] = []
+
+    def add(self, key: str | None, partition: int, value: bytes) -> None:
+        while True:
+            try:
+                self._producer.produce(self._topic, value, key=key, partition=partition)
+                break
+            except BufferError:
+                self._producer.poll(0.02)
+        self._count += 1
+        if self._count % STEP == 0:
+            self._advance(STEP)
+
+    def end(self) -> int:
+        if left := self._producer.flush(FLUSH_S):
+            raise NotLoaded(
+                f"{left} records were not taken by the broker within {FLUSH_S:.0f} s.", "Try a smaller --scale."
+            )
+        self._advance(self._count % STEP)
+        return self._count

@@ -1,0 +1,93 @@
+"""What a command's way costs at the very least: two acknowledged sends and one transaction, in one thread, nothing else.
+
+The records are as large as a command and its commit, the four statements are those of an agent's batch of one: compare-and-set
+of the position with a notification, the stream's state, the view's row, the outcome; one round trip. No process waits for another.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import NewTopic
+
+from benchmarks.stage import World
+from infra.database.connect import Connection, connect
+from infra.log import clients
+from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.views.core_views import agent_views
+
+COMMAND = b'{"samefold":"command/1","id":"%032x","stream":"accounts/000001","type":"Deposit","data":{"cents":1}}'
+COMMIT = COMMAND + b" " * 250
+"""A commit of the sample takes about 350 bytes."""
+ACCOUNT = "000001"
+
+_MOVE = """
+update positions set next_offset = next_offset + 1, seq = seq + 1, command_offset = command_offset + 1
+ where agent = 'core' and topic = %s and partition = 0 and next_offset = %s
+returning pg_notify('samefold_floor', '0:1')
+"""
+_STATE = """
+insert into streams_accounts_v1 as t (stream, version, state, _partition) values (%s, %s, %s::json, 0)
+    on conflict (stream) do update set version = excluded.version, state = excluded.state
+"""
+_ROW = """
+insert into balances_v1 as t (account, cents, overdraft_limit, opened_on, last_on, transactions, _partition)
+values (%s, %s, 0, '2026-01-02', '2026-01-02', %s, 0)
+    on conflict (account) do update set cents = excluded.cents, transactions = excluded.transactions
+"""
+_OUTCOME = """
+insert into command_outcomes_v1 (stream, command_id, outcome, version, fingerprint, at, _partition)
+values (%s, %s, 'accepted', %s, %s, now(), 0)
+"""
+
+
+class Floor:
+    """`with Floor(world) as floor: floor.step()`, on a database and topics of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._producer: Producer = clients.producer(world.settings)
+        self._topics = [f"{world.settings.group_prefix}-floor-{n}" for n in (1, 2)]
+        self._failed: list[KafkaError] = []
+        self._database: Connection | None = None
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        admin = clients.admin(self._world.settings)
+        for future in admin.create_topics([NewTopic(name, 1, 1) for name in self._topics]).values():
+            future.result(15)
+        self._database = connect(self._world.settings, "samefold bench floor")
+        ensure_started(self._database, "core", agent_views("core"), Contract.of(self._world.events))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def step(self) -> None:
+        """One command's worth. Raises AssertionError where a send was not acknowledged."""
+        database, number = self._database, self.count
+        assert database is not None, "not entered"
+        for topic, value in zip(self._topics, (COMMAND, COMMIT), strict=True):
+            self._producer.produce(topic, value % number, key=b"accounts/000001", on_delivery=self._acknowledged)
+            left = self._producer.flush(30)
+            assert not left, "a send was not acknowledged"
+            assert not self._failed, self._failed
+        self.count = number + 1
+        name = f"{number:032x}"
+        stream = f"accounts/{ACCOUNT}"
+        with database.pipeline():
+            database.execute("begin")
+            database.execute(_MOVE, [self._world.events.name, number])
+            database.execute(_STATE, [stream, self.count, f'{{"status":"open","balance":{number}}}'])
+            database.execute(_ROW, [ACCOUNT, number, number])
+            database.execute(_OUTCOME, [stream, name, self.count, name])
+            database.execute("commit")
+
+    def _acknowledged(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._failed.append(error)

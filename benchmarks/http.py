@@ -1,0 +1,249 @@
+"""How long a command takes over HTTP until its outcome is answered, where that time goes, and how many a second are answered.
+
+Beside it the same framework under the same server, which answers each command with a constant.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+from benchmarks.check import check_count, check_rows, require
+from benchmarks.fill import fill_commands
+from benchmarks.http_client import HOST, Exchange, orders_of
+from benchmarks.http_parts import MIDDLE, TAIL, means, parts_of
+from benchmarks.latency import PERCENTILES, curve, percentile
+from benchmarks.processes import Process, wait_until
+from benchmarks.reading import progress_of
+from benchmarks.results import Aim, Result, Sample, middle
+from benchmarks.stage import Bench, World
+from benchmarks.workload import Ledger, opening_orders
+
+OURS = "samefold, request to answer"
+CONSTANT = "FastAPI and uvicorn, a constant"
+IDLE, STEADY, FULL = "idle", "500/s", "64 connections"
+RATE = 500
+CONNECTIONS = {IDLE: 1, STEADY: 64, FULL: 64}
+REQUESTS = {IDLE: 2_000, STEADY: 10_000, FULL: 20_000}
+"""Of a turn."""
+WARM_UP = 5_000
+"""Requests over 64 connections that do not count: the broker compiles what it does often."""
+ACCOUNTS = 1_000
+TURN_S = 180.0
+READY_S = 60.0
+
+BALANCES = "select account, transactions + 1, cents from balances_v1"
+OUTCOMES = "select count(*) from command_outcomes_v1"
+
+
+def run(bench: Bench) -> Result:
+    with bench.world() as world:
+        turns = _Turns(bench, world)
+        with _served(bench, world) as ours, _constant(bench, world) as constant:
+            turns.open_accounts(ours)
+            turns.warm_up(ours, constant)
+            for number in range(1, bench.options.rounds + 1):
+                for case in REQUESTS:
+                    bench.progress.begin(f"http {case}, round {number}", None)
+                    turns.take(constant, CONSTANT, case, number)
+                    turns.take(ours, OURS, case, number)
+        parts = _divided(bench, world, turns)
+        turns.check()
+    samples = turns.samples
+    p99 = median(one.more["p99_ms"] for one in samples if (one.contender, one.case) == (OURS, IDLE))
+    aims = [
+        Aim("p50 idle", 5.0, middle(samples, OURS, IDLE), at_most=True, unit="ms"),
+        Aim("p99 idle", 15.0, p99, at_most=True, unit="ms"),
+    ]
+    beside = {case: middle(samples, OURS, case) / middle(samples, CONSTANT, case) for case in REQUESTS}
+    curves = {f"{who}, {case}": curve(times) for (who, case), times in turns.times.items() if case != FULL}
+    return Result(
+        "http",
+        "From sending a command over HTTP until its outcome is answered",
+        f"ms, p50; {FULL}: answers/s",
+        samples,
+        aims,
+        {"requests": {case: turns.size(case) for case in REQUESTS}, "accounts": ACCOUNTS},
+        {
+            "curves": curves,
+            "parts": parts,
+            "beside_constant": {case: round(ratio, 3) for case, ratio in beside.items()},
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """Who answers at a port, with all processes behind it by group."""
+
+    port: int
+    processes: Mapping[str, Process]
+
+    def check(self) -> None:
+        for process in self.processes.values():
+            process.check()
+
+
+@contextmanager
+def _served(bench: Bench, world: World, marks: Path | None = None) -> Iterator[_Server]:
+    """Agent, handler and API, which answers; in a folder `marks` each leaves what it noted, in a file of its group's name."""
+    port = _free_port()
+    modules = {
+        "agent": ("projections.engine.live.agent", "--agent", "core"),
+        "handler": ("commands.handler",),
+        "api": ("api", "--host", HOST, "--port", str(port)),
+    }
+    with ExitStack() as open_:
+        processes = {}
+        for group, command in modules.items():
+            name = f"{world.settings.group_prefix}-{group}"
+            noting = ("benchmarks.http_marks", str(marks / group)) if marks else ()
+            process = Process(world.settings, bench.folder, name, *noting, *command, "--name", name)
+            processes[group] = open_.enter_context(process)
+        server = _Server(port, processes)
+        _wait_for(server, "/health/ready", 200)
+        yield server
+
+
+@contextmanager
+def _constant(bench: Bench, world: World) -> Iterator[_Server]:
+    port = _free_port()
+    with Process(world.settings, bench.folder, "constant", "benchmarks.peers.constant", "--port", str(port)) as process:
+        server = _Server(port, {"constant": process})
+        _wait_for(server, "/", 404)
+        yield server
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def _wait_for(server: _Server, path: str, status: int) -> None:
+    def answers() -> int:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{server.port}{path}", timeout=READY_S) as response:
+                return int(response.status == status)
+        except HTTPError as error:
+            return int(error.code == status)
+        except (URLError, ConnectionError):
+            return 0
+
+    wait_until(answers, 1, tuple(server.processes.values()), lambda _: None, every=0.05)
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Turns of both contenders, and the ledger of all that ours was asked for."""
+
+    bench: Bench
+    world: World
+    ledger: Ledger = field(default_factory=lambda: Ledger(ACCOUNTS))
+    samples: list[Sample] = field(default_factory=list)
+    times: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Milliseconds by contender and case, of all rounds."""
+    versions: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Those that were answered, by account."""
+    _seeds: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def size(self, case: str) -> int:
+        return self.bench.options.scaled(REQUESTS[case], least=50)
+
+    def open_accounts(self, server: _Server) -> None:
+        orders = opening_orders(ACCOUNTS, self.bench.chance("open"))
+        self.ledger.enter_all(orders)
+        fill_commands(self.world.settings, orders, lambda _: None)
+        self.bench.progress.begin("http: open accounts", len(orders))
+        with progress_of(self.world) as progress:
+            processes = tuple(server.processes.values())
+            wait_until(progress.answered, len(orders), processes, self.bench.progress.advance, every=0.05)
+
+    def warm_up(self, *servers: _Server) -> None:
+        for server in servers:
+            self.ask(server, FULL, self.bench.options.scaled(WARM_UP))
+
+    def take(self, server: _Server, contender: str, case: str, number: int) -> None:
+        """One turn. Raises RunVoid for any answer that is not what it should be."""
+        groups = {group: [process] for group, process in server.processes.items()}
+        meter = self.bench.cpu(**groups)
+        exchanges, client_s = self.ask(server, case, self.size(case))
+        cpu = meter.spent() | {"client": round(client_s, 2)}
+        times = [1000 * (one.answered - one.since) for one in exchanges]
+        self.times[contender, case] += times
+        seconds = max(one.answered for one in exchanges) - min(one.sent for one in exchanges)
+        more = {f"p{p:g}_ms": percentile(times, p) for p in PERCENTILES if case == FULL or p != 50}
+        rate = len(times) / seconds
+        value = rate if case == FULL else median(times)
+        more |= {"max_ms": max(times)} | ({"answers_per_s": rate} if case == STEADY else {})
+        self.samples.append(Sample(contender, case, number, value, len(times), seconds, cpu, more))
+
+    def ask(self, server: _Server, case: str, size: int) -> tuple[list[Exchange], float]:
+        """The exchanges in the order of answers, and the client's processor time. Raises RunVoid, BenchmarkStalled."""
+        seed = next(self._seeds)
+        given: dict[str, Any] = {"port": server.port, "connections": CONNECTIONS[case], "count": size}
+        given |= {"first": 0, "accounts": ACCOUNTS, "seed": seed} | ({"rate": RATE} if case == STEADY else {})
+        arguments = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+        load = Process(self.world.settings, self.bench.folder, "load", "benchmarks.http_load", *arguments)
+        with load:
+            if load.wait(TURN_S):
+                load.fail("The client of the benchmark failed.")
+        server.check()
+        told = json.loads(load.log.read_text().splitlines()[-1])
+        exchanges = [Exchange(*one) for one in told["exchanges"]]
+        require(len(exchanges) == size, f"{len(exchanges)} of {size} requests were answered")
+        if "constant" not in server.processes:
+            self._enter(exchanges, seed, size)
+        return exchanges, told["cpu_s"]
+
+    def _enter(self, exchanges: Sequence[Exchange], seed: int, size: int) -> None:
+        orders = list(orders_of(0, ACCOUNTS, size, seed))
+        self.ledger.enter_all(orders)
+        for one in exchanges:
+            require(one.status == 200, f"order {orders[one.number].id} was answered {one.status}")
+            self.versions[orders[one.number].account].append(one.version)
+
+    def check(self) -> None:
+        """Each deposit is in the rows once, and was answered with a version of its own. Raises RunVoid."""
+        check_rows(self.world.settings, BALANCES, self.ledger.rows(), "balances")
+        check_count(self.world.settings, OUTCOMES, sum(self.ledger.version), "outcomes")
+        check_versions(self.versions, self.ledger)
+
+
+def check_versions(answered: Mapping[int, Sequence[int]], ledger: Ledger) -> None:
+    """Every deposit on an account, which was opened as its version 1, was answered a version of its own. Raises RunVoid."""
+    for account, version in enumerate(ledger.version):
+        found = sorted(answered.get(account, ()))
+        require(found == list(range(2, version + 1)), f"account {account} was answered the versions {found}")
+
+
+def _divided(bench: Bench, world: World, turns: _Turns) -> dict[str, Any]:
+    """Where the time goes: of the fifth in the middle, and of the slowest hundredth, of requests one at a time."""
+    folder = bench.folder / "marks"
+    folder.mkdir()
+    with _served(bench, world, folder) as server:
+        turns.warm_up(server)
+        bench.progress.begin("http idle, divided", None)
+        exchanges, _ = turns.ask(server, IDLE, turns.size(IDLE))
+    marks: dict[str, list[float]] = defaultdict(list)
+    for file in folder.iterdir():
+        for point, at in json.loads(file.read_text()):
+            marks[point].append(at)
+    divided = parts_of(exchanges, {point: sorted(times) for point, times in marks.items()})
+    times = [1000 * (one.answered - one.sent) for one in exchanges]
+    return {
+        "p50_ms": round(median(times), 3),
+        "p99_ms": round(percentile(times, 99), 3),
+        "middle": {name: round(ms, 3) for name, ms in means(divided, MIDDLE).items()},
+        "slowest": {name: round(ms, 3) for name, ms in means(divided, TAIL).items()},
+    }

@@ -1,0 +1,153 @@
+"""How many events an agent folds in a second, live, over Faust: states, outcomes and one entity view."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from benchmarks.check import check_count, check_rows, require
+from benchmarks.fill import fill_log
+from benchmarks.peers.applied import applied_orders, balances_of
+from benchmarks.peers.job import Job
+from benchmarks.peers.turn import turn
+from benchmarks.processes import Process, wait_until
+from benchmarks.reading import progress_of
+from benchmarks.results import Aim, Result, Sample, middle
+from benchmarks.stage import Bench, World
+from benchmarks.workload import Ledger, Order, history
+from infra.database.connect import connect
+from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.views.core_views import all_views
+
+CASES = {"wide": 200_000, "hot": 1_000}
+"""Streams."""
+EVENTS = 600_000
+ONE = "samefold, 1 process"
+TWO = "samefold, 2 processes"
+PLAIN = "one event, one transaction"
+PIPELINED = "one event, one transaction, pipelined"
+FAUST = "stock Faust agent"
+RUNNER = "pyeventsourcing ProjectionRunner"
+PEERS = {PLAIN: "one_by_one", PIPELINED: "one_by_one", FAUST: "stock_faust", RUNNER: "pyeventsourcing_runner"}
+WANTED = {PLAIN: 25, FAUST: 40, RUNNER: 25}
+"""Times as fast as the peer, one process, wide."""
+PEER_EVENTS = 10_000
+VIEW = "balances"
+LOOK_S = 0.02
+READY_S = 60.0
+
+STATES = "select split_part(stream, '/', 2), version, (state->>'balance')::bigint from streams_accounts_v1"
+BALANCES = "select account, transactions + 1, cents from balances_v1"
+OUTCOMES = "select count(*) from command_outcomes_v1 where outcome = 'accepted'"
+
+
+def run(bench: Bench) -> Result:
+    count = bench.options.scaled(EVENTS)
+    streams = {case: bench.options.scaled(size) for case, size in CASES.items()}
+    samples: list[Sample] = []
+    with ExitStack() as worlds:
+        logs = {}
+        for case, size in streams.items():
+            world = worlds.enter_context(bench.world())
+            bench.progress.begin(f"project {case}: load events", count)
+            orders = list(history(size, count, bench.chance("project", case)))
+            fill_log(world.settings, world.commands.id, orders, bench.progress.advance)
+            logs[case] = world, orders
+        for number in range(1, bench.options.rounds + 1):
+            for case, (world, orders) in logs.items():
+                for contender, processes in ((ONE, 1), (TWO, 2)):
+                    samples.append(_ours(bench, world, orders, contender, case, number, processes))
+                samples += [_peer(bench, world, orders, contender, case, number) for contender in PEERS]
+    ours = middle(samples, ONE, "wide")
+    aims = [
+        Aim("one process, wide", 60_000, ours, unit="events/s", case="wide"),
+        *(
+            Aim(f"beside {peer}, wide", wanted, ours / middle(samples, peer, "wide"), unit="x")
+            for peer, wanted in WANTED.items()
+        ),
+    ]
+    title = "Events folded live, per second"
+    sizes = {"events": count, "streams": streams, "events_of_peers": bench.options.scaled(PEER_EVENTS)}
+    return Result("project", title, "events/s", samples, aims, sizes)
+
+
+def _ours(
+    bench: Bench, log: World, orders: Sequence[Order], contender: str, case: str, number: int, processes: int
+) -> Sample:
+    """From the moment when the processes, ready and with their partitions, may begin, until all is committed."""
+    ledger = Ledger(1 + max(order.account for order in orders))
+    ledger.enter_all(orders)
+    bench.progress.begin(f"project {case}, round {number}: {contender}", len(orders))
+    with bench.beside(log) as world, progress_of(world) as progress, ExitStack() as running:
+        total = sum(world.ends().values())
+        _start_held(world)
+        agents = tuple(running.enter_context(bench.agent(world, [VIEW], f"agent-{n}")) for n in range(1, processes + 1))
+        _wait_for_assignment(agents, world.settings.partitions)
+        meter = bench.cpu(agent=agents)
+        began = _release(world)
+        wait_until(progress.folded, total, agents, bench.progress.advance, every=LOOK_S)
+        seconds = time.monotonic() - began
+        cpu = meter.spent()
+        running.pop_all().close()
+        check_rows(world.settings, STATES, ledger.rows(), "states of streams")
+        check_rows(world.settings, BALANCES, ledger.rows(), "balances")
+        check_count(world.settings, OUTCOMES, len(orders), "outcomes")
+    return Sample(contender, case, number, len(orders) / seconds, len(orders), seconds, cpu)
+
+
+def _peer(bench: Bench, log: World, orders: Sequence[Order], contender: str, case: str, number: int) -> Sample:
+    """The same log, for as many events as a peer gets done in some seconds; pyeventsourcing has them in its own."""
+    partitions = log.settings.partitions
+    count = min(bench.options.scaled(PEER_EVENTS), len(orders))
+    options = {"pipeline": "yes"} if contender == PIPELINED else {}
+    own = contender == RUNNER
+    job = Job(topic=log.events.name, partitions=partitions, count=count, options=options)
+    if own:
+        job = Job(orders=list(orders[:count]))
+    with turn(bench, log.settings, PEERS[contender], job, contender, case, number) as (done, sample, url):
+        require(done.count == count, f"{contender} did {done.count} events, not {count}")
+        applied = orders[:count] if own else applied_orders(orders, partitions, url)
+        require(len(applied) == count, f"{contender}: its offsets stand for {len(applied)} events, not {count}")
+        ledger = Ledger(1 + max(order.account for order in applied))
+        ledger.enter_all(applied)
+        require(
+            (done.rows if own else balances_of(url)) == ledger.rows(), f"{contender}: its rows are not the ledger's"
+        )
+    return sample
+
+
+def _start_held(world: World) -> None:
+    """Make the agent's first start, with a version recorded live that no code has: workers take partitions and hold."""
+    views = {name: view for name, view in all_views().items() if view.is_system or name == VIEW}
+    with connect(world.settings, "samefold bench") as connection:
+        ensure_started(connection, "core", views, Contract.of(world.events))
+        connection.execute("update live set version = version + 1000 where view = %s", [VIEW])
+
+
+def _release(world: World) -> float:
+    with connect(world.settings, "samefold bench") as connection:
+        connection.execute("update live set version = version - 1000 where view = %s", [VIEW])
+    return time.monotonic()
+
+
+def _wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
+    """Until the group has given each process its share and no partition is without an owner."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        shares = [_share(agent) for agent in agents]
+        given = [partition for share in shares for partition in share]
+        if all(shares) and sorted(given) == list(range(partitions)):
+            return
+        for agent in agents:
+            agent.check()
+        if time.monotonic() > deadline:
+            agents[0].fail(f"The agents' partitions were {shares} after {READY_S:.0f} s.")
+        time.sleep(LOOK_S)
+
+
+def _share(agent: Process) -> list[int]:
+    """The partitions that an agent last said it has."""
+    said = re.findall(r"has partitions \[([0-9, ]*)\]", agent.log.read_text(errors="replace"))
+    return [int(number) for number in said[-1].split(",") if number.strip()] if said else []

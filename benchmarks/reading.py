@@ -1,0 +1,49 @@
+"""Looks at how far things are, over connections that stay open: looking must cost next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.stage import World
+from infra.database.connect import Connection, connect
+from infra.log import topics
+
+
+class Progressed:
+    """How far a world's handlers and agents are."""
+
+    def __init__(self, world: World, database: Connection) -> None:
+        self._world = world
+        self._database = database
+        self._admin = topics.Admin(world.settings)
+
+    def ends(self) -> dict[int, int]:
+        """The ends of `events` now, by partition."""
+        return topics.describe(self._world.settings, self._world.events.name, admin=self._admin).end
+
+    def appended(self) -> int:
+        """Records in `events`."""
+        return sum(self.ends().values())
+
+    def folded(self) -> int:
+        """Records of `events` that the agent has folded."""
+        return self._number(b"select coalesce(sum(next_offset), 0) from positions")
+
+    def answered(self) -> int:
+        """Commands whose outcome is visible, where each came to one commit."""
+        return self._number(b"select coalesce(sum(command_offset + 1), 0) from positions")
+
+    def vacuum(self) -> None:
+        """So that no autovacuum of what came before runs in the middle of a measurement."""
+        self._database.execute("vacuum analyze")
+
+    def _number(self, query: bytes) -> int:
+        row = self._database.execute(query).fetchone()
+        return int(row[0]) if row else 0
+
+
+@contextmanager
+def progress_of(world: World) -> Iterator[Progressed]:
+    with connect(world.settings, "samefold bench", statement_timeout_ms=0) as database:
+        yield Progressed(world, database)

@@ -1,0 +1,75 @@
+"""Switches `balances` to another table, over and over: `python -m benchmarks.switcher --version 1 --count 100`.
+
+Every tenth time, the first one too, it is one that was just rebuilt (the function behind `samefold rebuild balances`; the
+table before the last is dropped, as `samefold views drop` would); else the one that was live before, caught up, as by `samefold
+switch balances`. With a rebuild each time the log, which grows meanwhile, would soon take a minute to load. A second lies between
+two switches: one on the heels of another finds agents that have not folded anything since. Prints a JSON object a switch; times
+are in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from benchmarks.newer import VIEW, raise_version
+
+REBUILD_EACH = 10
+PAUSE_S = 1.0
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
+    from projections.engine.views.view import View
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.switcher")
+    parser.add_argument("--version", type=int, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    given = parser.parse_args()
+    raise_version(given.version)
+
+    from infra.settings import Settings
+    from projections.engine.rebuild.rebuild import go_to, rebuild
+    from projections.engine.views.core_views import all_views
+
+    settings, views = Settings(), all_views()
+    for number in range(given.count):
+        if number:
+            time.sleep(PAUSE_S)
+        began = time.monotonic()
+        anew = number % REBUILD_EACH == 0
+        switched = rebuild(settings, [VIEW], views).switched if anew else go_to(settings, [VIEW], views)
+        assert switched is not None, "a rebuild that makes live switches"
+        told = {
+            "rebuilt": anew,
+            "in_all_ms": 1000 * (time.monotonic() - began),
+            "catch_up_ms": switched.catch_up_ms,
+            "switch_ms": switched.switch_ms,
+            "gap_ms": switched.gap_ms,
+            "tries": switched.tries,
+        }
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+        _drop_older(settings, views)
+
+
+def _drop_older(settings: Settings, views: Mapping[str, View]) -> None:
+    """The last one stays, to go back to."""
+    from projections.engine.rebuild.builds import State
+    from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
+
+    try:
+        there = droppable(settings, VIEW, str(views[VIEW].version))
+    except NotDroppable:
+        return
+    if older := [build for build in there if build.state is State.OLD][:-1]:
+        drop_tables(settings, older, views[VIEW])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+"""Tests of the benchmarks.
+
+Not part of a new service: delete it with `benchmarks/`.
+"""

@@ -1,0 +1,87 @@
+"""`samefold demo`: a bank's transactions, processes killed on the way, and the proof that nothing was lost or doubled."""
+
+from __future__ import annotations
+
+import signal
+from decimal import ROUND_DOWN, Decimal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+LARGEST_LIMIT = Decimal(10) ** 12
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(demo)
+
+
+def demo(
+    data: Annotated[
+        Path | None, typer.Option(help="Transactions to load (CSV, plain or .gz), instead of the ones at hand.")
+    ] = None,
+    overdraft_limit: Annotated[
+        str, typer.Option(metavar="AMOUNT", help="How far an account may be overdrawn, e.g. 0 or 5000.00.")
+    ] = "5000.00",
+    no_kill: Annotated[bool, typer.Option("--no-kill", help="Kill nothing, send everything at once.")] = False,
+    no_release: Annotated[
+        bool, typer.Option("--no-release", help="End with the proof: no next release, and no Spark.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Generate the transactions from this seed.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the proof as one JSON object, as the last line.")
+    ] = False,
+) -> None:
+    """Load a bank's transactions, kill handlers and agents on the way, and prove that nothing was lost or doubled.
+
+    Then the next release of the code changes a read model, is rolled out beside this one, rebuilds with Spark and takes over.
+
+    Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
+    """
+    from demo.release_report import show_change, show_release
+    from demo.report import show_next, show_proof, told
+    from demo.run import KILLS, Options, run
+    from demo.telling import Telling
+    from infra.settings import Settings
+    from infra.terminal import print_json, progress, stdout
+
+    if data is not None and seed is not None:
+        raise typer.BadParameter("--data and --seed exclude each other.")
+    options = Options(data, _cents(overdraft_limit), 0 if no_kill else KILLS, seed, release=not no_release)
+    telling = Telling(told, show_change, progress)
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if not telling.ending:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    stdout.print("[bold]Samefold's demo[/bold]")
+    try:
+        result = run(Settings(), options, telling, show_proof)
+    except Exception:
+        # code in C that was interrupted raises errors of its own
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    if result.released:
+        show_release(result.released)
+    show_next(result)
+    if as_json:
+        print_json(result.as_dict())
+    if not result.holds:
+        raise typer.Exit(1)
+
+
+def _cents(amount: str) -> int:
+    try:
+        value = Decimal(amount)
+        if 0 <= value <= LARGEST_LIMIT and value == value.quantize(Decimal("0.01"), ROUND_DOWN):
+            return int(value * 100)
+    except ArithmeticError:
+        pass
+    raise typer.BadParameter(f"--overdraft-limit: {amount!r} is not an amount such as 5000.00.")

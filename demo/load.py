@@ -1,0 +1,205 @@
+"""Sends the commands, and kills handlers, agents and the API while they are at it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from demo.crew import Crew, Role
+from demo.sending import Sending
+from demo.watch import Before, Watch
+from infra.errors import SamefoldError
+from infra.log.records import Command
+from infra.processes.supervisor import Child
+
+STALL_S = 60.0
+LOOK_S = 0.05
+
+
+class Stalled(SamefoldError):
+    """Nothing went on for a minute."""
+
+
+@dataclass(slots=True)
+class Kill:
+    """A process that died of `kill -9` in the midst of the load: more was sent after its death.
+
+    `at` is the visible progress, 0 to 1; `on_the_way` counts commands that were sent and not visible yet, for an API the requests
+    that it broke off. `back_after_s` is when its successor had done work, None until then: a handler a commit that counts, an
+    agent a batch, an API an answer.
+    """
+
+    role: Role
+    child: Child
+    pid: int
+    at: float
+    on_the_way: int
+    before: Before
+    died: float
+    broken_off_before: int
+    back_after_s: float | None = None
+
+    @property
+    def is_effective(self) -> bool:
+        """Whether it hit work, and a successor came back to work."""
+        return self.back_after_s is not None and (self.role != "api" or self.on_the_way > 0)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """`seconds` from the first send until the last outcome was visible."""
+
+    seconds: float = 0.0
+    kills: list[Kill] = field(default_factory=list)
+
+    def effective(self, role: Role) -> int:
+        """How many kills took effect. The load was unfinished then."""
+        return sum(kill.role == role and kill.is_effective for kill in self.kills)
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Victims that die in turn, the next one when the last one's successor is back at work: in all `planned`."""
+
+    victims: list[tuple[Role, int]]
+    planned: int
+    down: Kill | None = None
+
+    @property
+    def done(self) -> int:
+        return self.planned - len(self.victims)
+
+
+class Load:
+    """One load of a bank's commands, through `sending`.
+
+    `kills` is how many handlers, how many agents and how often the API are to be killed: handlers and agents in turn, the API
+    beside them, whoever else is down. With kills the commands are sent slice by slice, so that each kill hits processes that
+    have work before them, and that each successor finds some; the last slices only after the last kill. `advance` is told of
+    commands newly visible, `after_kills` is called when only the last slices are left to send; it must not block.
+    """
+
+    def __init__(
+        self,
+        sending: Sending,
+        commands: Sequence[Command],
+        crew: Crew,
+        watch: Watch,
+        *,
+        kills: int,
+        advance: Callable[[int], None],
+        after_kills: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.sending = sending
+        self.commands = commands
+        self.crew = crew
+        self.watch = watch
+        self.loaded = Loaded()
+        self._kills = kills
+        self._advance = advance
+        self._after_kills = after_kills
+        roles: tuple[Role, Role] = ("handler", "agent")
+        behind = [(role, turn) for turn in range(kills) for role in roles]
+        self._turns = [_Turns(behind, len(behind)), _Turns([("api", turn) for turn in range(kills)], kills)]
+        # two slices a kill, one that it hits and one that is sent while the process is down, and some for the end
+        self._slice = -(-len(commands) // (6 * kills + 10)) if kills else len(commands)
+        self._sent = 0
+        self._visible = 0
+
+    def run(self) -> Loaded:
+        """Returns when every command's outcome is visible. Raises Stalled, NotSent, Unexpected, KafkaAway, DatabaseAway."""
+        started = moved = time.monotonic()
+        told = False
+        while self._visible < len(self.commands):
+            for turns in self._turns:
+                if turns.down is None and turns.victims:
+                    self._strike(turns)
+                self._await_successor(turns)
+            if not any(turns.victims or turns.down for turns in self._turns):
+                if not told:
+                    told = True
+                    self._after_kills()
+                self._send(len(self.commands))
+            self.watch.wait(LOOK_S)
+            if self._see():
+                moved = time.monotonic()
+            elif time.monotonic() > moved + STALL_S:
+                raise Stalled(
+                    f"{len(self.commands) - self._visible} of {len(self.commands)} commands have no outcome, "
+                    f"and none came for {STALL_S:.0f} s.",
+                    f"Look into the processes' logs in {self.crew.folder}.",
+                )
+        self.loaded.seconds = time.monotonic() - started
+        return self.loaded
+
+    def _see(self) -> bool:
+        """Whether anything new became visible."""
+        self.crew.check()
+        self.sending.check()
+        if self._kills:
+            self.watch.look()
+        before, self._visible = self._visible, self.watch.visible()
+        self._advance(self._visible - before)
+        return self._visible > before
+
+    def _send(self, until: int) -> None:
+        batch = self.commands[self._sent : until]
+        if batch:
+            self.sending.send(batch)
+            self._sent += len(batch)
+
+    def _strike(self, turns: _Turns) -> None:
+        """Kill the next one when its turn has come, just when it got work, and send more while it is dead."""
+        turn_at = self._turn_at(turns)
+        role, turn = turns.victims[0]
+        members = self.crew.members(role)
+        child = members[turn % len(members)]
+        # what the API holds up, which may be down, holds up nobody's turn, unless it were much
+        if self._visible + min(self.sending.held, 4 * self._slice) < turn_at or child.pid is None:
+            # not beyond the turn of whoever is further behind: it would find nothing left to send
+            self._send(min(self._turn_at(each) for each in self._turns if each.victims))
+            return
+        self._send(self._sent + self._slice)
+        self._see()
+        on_the_way, broken_off = self._sent - self._visible, len(self.sending.broken_off)
+        if role == "api" and not self.sending.is_asking():
+            return  # nobody waits for an answer: perhaps behind the next slice
+        pid = self.crew.kill(child)
+        if pid is None or self._sent == len(self.commands):
+            return  # nobody died, or the load was all but finished
+        died = time.monotonic()
+        at, before = self._visible / len(self.commands), Before() if role == "api" else self.watch.before(child)
+        turns.down = Kill(role, child, pid, at, on_the_way, before, died, broken_off)
+        self.loaded.kills.append(turns.down)
+        self._send(self._sent + self._slice)
+
+    def _turn_at(self, turns: _Turns) -> int:
+        return len(self.commands) * (turns.done + 1) // (turns.planned + 2)
+
+    def _await_successor(self, turns: _Turns) -> None:
+        kill = turns.down
+        if kill is None:
+            return
+        if self._has_worked(kill):
+            kill.back_after_s = time.monotonic() - kill.died
+            if kill.role == "api":
+                broken_off = self.sending.broken_off[kill.broken_off_before :]
+                kill.on_the_way = sum(began < kill.died for began in broken_off)
+            turns.down = None
+            if kill.is_effective:
+                turns.victims.pop(0)
+        elif self._waits_for_work(kill):
+            self._send(self._sent + self._slice // 4 + 1)  # others did its work meanwhile: here is some more
+
+    def _has_worked(self, kill: Kill) -> bool:
+        if kill.role == "api":
+            # nobody else serves at its address: what was asked after its death was answered by its successor
+            return self.sending.answered_at > kill.died
+        return self.watch.has_worked(kill.child, kill.before)
+
+    def _waits_for_work(self, kill: Kill) -> bool:
+        held = self.sending.held
+        if self._visible + held < self._sent:
+            return False
+        return held == 0 if kill.role == "api" else self.watch.is_at_its_place(kill.child, kill.before)

@@ -1,0 +1,185 @@
+"""The demo's end: the next release changes a read model, is rolled out beside this one, and takes over while commands keep coming.
+
+Everything is done as in production, by the next release's own command line and processes: its migration, its agents beside the
+old ones, its rebuild on Spark with the switch, its verify, and a look at how things were before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from psycopg import sql
+
+from commands.client import wait_for
+from demo import tree
+from demo.bank import Bank
+from demo.command_line import CommandLine
+from demo.crew import Crew
+from demo.proof import Key, Proof, counted_in, rows_of
+from demo.telling import Telling
+from demo.traffic import Traffic
+from demo.watch import Before, Watch
+from infra.database.connect import connect
+from infra.errors import SamefoldError
+from infra.log.records import Command
+from infra.settings import Settings
+
+FOLDER = "next-release"
+ACCOUNTS = 100
+"""So many accounts have traffic."""
+SPARK = ("--engine", "spark", "--master", "local[2]")
+WITHIN_S = 60.0
+NEVER = Before()
+
+
+class NotRolledOut(SamefoldError):
+    """The next release's processes did not come to work."""
+
+
+class Sums(NamedTuple):
+    """Over all accounts of one table of balances, in cents."""
+
+    balance: int
+    spent: int
+
+
+@dataclass(slots=True)
+class Released:
+    """What became of the next release. `took` is in seconds, by what was done.
+
+    `lost` counts commands sent meanwhile without a commit or an outcome, `doubled` their commits beyond one. `rebuilt` is what
+    the rebuild said, `differences` what verify found in `rows`. `then` is of the table as of `as_of`, when nothing of all this
+    had begun and which the command `look_back` made, and `now` of the live one, with what the proof and the traffic say they
+    should be.
+    """
+
+    as_of: datetime
+    sent: int
+    lost: int
+    doubled: int
+    rebuilt: Mapping[str, Any]
+    rows: int
+    differences: int
+    look_back: str
+    table_then: str
+    then: Sums
+    now: Sums
+    expected_then: Sums
+    expected_now: Sums
+    took: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        return not any((self.lost, self.doubled, self.differences, self.disagreements))
+
+    @property
+    def disagreements(self) -> list[str]:
+        """Sums that are not what the proof and the traffic say, as sentences."""
+        pairs = ((self.then, self.expected_then), (self.now, self.expected_now))
+        return [
+            f"the balances come to {found}, and should come to {expected}"
+            for found, expected in pairs
+            if found != expected
+        ]
+
+    @property
+    def drop(self) -> str:
+        """The command that drops the table of time travel."""
+        return f"samefold views drop {tree.VIEW} {self.table_then}"
+
+
+def release(
+    settings: Settings, folder: Path, old: Crew, watch: Watch, bank: Bank, proof: Proof, telling: Telling
+) -> Released:
+    """Roll the next release out beside `old`, which has done all its work and ends here.
+
+    Raises NotTheSample, NotRolledOut, CommandFailed, OutcomeMissing, and what keeps the parts from working.
+    """
+    took: dict[str, float] = {}
+
+    @contextmanager
+    def timed(name: str, what: str) -> Iterator[None]:
+        with telling.timed(what):
+            yield
+        took[name] = round(telling.took[what], 2)
+
+    before = datetime.now(UTC)
+    look_back = ("rebuild", tree.VIEW, "--as-of", before.isoformat(timespec="milliseconds"), "--no-switch")
+    copy = folder / FOLDER
+    code = tree.environment(copy)
+    samefold = CommandLine(copy, settings.environment() | code)
+    accounts = sorted({transaction.account for transaction in bank.transactions})[:ACCOUNTS]
+    with Traffic(settings, accounts, bank.transactions[-1].on) as traffic:
+        telling.showed(tree.make(copy))
+        with timed("migrate", "its table made by its migration (db revision, db upgrade)"):
+            samefold.run("db", "revision", "-m", f"{tree.VIEW} {tree.COLUMN}")
+            samefold.run("db", "upgrade")
+        place = f"{settings.group_prefix}-next"
+        with Crew(settings, folder / "logs" / FOLDER, place=place, environment=code) as new, telling.until_the_end():
+            with timed("beside", "2 handlers and 2 agents of it beside the old ones"):
+                _until(lambda: watch.is_ready(new.handlers, new.agents), new, watch)
+            with timed("rebuild", f"'{tree.VIEW}' rebuilt with Spark, and switched to"):
+                rebuilt = samefold.told("rebuild", tree.VIEW, *SPARK)
+            with timed("handover", "its agents at work"):
+                _until(lambda: all(watch.has_worked(agent, NEVER) for agent in new.agents), new, watch)
+            with timed("stop", "the old ones stopped, the last commands answered"):
+                old.stop()
+                traffic.stop()
+                wait_for(settings, traffic.commands, lambda _count: None, timeout_s=WITHIN_S)
+            with timed("verify", "all rows compared with a fold of the log, with Spark"):
+                verified = samefold.told("verify", *SPARK)
+            with timed("as_of", f"'{tree.VIEW}' as it was before, in a table of its own"):
+                travelled = samefold.told(*look_back)
+    lost, doubled = judge(traffic.commands, counted_in(settings), rows_of(settings).outcomes)
+    table_then = travelled["tables"][tree.VIEW]
+    return Released(
+        as_of=before,
+        sent=len(traffic.commands),
+        lost=lost,
+        doubled=doubled,
+        rebuilt=rebuilt,
+        rows=sum(view["rows"] for view in verified["views"].values()),
+        differences=verified["differences"],
+        look_back=f"samefold {' '.join(look_back)}",
+        table_then=table_then,
+        then=sums_of(settings, table_then),
+        now=sums_of(settings, rebuilt["tables"][tree.VIEW]),
+        expected_then=Sums(proof.balance, proof.debits),
+        expected_now=Sums(proof.balance + traffic.deposited - traffic.withdrawn, proof.debits + traffic.withdrawn),
+        took=took,
+    )
+
+
+def judge(commands: Sequence[Command], log: Mapping[Key, int], outcomes: Mapping[Key, object]) -> tuple[int, int]:
+    """(lost, doubled): commands without a commit or an outcome, and commits beyond one for each command."""
+    asked = [(command.stream, command.id) for command in commands]
+    lost = sum(not log.get(key) or key not in outcomes for key in asked)
+    return lost, sum(max(log.get(key, 0) - 1, 0) for key in asked)
+
+
+def sums_of(settings: Settings, table: str) -> Sums:
+    """Of a table of balances in the next release's shape."""
+    query = sql.SQL("select coalesce(sum(cents), 0)::bigint, coalesce(sum({}), 0)::bigint from {}")
+    with connect(settings, "samefold demo") as connection:
+        row = connection.execute(query.format(sql.Identifier(tree.COLUMN), sql.Identifier(table))).fetchone()
+    assert row is not None, "sums have a row"
+    return Sums(*row)
+
+
+def _until(holds: Callable[[], bool], crew: Crew, watch: Watch) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        crew.check()
+        if time.monotonic() > deadline:
+            raise NotRolledOut(
+                f"The next release's processes were not at work within {WITHIN_S:.0f} s.",
+                f"Their logs are in {crew.folder}.",
+            )
+        watch.wait(0.05)
+        watch.look()

@@ -1,0 +1,266 @@
+"""The demo: a bank's transactions go through API, handlers and agents that are killed, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, get_args
+
+from demo.bank import OVERDRAFT_LIMIT, Bank, bank
+from demo.crew import HOST, Crew, Role
+from demo.load import Load, Loaded
+from demo.proof import Proof, counted_in, prove, rows_of
+from demo.release import Released, release
+from demo.sending import Sending
+from demo.telling import Telling
+from demo.watch import Watch
+from infra.database import migrate
+from infra.dev.stack import Stack
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.records import Command
+from infra.settings import Settings
+from projections.engine.rebuild.rebuild import Rebuilt, rebuild
+from projections.engine.verify.verify import Verified, verify
+from projections.engine.views.core_views import all_views
+
+FOLDER = "demo"
+REBUILT = "balances"
+KILLS = 5
+SESSION_TIMEOUT_MS = 2_500
+READY_WITHIN_S = 60.0
+
+
+class DemoRuns(SamefoldError):
+    """Another demo works in the same data folder."""
+
+
+class NotReady(SamefoldError):
+    """The demo's processes did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`overdraft_limit` in cents; `kills` of handlers, as many of agents and of the API; a `seed` asks for generated data.
+
+    `release` is whether the next release is rolled out behind the proof.
+    """
+
+    data: Path | None = None
+    overdraft_limit: int = OVERDRAFT_LIMIT
+    kills: int = KILLS
+    seed: int | None = None
+    release: bool = True
+
+
+@dataclass(slots=True)
+class Result:
+    """What the demo found. `took` is in seconds, by what was done, in order; `released` is there at the end, if wanted.
+
+    At `url` the API will be found that is started behind the demo, as it is configured.
+    """
+
+    options: Options
+    folder: Path
+    url: str
+    bank: Bank
+    loaded: Loaded
+    proof: Proof
+    rebuilt: Rebuilt
+    verified: Verified
+    took: dict[str, float]
+    released: Released | None = None
+
+    @property
+    def differences(self) -> int:
+        """Rows that differ from a fold of the log, and sums that differ from each other or from the file."""
+        return self.verified.differences + len(self.proof.disagreements)
+
+    @property
+    def is_proven(self) -> bool:
+        wrong = self.proof.lost, self.proof.doubled, self.differences
+        return not any(wrong) and all(self.loaded.effective(role) == self.options.kills for role in get_args(Role))
+
+    @property
+    def holds(self) -> bool:
+        return self.is_proven and (self.released is None or self.released.holds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The last line of `samefold demo --json`."""
+        proof = self.proof
+        return {
+            "accounts": proof.accounts,
+            "accepted": proof.accepted,
+            "rejected": proof.rejected,
+            "credits": money(proof.credits),
+            "debits": money(proof.debits),
+            "balance": money(proof.balance),
+            "statement": {
+                "within_0_50": proof.within_0_50,
+                "within_1_00": proof.within_1_00,
+                "beyond": proof.beyond,
+            },
+            "over_http": proof.over_http,
+            "kills": {role: self.loaded.effective(role) for role in get_args(Role)},
+            "lost": proof.lost,
+            "doubled": proof.doubled,
+            "differences": self.differences,
+            "seconds": round(self.loaded.seconds, 2),
+            "release": _released(self.released) if self.released else None,
+        }
+
+
+def _released(found: Released) -> dict[str, Any]:
+    return {
+        "commands": found.sent,
+        "lost": found.lost,
+        "doubled": found.doubled,
+        "differences": found.differences,
+        "balance": money(found.now.balance),
+        "spent": money(found.now.spent),
+        "then": {
+            "as_of": found.as_of.isoformat(),
+            "table": found.table_then,
+            "balance": money(found.then.balance),
+            "spent": money(found.then.spent),
+        },
+        "rebuild": dict(found.rebuilt),
+        "seconds": found.took,
+    }
+
+
+def run(settings: Settings, options: Options, telling: Telling, proved: Callable[[Result], None]) -> Result:
+    """Run the demo in a folder of its own below the data folder, removed first if it is there.
+
+    `proved` is given what was found before the next release is rolled out. Everything that it starts is stopped when it
+    returns or raises; the data stays. Raises DemoRuns and whatever keeps the parts from working.
+    """
+    folder = settings.data_dir.expanduser().resolve() / FOLDER
+    with _alone(folder), _stack(folder, telling) as stack:
+        demo = stack.settings(
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            # this very stack, whatever else the environment says of another one
+            kafka_security_protocol="PLAINTEXT",
+            replication_factor=1,
+            min_insync_replicas=1,
+        )
+        with telling.timed("tables and topics made"):
+            migrate.upgrade(demo)
+            topics.ensure(demo)
+        with telling.timed("transactions read"):
+            read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
+        port = _free_port()
+        with Crew(demo, folder / "logs", api_port=port) as crew, Watch(demo) as watch, telling.until_the_end():
+            with Sending(demo, HOST, port) as sending:
+                with telling.timed("2 handlers, 2 agents and the API at work"):
+                    _until_ready(crew, watch, sending)
+                loaded, rebuilt = _load(demo, read.commands, crew, watch, sending, kills=options.kills, telling=telling)
+            with telling.timed("all rows compared with a fold of the log (verify)"):
+                verified = verify(demo, all_views())
+            with telling.timed("file, log and rows compared"):
+                found = counted_in(demo), rows_of(demo)
+                proof = prove(read.transactions, read.commands, *found, read.expected, sending.answers)
+            url = f"http://{settings.api_host}:{settings.api_port}"
+            result = Result(options, folder, url, read, loaded, proof, rebuilt, verified, telling.took)
+            proved(result)
+            if options.release and result.is_proven and read.transactions:
+                result.released = release(demo, folder, crew, watch, read, proof, telling)
+    return result
+
+
+def money(cents: int) -> str:
+    """`-1234.50`, exactly."""
+    return str(Decimal(cents).scaleb(-2))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One demo at a time in a data folder: the next one would remove the data under this one's feet."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DemoRuns(f"A demo runs in {folder} already.", "Wait for it, or set SAMEFOLD_DATA_DIR.") from None
+        yield
+
+
+@contextmanager
+def _stack(folder: Path, telling: Telling) -> Iterator[Stack]:
+    stack = Stack(folder)
+    if folder.exists():
+        with telling.timed("an older demo removed"):
+            stack.reset()
+            shutil.rmtree(folder)
+    try:
+        with telling.until_the_end():
+            with telling.timed("Kafka and PostgreSQL up"):
+                stack.up()
+            yield stack
+    finally:
+        stack.down()
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _until_ready(crew: Crew, watch: Watch, sending: Sending) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while not (watch.is_ready(crew.handlers, crew.agents) and sending.is_served()):
+        crew.check()
+        if time.monotonic() > deadline:
+            raise NotReady(
+                f"The demo's processes were not at work within {READY_WITHIN_S:.0f} s.", f"See {crew.folder}."
+            )
+        watch.wait(0.05)
+        watch.look()
+
+
+def _load(
+    settings: Settings,
+    commands: Sequence[Command],
+    crew: Crew,
+    watch: Watch,
+    sending: Sending,
+    *,
+    kills: int,
+    telling: Telling,
+) -> tuple[Loaded, Rebuilt]:
+    """Send everything; rebuild a view and switch to it beside the end of the load, or after it if nobody is killed."""
+    rebuilding: list[Future[Rebuilt]] = []
+    what = f"'{REBUILT}' rebuilt from the log, and switched to"
+    with ThreadPoolExecutor(1) as aside:
+
+        def rebuild_it() -> Rebuilt:
+            with telling.timed(what):
+                return rebuild(settings, [REBUILT], all_views())
+
+        def begin() -> None:
+            rebuilding.append(aside.submit(rebuild_it))
+
+        with telling.bar("visible", len(commands)) as advance:
+            loaded = Load(
+                sending,
+                commands,
+                crew,
+                watch,
+                kills=kills,
+                advance=advance,
+                after_kills=begin if kills else lambda: None,
+            ).run()
+            sending.finish()
+        telling.said(f"{len(commands):,} commands sent and visible", loaded.seconds)
+        if not rebuilding:
+            begin()
+        return loaded, rebuilding[0].result()

@@ -1,0 +1,168 @@
+"""How the demo's commands are sent: into the log by themselves, and every 20th through the API, each account's in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from commands.client import Sender
+from demo.front import Answer, Front, can_be_sent
+from infra.errors import SamefoldError
+from infra.log.records import Command
+from infra.settings import Settings
+
+EVERY = 20
+ASKING_WITHIN_S = 1.0
+ANSWERED_WITHIN_S = 60.0
+
+T = TypeVar("T")
+Key = tuple[str, str]
+"""Stream and command id."""
+
+
+class Unanswered(SamefoldError):
+    """The API owes the demo answers."""
+
+
+class Sending:
+    """`with Sending(settings, host, port) as sending:` sends through a thread with an event loop of its own.
+
+    `answers` holds what was answered over HTTP by stream and command id, None while it is under way. Behind such a command those of
+    the same stream wait for its answer; all others go on. `held` counts both, until they are answered or in the log.
+    """
+
+    def __init__(self, settings: Settings, host: str, port: int, every: int = EVERY) -> None:
+        self.answers: dict[Key, Answer | None] = {}
+        self.held = 0
+        self._every = every
+        self._sender = Sender(settings)
+        self._front = Front(host, port)
+        self._taken = 0
+        self._lanes: dict[str, deque[tuple[Command, bool]]] = {}
+        self._following: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+        self._one_by_one = ThreadPoolExecutor(1, "append")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sending", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._do(self._cancel())
+        self._front.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._one_by_one.shutdown()
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Returns when all are in the log, but those that go through the API and what waits behind them, which are on their way.
+
+        Raises NotSent, and what `check` raises.
+        """
+        self._do(self._take(commands))
+        self.check()
+
+    def check(self) -> None:
+        """Raises what ended a request or an append in the background: Unexpected, NotSent."""
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def answered_at(self) -> float:
+        """When the try that was answered last began, in monotonic seconds: who lived then has answered it."""
+        return self._front.answered_at
+
+    @property
+    def broken_off(self) -> list[float]:
+        """Of each request that was sent whole and lost its connection before it was answered, when it began."""
+        return self._front.broken_off
+
+    def is_served(self) -> bool:
+        """Whether the API says that it is ready."""
+        return self._do(self._front.is_served())
+
+    def is_asking(self) -> bool:
+        """Whether a request is under way, sent whole and not answered; waits a second for one."""
+        return self.held > 0 and self._front.asking.wait(ASKING_WITHIN_S)
+
+    def finish(self) -> None:
+        """Returns when everything is answered. Raises Unanswered after a minute, and what `check` raises."""
+        self._do(self._finish())
+        self.check()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _cancel(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _take(self, commands: Sequence[Command]) -> None:
+        at_once, begun = [], []
+        for command in commands:
+            self._taken += 1
+            through_api = self._taken % self._every == 0 and can_be_sent(command)
+            if through_api:
+                self.answers[command.stream, command.id] = None
+            if (lane := self._lane_of(command.stream)) is not None:
+                self.held += 1
+                lane.append((command, through_api))
+            elif through_api:
+                self.held += 1
+                self._lanes[command.stream] = deque([(command, through_api)])
+                begun.append(command.stream)
+            else:
+                at_once.append(command)
+        await self._append(at_once)
+        for stream in begun:  # behind what was appended of it just now
+            task = asyncio.create_task(self._follow(stream))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
+
+    def _lane_of(self, stream: str) -> deque[tuple[Command, bool]] | None:
+        """What waits behind a command of a stream that is under way to the API."""
+        return self._lanes.get(stream)
+
+    async def _follow(self, stream: str) -> None:
+        """Send what waits in a stream's lane, one after the other, until nothing does."""
+        lane = self._lanes[stream]
+        try:
+            while lane:
+                command, through_api = lane.popleft()
+                if through_api:
+                    self.answers[stream, command.id] = await self._front.post(command)
+                    self.held -= 1
+                    continue
+                together = [command]
+                while lane and not lane[0][1]:
+                    together.append(lane.popleft()[0])
+                await self._append(together)
+                self.held -= len(together)
+        except Exception as error:
+            self._error = self._error or error
+        finally:
+            del self._lanes[stream]
+
+    async def _append(self, commands: Sequence[Command]) -> None:
+        await self._loop.run_in_executor(self._one_by_one, self._sender.send, commands, lambda _count: None)
+
+    async def _finish(self) -> None:
+        if self._following:
+            _, left = await asyncio.wait(self._following, timeout=ANSWERED_WITHIN_S)
+            if left:
+                raise Unanswered(
+                    f"{len(left)} commands sent over HTTP have no answer after {ANSWERED_WITHIN_S:.0f} s.",
+                    "Look into the API's log.",
+                )

@@ -1,0 +1,4 @@
+"""Tests of the demo.
+
+Not part of a new service: delete it with `demo/`.
+"""

@@ -1,0 +1,266 @@
+"""`samefold demo` on its own Kafka and PostgreSQL: what it proves, in words and as JSON, and that it leaves nothing running."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from demo import generate
+from demo.data import real_data
+from infra.dev.stack import Stack
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT, Samefold
+from tests.engine.curl import curl
+from tests.engine.oracle import Verdict, judge
+from tests.engine.spine import until
+
+FILES = ["generated", *(["real"] if real_data() else [])]
+LIMIT = Decimal(5_000)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The real transactions, or a quarter as many generated ones."""
+    real = real_data()
+    if request.param == "real" and real:
+        return real
+    made = tmp_path / "generated.csv.gz"
+    generate.write(made, generate.generate(accounts=150, transactions=6_000))
+    return made
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """1,500 generated transactions."""
+    made = tmp_path / "few.csv.gz"
+    generate.write(made, generate.generate(accounts=40, transactions=1_500))
+    return made
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Settings]:
+    """A data folder for a demo; whatever a failed one left running there is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = Settings(data_dir=tmp_path / "data", api_port=port)
+    yield settings
+    Stack(settings.data_dir / "demo").down()
+
+
+def expected(verdict: Verdict, kills: int) -> dict[str, Any]:
+    """The last line that the demo must print, all but the seconds."""
+    over_http = verdict.answers[19::20]
+    return {
+        "accounts": len(verdict.balances),
+        "accepted": sum(verdict.accepted.values()),
+        "rejected": sum(not accepted for accepted in verdict.accepted.values()),
+        "credits": f"{verdict.credits:.2f}",
+        "debits": f"{verdict.debits:.2f}",
+        "balance": f"{sum(verdict.balances.values()):.2f}",
+        "statement": {
+            "within_0_50": verdict.statement["within 0.50"],
+            "within_1_00": verdict.statement["within 1.00"],
+            "beyond": verdict.statement["beyond"],
+        },
+        "over_http": {"accepted": sum(over_http), "rejected": len(over_http) - sum(over_http)},
+        "kills": {"handler": kills, "agent": kills, "api": kills},
+        "lost": 0,
+        "doubled": 0,
+        "differences": 0,
+        "release": None,
+    }
+
+
+def running_in(folder: Path) -> list[list[str]]:
+    """Processes that have to do with a folder: an argument or their environment names it."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        told = [*(process.info["cmdline"] or []), *(process.info["environ"] or {}).values()]
+        if process.pid != os.getpid() and any(str(folder) in text for text in told):
+            found.append(process.info["cmdline"])
+    return found
+
+
+def assert_the_readme_shows(printed: str) -> None:
+    """The blocks in which README shows the proof and the next release have the rows that are printed, under these names."""
+    blocks = re.findall(
+        r"^```\n((?:The next release|Killed).*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert len(blocks) == 2
+    labels = {
+        label for block in blocks for label in re.findall(r"^  ([a-z]+(?: [a-z]+)?)  +[0-9]", block, re.MULTILINE)
+    }
+    assert labels >= {"accounts", "lost", "commands", "caught up", "spent"}
+    for label in labels - {"at", "killed"}:  # nobody is killed in this one
+        assert re.search(rf"^  {label}  +[0-9]", printed, re.MULTILINE), f"README shows {label}"
+
+
+def answered(line: str) -> dict[str, Any]:
+    """What a printed curl line answers, as soon as it is answered well."""
+    found: list[dict[str, Any]] = []
+
+    def is_answered() -> bool:
+        with suppress(httpx.TransportError):
+            answer = curl(line)
+            found.extend([answer.json()] if answer.status_code == 200 else [])
+        return bool(found)
+
+    until(is_answered, f"an answer to {line}", 60)
+    return found[0]
+
+
+def assert_the_printed_lines_work(place: Settings, printed: str) -> None:
+    """The stack is up again with what is in it, and a command and a read over HTTP are answered."""
+    lines = [line.strip().partition("  ")[0] for line in printed.partition("Next:\n")[2].splitlines()]
+    send, look = (line for line in lines if line.startswith("curl"))
+    [export] = (line for line in lines if line.startswith("export"))
+    name, _, folder = export.removeprefix("export ").partition("=")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | place.environment() | {name: folder}
+
+    def start(line: str) -> subprocess.Popen[bytes]:
+        assert line in lines, printed
+        program = [sys.executable, "-c", "from infra.cli import main; main()", *line.split()[1:]]
+        return subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start("samefold dev up").wait(60) == 0
+    everything = start("samefold run all")
+    try:
+        before = answered(look)["row"]["cents"]
+        assert answered(send)["outcome"] == "accepted"
+        assert answered(look)["row"]["cents"] == before + 100
+    finally:
+        everything.terminate()
+        everything.wait(60)
+        assert start("samefold dev down").wait(60) == 0
+
+
+def is_spark_running_in(folder: Path) -> bool:
+    return any("org.apache.spark.deploy.SparkSubmit" in command for command in running_in(folder))
+
+
+@pytest.mark.parametrize("file", FILES, indirect=True)
+def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, seconds=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last.pop("seconds") > 0
+    assert last == expected(judge(file, LIMIT), kills=5)
+    assert "Nothing was lost" in done.stdout
+    assert running_in(place.data_dir) == []
+
+
+def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, seconds=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    found = last.pop("release")
+    verdict = judge(few, LIMIT)
+    assert found["commands"] > 100
+    assert (found["lost"], found["doubled"], found["differences"]) == (0, 0, 0)
+    assert found["rebuild"]["tables"] == {"balances": "balances_v2"}
+    assert found["rebuild"]["engine"] == "spark"
+    assert found["then"]["balance"] == f"{sum(verdict.balances.values()):.2f}"
+    assert found["then"]["spent"] == f"{verdict.debits:.2f}"
+    # deposits of 2.00 and withdrawals of 1.00 in turn
+    pairs, odd = divmod(found["commands"], 2)
+    assert Decimal(found["spent"]) == verdict.debits + pairs
+    assert Decimal(found["balance"]) == sum(verdict.balances.values()) + pairs + 2 * odd
+    assert set(found["seconds"]) == {"migrate", "beside", "rebuild", "handover", "stop", "verify", "as_of"}
+    assert "+    spent: int" in done.stdout
+    assert "-VERSION = 1" in done.stdout
+    assert "samefold rebuild balances --as-of 20" in done.stdout
+    assert f"samefold views drop balances {found['then']['table']}" in done.stdout
+    assert_the_readme_shows(done.stdout)
+    assert running_in(place.data_dir) == []
+
+
+def test_generated_data_without_kills_and_without_overdraft(place: Settings, samefold: Samefold) -> None:
+    """A second demo takes the first one's place. What it prints to be typed next works."""
+    printed = ""
+    for _ in range(2):
+        done = samefold(
+            *("demo", "--seed", "7", "--no-kill", "--no-release", "--overdraft-limit", "0", "--json"),
+            settings=place,
+            seconds=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        last = json.loads(done.stdout.splitlines()[-1])
+        assert last.pop("seconds") > 0
+        verdict = judge(place.data_dir / "demo" / "transactions.csv.gz", Decimal(0))
+        assert last == expected(verdict, kills=0)
+        assert last["rejected"] > 0
+        printed = done.stdout
+    assert_the_printed_lines_work(place, printed)
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        pytest.param(signal.SIGINT, "the API at work", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, "the API at work", id="sigterm"),
+        pytest.param(signal.SIGINT, "beside the old ones", id="ctrl-c while Spark starts"),
+    ],
+)
+def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: str, few: Path, place: Settings) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--data", str(few), "--no-kill"],
+        env=os.environ | place.environment() | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as demo:
+        assert demo.stdout
+        said = ""
+        for line in demo.stdout:
+            said += line
+            if moment in line:
+                if moment.startswith("beside"):
+                    until(lambda: is_spark_running_in(place.data_dir), "Spark's JVM is there", 60)
+                demo.send_signal(number)
+                break
+        said += demo.stdout.read()
+        assert demo.wait(60) == 130, said
+    assert moment in said
+    assert "Traceback" not in said
+    assert running_in(place.data_dir) == []
+
+
+@pytest.mark.parametrize("limit", ["-1", "1.005", "a lot", "NaN", "1e30"])
+def test_a_limit_that_is_no_amount_is_refused(limit: str, place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", f"--overdraft-limit={limit}", settings=place)
+    assert done.returncode == 2
+    assert "--overdraft-limit" in done.stderr
+    assert not place.data_dir.exists()
+
+
+def test_a_file_that_is_none_is_named_and_nothing_is_left_running(place: Settings, samefold: Samefold) -> None:
+    done = samefold("demo", "--data", "nowhere.csv", settings=place)
+    assert done.returncode == 1
+    assert "nowhere.csv" in done.stderr
+    assert running_in(place.data_dir) == []
+
+
+def test_two_demos_in_one_folder_are_refused(place: Settings, samefold: Samefold) -> None:
+    import fcntl
+
+    place.data_dir.mkdir()
+    with (place.data_dir / "demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = samefold("demo", settings=place)
+    assert done.returncode == 1
+    assert "demo-runs" in done.stderr
+    assert running_in(place.data_dir) == []

@@ -1,0 +1,157 @@
+"""What the demo sees of its processes' work: outcomes in the read model, openings and commits in the log, agents' sessions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import TopicPartition
+from psycopg import sql
+
+from commands.client import CORE_CHANNEL
+from commands.outcomes import ReadModelNotSetUp, live_table
+from infra.database.connect import connect
+from infra.log import clients
+from infra.log.records import Opening, Record, decode_event
+from infra.log.rule import START, Reading, read
+from infra.log.topics import describe
+from infra.processes.supervisor import Child
+from infra.settings import Settings
+from projections.engine.views.view import CORE
+
+BATCH = 10_000
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was there when a process was killed: only what came after it can be its successor's."""
+
+    log_ends: dict[int, int] = field(default_factory=dict)
+    sessions: frozenset[int] = frozenset()
+    memberships: frozenset[str] = frozenset()
+
+
+class Watch:
+    """A reader of the log and of the database of its own, as any outsider could be one.
+
+    After a handler's death its successor is seen by an opening in its name, after an agent's by a place in the consumer group
+    and a session of the database in its name.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._topic = describe(settings, settings.events_topic)
+        self._database = connect(settings, "samefold demo watch")
+        self._database.execute(f"listen {CORE_CHANNEL}")
+        self._consumer = clients.range_consumer(settings)
+        self._admin = clients.admin(settings)
+        self._groups = f"{settings.group_prefix}-{CORE}-"
+        self._consumer.assign([TopicPartition(self._topic.name, p, 0) for p in self._topic.end])
+        self._readings: dict[int, Reading] = dict.fromkeys(self._topic.end, START)
+        self._openings: dict[str, list[tuple[int, int]]] = {}
+        self._commits: Counter[tuple[int, int]] = Counter()
+        self._seen: dict[str, set[int]] = {}
+        self._committed: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._consumer.close()
+        self._database.close()
+
+    def visible(self) -> int:
+        """How many commands have their outcome in the read model."""
+        try:
+            table = live_table(self._database, "command_outcomes")
+        except ReadModelNotSetUp:
+            return 0
+        row = self._database.execute(sql.SQL("select count(*) from {}").format(sql.Identifier(table))).fetchone()
+        return int(row[0]) if row else 0
+
+    def decided(self) -> int:
+        """How many commits count in the log, as of the last look."""
+        return self._commits.total()
+
+    def wait(self, seconds: float) -> None:
+        """Returns when an agent committed a batch, or the time is over."""
+        # an agent notifies in the transaction of its batch, so the notifying session is one that committed
+        self._committed.update(told.pid for told in self._database.notifies(timeout=seconds, stop_after=1))
+
+    def look(self) -> None:
+        """Take in what has happened since the last look."""
+        while messages := self._consumer.consume(BATCH, 0):
+            for message in messages:
+                if message.error() is None:
+                    partition, offset = message.partition(), message.offset()
+                    self._take(Record(partition, offset, message.timestamp()[1], message.key(), message.value()))
+        for name, pid in self._database.execute("select application_name, pid from pg_stat_activity"):
+            self._seen.setdefault(name, set()).add(pid)
+
+    def is_ready(self, handlers: Sequence[Child], agents: Sequence[Child]) -> bool:
+        """Whether every partition was opened, every handler has opened one, and every agent has some."""
+        opened = {partition for epochs in self._openings.values() for partition, _ in epochs}
+        return (
+            opened == self._readings.keys()
+            and all(_name(handler) in self._openings for handler in handlers)
+            and all(self._memberships(agent) for agent in agents)
+        )
+
+    def before(self, child: Child) -> Before:
+        """To be taken when a process has just died."""
+        ends = {
+            p: self._consumer.get_watermark_offsets(
+                TopicPartition(self._topic.name, p), timeout=TIMEOUT_S, cached=False
+            )[1]
+            for p in self._readings
+        }
+        self.look()
+        return Before(ends, frozenset(self._sessions(child)), frozenset(self._memberships(child)))
+
+    def is_at_its_place(self, child: Child, before: Before) -> bool:
+        """Whether a successor is at its place: it opened a partition, or was given some."""
+        if child.module == "commands.handler":
+            return bool(self._opened(child, before))
+        return bool(self._memberships(child) - before.memberships)
+
+    def has_worked(self, child: Child, before: Before) -> bool:
+        """Whether a successor did what it is for: a commit that counts, or a batch that was committed."""
+        if child.module == "commands.handler":
+            return any(self._commits[epoch] for epoch in self._opened(child, before))
+        return bool((self._sessions(child) - before.sessions) & self._committed)
+
+    def _opened(self, child: Child, before: Before) -> list[tuple[int, int]]:
+        return [epoch for epoch in self._openings.get(_name(child), []) if epoch[1] >= before.log_ends[epoch[0]]]
+
+    def _sessions(self, child: Child) -> set[int]:
+        return self._seen.get(f"samefold {_name(child)}"[:63], set())
+
+    def _memberships(self, child: Child) -> set[str]:
+        """The group's ids of members that have partitions in this child's name; who comes back gets a new one."""
+        groups = self._admin.list_consumer_groups(request_timeout=TIMEOUT_S).result().valid
+        names = [group.group_id for group in groups if group.group_id.startswith(self._groups)]
+        asked = self._admin.describe_consumer_groups(names, request_timeout=TIMEOUT_S) if names else {}
+        return {
+            str(member.member_id)
+            for group in asked.values()
+            for member in group.result().members
+            if member.group_instance_id == _name(child) and member.assignment.topic_partitions
+        }
+
+    def _take(self, record: Record) -> None:
+        partition = record.partition
+        entry = decode_event(record)
+        if isinstance(entry, Opening):
+            self._openings.setdefault(entry.writer, []).append((partition, record.offset))
+        self._readings[partition], counted, _ = read(self._readings[partition], [record])
+        self._commits[partition, self._readings[partition].epoch] += len(counted)
+
+
+def _name(child: Child) -> str:
+    """The name that a supervised process was given."""
+    return child.arguments[child.arguments.index("--name") + 1]

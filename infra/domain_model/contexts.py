@@ -1,0 +1,230 @@
+"""The bounded contexts of `domain/`, found rather than registered.
+
+A context is a module of `domain/` with `decide`. Its unions `Command` and `Event` and its class `State` say all the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any, get_args
+
+import msgspec
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+
+import domain
+from domain.language import Refusal
+from infra.domain_model import storable
+from infra.errors import SamefoldError
+
+RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
+"""Codes that the handler itself rejects commands with."""
+
+
+class BadContext(SamefoldError):
+    """A module of `domain/` does not have the shape of a bounded context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One bounded context. Names of commands and events are those that are stored in the log. Raises BadContext.
+
+    Whoever folds does it with `fold`, from `initial` on: then the state is exactly what the database would give back.
+    """
+
+    name: str
+    commands: dict[str, type]
+    events: dict[str, type]
+    state: type
+    state_version: int
+    decide: Callable[[Any, Any], list[Any]]
+    evolve: Callable[[Any, Any], Any]
+    """As the author wrote it: what it gives may not be what JSON gives back."""
+    initial: Any = field(init=False)
+    """The state of a stream without events."""
+    fold: Callable[[Any, Any], Any] = field(init=False)
+    """The state after an event. Raises storable.Lost, and whatever `evolve` raises."""
+    stored: dict[type, tuple[str, Callable[[Any], Any]]] = field(init=False)
+    """By class of event: its stored name, and how it is read."""
+
+    def __post_init__(self) -> None:
+        try:
+            for event in self.events.values():
+                storable.require_exact(event)
+            object.__setattr__(self, "fold", storable.giving_exactly(self.state, self.evolve))
+        except storable.NotExact as error:
+            raise BadContext(f"domain.{self.name}: {error}", error.cure) from error
+        try:
+            object.__setattr__(self, "initial", storable.through_json(self.state, self.state()))
+        except storable.Lost as error:
+            raise BadContext(
+                f"domain.{self.name}: the defaults of State: {error}.", "Give that field a default of its own type."
+            ) from error
+        stored = {event: (name, storable.decoder(event)) for name, event in self.events.items()}
+        object.__setattr__(self, "stored", stored)
+
+
+@cache
+def contexts() -> dict[str, Context]:
+    """All contexts by name. Raises BadContext."""
+    found: dict[str, Context] = {}
+    for module_info in pkgutil.iter_modules(domain.__path__):
+        module = importlib.import_module(f"domain.{module_info.name}")
+        if hasattr(module, "decide"):
+            found[module_info.name] = context_of(module)
+    owners: dict[type, Context] = {}
+    for context in found.values():
+        refusals_of(context)
+        for event in context.events.values():
+            if (other := owners.setdefault(event, context)) is not context:
+                raise BadContext(
+                    f"The event {event.__module__}.{event.__qualname__} is in the `Event` of two contexts, "
+                    f"'{other.name}' and '{context.name}': views could not tell whose it is.",
+                    f"Write a class of that name in domain/{context.name}.py and name it in its `Event`; the log stays as it is.",
+                )
+    return found
+
+
+def context_of(module: ModuleType) -> Context:
+    """The context a module declares. Raises BadContext naming what is missing."""
+    missing = [n for n in ("Command", "Event", "State", "STATE_VERSION", "decide", "evolve") if not hasattr(module, n)]
+    if missing:
+        raise BadContext(
+            f"{module.__name__} has `decide` but no {', '.join(f'`{name}`' for name in missing)}.",
+            "Add what is missing, in the order events, commands, errors, state, decide, evolve.",
+        )
+    try:
+        module.State()
+    except TypeError as error:
+        raise BadContext(
+            f"`State` of {module.__name__} can't be made without arguments: {error}.",
+            "Give every field a default: together they are the state of a stream without events.",
+        ) from error
+    return Context(
+        name=module.__name__.rpartition(".")[2],
+        commands=_commands(module),
+        events=_by_stored_name(module, "Event"),
+        state=module.State,
+        state_version=module.STATE_VERSION,
+        decide=module.decide,
+        evolve=module.evolve,
+    )
+
+
+def _commands(module: ModuleType) -> dict[str, type]:
+    """A command is what pydantic makes of the JSON in the log, so anything that it can make may stand in one."""
+    commands = _by_stored_name(module, "Command")
+    for command in commands.values():
+        try:
+            TypeAdapter(command)
+        except PydanticUserError as error:
+            raise BadContext(
+                f"{module.__name__}: the command {command.__name__} can't be read from JSON: {error.message}.",
+                "Write `@fact` above the class, and types that pydantic knows into its fields.",
+            ) from error
+    return commands
+
+
+def _by_stored_name(module: ModuleType, union: str) -> dict[str, type]:
+    """Classes of a union by the name they are stored under; a union of one is the class itself."""
+    found: dict[str, type] = {}
+    members = getattr(module, union)
+    for member in get_args(members) or (members,):
+        if not isinstance(member, type):
+            raise BadContext(
+                f"`{union}` of {module.__name__} has a member {member}, which is no class.",
+                f"Write `{union}: TypeAlias = One | Other`, with classes under `@fact`.",
+            )
+        name = stored_name(member)
+        if found.setdefault(name, member) is not member:
+            raise BadContext(
+                f"`{union}` of {module.__name__} has two classes that are stored as '{name}': "
+                f"{found[name].__name__} and {member.__name__}.",
+                "Name one of them otherwise, or leave out its `stored_as`.",
+            )
+    return found
+
+
+def stored_name(fact: type) -> str:
+    """The name an event or command has in the log: its class name, or `stored_as` where the class was renamed."""
+    return str(getattr(fact, "stored_as", fact.__name__))
+
+
+def refusals_of(context: Context) -> dict[str, type[Refusal]]:
+    """What the context's business may say no with, by code, in the order of the codes.
+
+    Those of its module, those that it imports by name, and those of modules of `domain/` that are no contexts. Raises
+    BadContext where two have one code, or one has a code that means something else in a recorded outcome.
+    """
+    home = context.decide.__module__
+    imported = {id(value) for value in vars(sys.modules[home]).values()}
+    own = [
+        refusal
+        for refusal in _below(Refusal)
+        if "code" in vars(refusal)  # or it could not be made
+        and (refusal.__module__ == home or id(refusal) in imported or _is_shared(refusal))
+    ]
+    found: dict[str, type[Refusal]] = {}
+    for refusal in sorted(own, key=lambda one: one.code):
+        if refusal.code in found or refusal.code in RECORDED:
+            raise BadContext(
+                f"{refusal.__module__} has a refusal {refusal.__qualname__} with the code '{refusal.code}', which is taken.",
+                "Give the class another name: its code is its name in kebab case.",
+            )
+        found[refusal.code] = refusal
+    return found
+
+
+def _is_shared(refusal: type[Refusal]) -> bool:
+    """Whether it stands in a module of `domain/` that is no context."""
+    there = vars(sys.modules.get(refusal.__module__, domain))
+    return refusal.__module__.startswith("domain.") and "decide" not in there and there.get(refusal.__name__) is refusal
+
+
+def _below(root: type[Refusal]) -> Iterator[type[Refusal]]:
+    for refusal in root.__subclasses__():
+        yield refusal
+        yield from _below(refusal)
+
+
+class UnreadableState(SamefoldError):
+    """The database holds a state that does not fit this code's State."""
+
+
+def unreadable_state(stream: str, error: Exception) -> UnreadableState:
+    return UnreadableState(
+        f"The state of stream '{stream}' in the database does not fit this code's State: {error}.",
+        "Raise the context's STATE_VERSION, `samefold db revision`, `samefold db upgrade`, `samefold rebuild`: "
+        "the log has all that states are made of.",
+    )
+
+
+class UnknownEvent(SamefoldError):
+    """A commit that counts holds an event that this code does not know: skipping it would make readers disagree."""
+
+
+class UnreadableEvent(SamefoldError):
+    """A commit that counts holds an event whose body does not fit its class."""
+
+
+def decode_event(context: Context, name: str, data: msgspec.Raw | bytes) -> Any:
+    """The event of that stored name. Raises UnknownEvent, UnreadableEvent."""
+    event = context.events.get(name)
+    if event is None:
+        raise UnknownEvent(
+            f"The log holds an event '{context.name}.{name}' that this code does not know.",
+            "Deploy the version of the code that wrote it, or newer; nothing was skipped.",
+        )
+    try:
+        return storable.decoder(event)(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableEvent(
+            f"The log holds an event '{context.name}.{name}' that does not fit this code's class: {error}.",
+            "Nothing was skipped. Give fields that were added later a default, and never rename or narrow one.",
+        ) from error

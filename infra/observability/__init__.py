@@ -1,0 +1,4 @@
+"""Logs, metrics and traces of every process.
+
+Samefold's: an update replaces it.
+"""

@@ -1,0 +1,4 @@
+"""How processes start, end, watch each other and hand each other work.
+
+Samefold's: an update replaces it.
+"""

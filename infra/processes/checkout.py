@@ -1,0 +1,64 @@
+"""Which code folds here: compared by whoever is handed work with what its sender has, for another checkout folds other rows."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+import msgspec
+import pydantic
+
+from infra.errors import SamefoldError
+
+NAMED = 5
+
+
+class WrongCode(SamefoldError):
+    """A process that was handed work has other code than its sender."""
+
+
+def _sources() -> Iterator[tuple[str, Traversable]]:
+    """What decodes, folds and writes, by path; a checkout may as well be a zip file."""
+    for package in ("domain", "projections", "infra.domain_model", "infra.log", "infra.archive", "spark_jobs"):
+        waiting = [(package.replace(".", "/"), files(package))]
+        while waiting:
+            path, folder = waiting.pop()
+            for entry in folder.iterdir():
+                if entry.is_dir():
+                    waiting.append((f"{path}/{entry.name}", entry))
+                elif entry.name.endswith(".py") and entry.name[:-3].isidentifier():  # an editor's own files are not
+                    yield f"{path}/{entry.name}", entry
+
+
+def _read() -> dict[str, str]:
+    code = {
+        path: hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16] for path, file in _sources()
+    }
+    python = ".".join(platform.python_version_tuple()[:2])
+    return code | {"Python": python, "msgspec": msgspec.__version__, "pydantic": pydantic.VERSION}
+
+
+CODE: Final[Mapping[str, str]] = _read()
+"""Each source file's hash, whatever its line endings, and the versions of what decodes with it.
+
+Read together with the code itself, so that a checkout that changes under a running process is noticed too.
+"""
+
+
+def require_code(sent: Mapping[str, str]) -> None:
+    """Raises WrongCode where the sender's is not this process's."""
+    if sent == CODE:
+        return
+    other = sorted(name for name in {*sent, *CODE} if sent.get(name) != CODE.get(name))
+    more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+    raise WrongCode(
+        f"A worker on {socket.gethostname()} has other code than the process that sent it work: "
+        f"{', '.join(other[:NAMED])}{more}.",
+        "Ship the same checkout and packages to all executors (--py-files, their image: docs/operating.md); if this machine's own "
+        "was changed meanwhile, run the command again.",
+    )

@@ -1,0 +1,68 @@
+"""Named points on the way of a command, a batch and a build, where a test kills or freezes the process that reaches them.
+
+Each step lies between two points: before it is the one, after it the other. No setting turns them on: `hook` is None unless code
+that runs in the process itself puts a function there, which only `proofs/chaos/armed.py` does. Off, a point costs a call and a look
+at one name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
+
+HandlerPoint: TypeAlias = Literal[
+    "position loaded",  # of a partition that was just assigned or lost: nothing is appended yet
+    "opening sent",  # handed to the producer, which sends at once
+    "opening acknowledged",
+    "opening read",  # the log up to it, that is; the next thing is to serve
+    "command read",
+    "states loaded",
+    "commit sent",  # handed to the producer; others of the same batch follow
+    "commit acknowledged",  # by the broker; the writer has not heard of it
+]
+AgentPoint: TypeAlias = Literal[
+    "positions read",
+    "seek done",
+    "batch read",  # and in the hands of the thread's queue
+    "compare-and-set done",  # answered: the positions are locked (only where rows are read before they are written)
+    "rows sent",  # the transaction holds everything
+    "COMMIT sent",  # on its way to the server, which may have carried it out
+    "COMMIT acknowledged",  # the reader has not heard of it
+]
+BuilderPoint: TypeAlias = Literal[
+    "build pinned",
+    "build part written",  # its COMMIT is the next statement
+    "build part committed",
+    "build ready",
+    "catch-up written",  # its COMMIT is the next statement
+    "switch locked",  # all positions of the agent
+    "switch written",  # its COMMIT is the next statement
+    "switch done",
+]
+ArchiverPoint: TypeAlias = Literal[
+    "range read",  # of one file, out of the log
+    "file written",  # under a temporary name
+    "file placed",  # under its own; the manifest does not know it yet
+    "file entered",  # in the manifest
+    "archive swept",  # of one partition
+]
+TrimmerPoint: TypeAlias = Literal[
+    "trim planned",
+    "archive verified",  # all that is to be cut; the next thing is to cut
+    "partition trimmed",
+]
+Point: TypeAlias = HandlerPoint | AgentPoint | BuilderPoint | ArchiverPoint | TrimmerPoint
+
+HANDLER: tuple[HandlerPoint, ...] = get_args(HandlerPoint)
+AGENT: tuple[AgentPoint, ...] = get_args(AgentPoint)
+BUILDER: tuple[BuilderPoint, ...] = get_args(BuilderPoint)
+ARCHIVER: tuple[ArchiverPoint, ...] = get_args(ArchiverPoint)
+TRIMMER: tuple[TrimmerPoint, ...] = get_args(TrimmerPoint)
+
+hook: Callable[[Point], None] | None = None
+
+
+def reach(point: Point) -> None:
+    """Say that the process is there now."""
+    if hook is not None:
+        hook(point)

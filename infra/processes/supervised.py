@@ -1,0 +1,32 @@
+"""Runs a module as a child of the supervisor: it ends when its parent does, even when that was killed.
+
+The parent holds the other end of the child's standard input and never writes to it, so its end is the parent's end. That works
+on every POSIX system, unlike a death signal. Used as `python -m infra.processes.supervised MODULE [ARGUMENT…]`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+
+
+def _end_with_parent() -> None:
+    try:
+        while os.read(0, 1):
+            pass
+    finally:  # also when it can't be watched any more
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True, name="parent-watch").start()
+    module = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

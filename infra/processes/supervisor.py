@@ -1,0 +1,183 @@
+"""Keeps processes running: starts them, starts them again with backoff when they end, ends them all cleanly."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.observability import metrics_folder
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = (0.2, 10.0)
+HEALTHY_S = 30.0
+GRACE_S = 15.0
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised process: a module run with arguments. `pid` is None while it is down."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    failures: int = 0
+    started_at: float = 0.0
+    due_at: float = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process and self.process.poll() is None else None
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs children until `stop`. Their output goes to `log_dir/<name>.log`, or to this process's own standard error."""
+
+    children: Sequence[Child]
+    environment: dict[str, str] = field(default_factory=dict)
+    log_dir: Path | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _metrics: Path = field(init=False)
+
+    def run(self) -> None:
+        """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
+        with metrics_folder.made() as self._metrics:
+            try:
+                while not self.stopping.is_set():
+                    self._look()
+                    self.stopping.wait(0.05)
+            finally:
+                self._end()
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for child in self.children:
+            process = child.process
+            if process is None:
+                if now >= child.due_at:
+                    try:
+                        self._start(child)
+                    except OSError as error:  # no memory, no more processes, no interpreter for a moment
+                        self._pause(child, child.failures + 1, f"can't be started: {error}")
+            elif process.poll() is not None:
+                healthy = now - child.started_at > HEALTHY_S
+                self._pause(child, 0 if healthy else child.failures + 1, _ended(process.returncode))
+                self._close(child)
+
+    def _pause(self, child: Child, failures: int, why: str) -> None:
+        child.failures = failures
+        pause = min(BACKOFF_S[0] * 2 ** max(child.failures - 1, 0), BACKOFF_S[1])
+        log.warning("%s %s; starting it again in %.1f s", child.name, why, pause)
+        child.due_at = time.monotonic() + pause
+
+    def _start(self, child: Child) -> None:
+        with (self.log_dir / f"{child.name}.log").open("ab") if self.log_dir else nullcontext() as output:
+            # a session of its own: Ctrl-C reaches this process only, which then ends the children in order
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", "infra.processes.supervised", child.module, *child.arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=os.environ | self.environment | metrics_folder.environment(self._metrics, child.name),
+                start_new_session=True,
+            )
+        child.starts += 1
+        child.started_at = time.monotonic()
+
+    def _end(self) -> None:
+        """SIGTERM to all, SIGKILL to those still there after a grace period: dying is always safe here, only slower to recover."""
+        for child in self.children:
+            if child.pid:
+                child.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]  # a pid means a process
+                child.process.terminate()  # type: ignore[union-attr]
+        deadline = time.monotonic() + GRACE_S
+        for child in self.children:
+            if child.process is None:
+                continue
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                log.warning("%s did not end within %.0f s and is killed", child.name, GRACE_S)
+                child.process.kill()
+                child.process.wait()
+            self._close(child)
+
+    def _close(self, child: Child) -> None:
+        if child.process and child.process.stdin:
+            child.process.stdin.close()
+        child.process = None
+        metrics_folder.ended(self._metrics, child.name)
+
+
+@contextmanager
+def place(groups: str) -> Iterator[str]:
+    """A name for this machine's processes: `<host>-1` for the first supervisor of these consumer groups, `<host>-2` for the next.
+
+    Names are static group members. Who comes back under its name gets its partitions back without waiting; two under one name
+    would take them from each other for ever. The kernel frees the place however its holder ends, so that the next one gets it.
+    """
+    for number in itertools.count(1):
+        lock = Path(tempfile.gettempdir()) / f"samefold-{os.getuid()}-{groups}-{number}.lock"
+        with lock.open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield f"{socket.gethostname()}-{number}"
+            return
+
+
+def handlers(count: int, place: str) -> list[Child]:
+    """Handlers whose names begin with `place`."""
+    names = [f"handler-{number}" for number in range(1, count + 1)]
+    return [Child(name, "commands.handler", ("--name", f"{place}-{name}")) for name in names]
+
+
+def agents(count: int, place: str, agent: str = "core") -> list[Child]:
+    """Processes of one agent, whose names begin with `place`."""
+    names = [f"agent-{agent}-{number}" for number in range(1, count + 1)]
+    return [
+        Child(name, "projections.engine.live.agent", ("--agent", agent, "--name", f"{place}-{name}")) for name in names
+    ]
+
+
+def api(place: str, host: str | None = None, port: int | None = None) -> Child:
+    """The HTTP API, whose name begins with `place`; where it listens the settings say, unless it is said here."""
+    where = [*(("--host", host) if host else ()), *(("--port", str(port)) if port is not None else ())]
+    return Child("api", "api", ("--name", f"{place}-api", *where))
+
+
+def spark_agent(place: str, agent: str, master: str) -> Child:
+    """An agent as a Spark query, whose name begins with `place`."""
+    name = f"agent-{agent}-spark"
+    return Child(name, "spark_jobs.agent", ("--agent", agent, "--name", f"{place}-{name}", "--master", master))
+
+
+def exporter(port: int | None, place: str) -> list[Child]:
+    """What tells the metrics of its siblings on that port, if there is to be one."""
+    if port is None:
+        return []
+    return [Child("exporter", "projections.engine.live.exporter", ("--name", f"{place}-exporter", "--port", str(port)))]
+
+
+def _ended(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

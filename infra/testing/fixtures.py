@@ -1,0 +1,179 @@
+"""What tests share: `stack`, the embedded Kafka and PostgreSQL, `world`, a piece of it that is one test's alone, and `spark`."""
+
+import atexit
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from infra.settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from infra.dev.stack import Stack
+    from spark_jobs.engine import Spark
+
+SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
+SEARCHES = {"model", "model_read", "test_hot_path"}
+NEEDS_STACK = {"stack", "world", "shared_world", "own_stack", "ground", "field"}
+ROOT = Path(__file__).parents[2]
+
+_worlds = count(1)
+
+
+def pytest_report_header() -> str:
+    return f"seed: {SEED} (the same again: TEST_SEED={SEED})"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NEEDS_STACK & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
+        if SEARCHES & {item.path.parent.name, item.path.stem}:
+            item.add_marker(pytest.mark.search)
+
+
+@pytest.fixture(scope="session")
+def _nowhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nowhere")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, _nowhere: Path) -> None:
+    """A developer's own settings (environment, .env, dev.env) must not decide a test, which starts from the printed seed."""
+    monkeypatch.chdir(_nowhere)
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    random.seed(SEED)
+
+
+class Samefold(Protocol):
+    """`samefold("dev", "status", settings=world)` runs the command line as a process of its own."""
+
+    def __call__(
+        self, *arguments: str, settings: Settings | None = None, given: str = "", seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def samefold(tmp_path: Path) -> Samefold:
+    """In an empty working directory, with nothing configured but what `settings` says."""
+
+    def run(
+        *arguments: str, settings: Settings | None = None, given: str = "", seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | (settings.environment() if settings else {}),
+            cwd=tmp_path,
+            input=given,
+            timeout=seconds,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator["Stack"]:
+    """One Kafka and one PostgreSQL for the whole run, in a folder with a short name that is gone afterwards."""
+    from infra.dev.stack import Stack
+
+    folder = Path(tempfile.mkdtemp(prefix="samefold-"))
+    folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
+    stack = Stack(folder)
+
+    def remove() -> None:
+        stack.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    # Also for ways out that skip fixtures, such as an exit in the middle of a test.
+    atexit.register(remove)
+    stack.up()
+    yield stack
+    remove()
+    atexit.unregister(remove)
+
+
+@pytest.fixture
+def world(stack: "Stack") -> Iterator[Settings]:
+    """Settings of a test's own topics (not made yet), consumer groups and empty database, on the shared stack."""
+    with _world(stack) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def shared_world(stack: "Stack") -> Iterator[Settings]:
+    """A world that the tests of a module share."""
+    with _world(stack) as settings:
+        yield settings
+
+
+@contextmanager
+def _world(stack: "Stack") -> Iterator[Settings]:
+    import psycopg
+
+    number = next(_worlds)
+    database = f"world_{number}"
+    with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
+        connection.execute(f'create database "{database}"')
+    yield stack.settings(
+        commands_topic=f"commands-{number}",
+        events_topic=f"events-{number}",
+        group_prefix=f"samefold-{number}",
+        database_url=stack.postgres.url(database),
+        partitions=4,
+        session_timeout_ms=3_000,
+    )
+    with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
+        connection.execute(f'drop database "{database}" with (force)')
+
+
+@pytest.fixture(scope="session")
+def spark_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of Spark's executors: what stands in its `dev.env` are their settings, read anew by each task."""
+    return tmp_path_factory.mktemp("executors")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_place: Path) -> Iterator["SparkSession"]:
+    """One Spark on two cores for the whole run; a task whose process dies is tried again, up to four times."""
+    from spark_jobs.session import session
+    from spark_jobs.stream_source import session_conf
+
+    with pytest.MonkeyPatch.context() as patch:
+        # the JVM's environment, and so the tasks', is that of the moment when it starts
+        for name in [name for name in os.environ if name.startswith(PREFIX)]:
+            patch.delenv(name)
+        patch.setenv(f"{PREFIX}DATA_DIR", str(spark_place))
+        starting = session("tests", "local[2,4]", session_conf())
+        found = starting.__enter__()
+    yield found
+    starting.__exit__(None, None, None)
+
+
+@pytest.fixture
+def spark_engine(spark: "SparkSession", world: Settings, spark_place: Path) -> "Spark":
+    """The Spark engine, whose executors have this world's settings."""
+    from spark_jobs.engine import Spark
+
+    (spark_place / "dev.env").write_text(dev_env(world))
+    return Spark(spark)
+
+
+def dev_env(world: Settings) -> str:
+    """The lines of a `dev.env` that say what these settings say."""
+    values = world.environment().items()
+    return "".join(f"{name}={value}\n" for name, value in values if name != f"{PREFIX}DATA_DIR")

@@ -1,0 +1,352 @@
+"""The fold of counted commits into changes of rows: pure, the same for the live agent, rebuilds, Spark and verify.
+
+Two passes. `decode` turns commits into events for those who subscribed and tells which rows the fold will ask for; the
+caller brings those it does not hold. `fold` applies them in order to a copy on write of the rows held, so that a batch
+can be folded again, with a stream parked or after a lost race, and the rows held stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from infra.log.rule import Counted
+from projections.engine.fold.errors import EngineStop, OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
+from projections.engine.fold.exact import Exact
+from projections.engine.fold.plan import Plan, Step
+from projections.engine.views.event_context import At
+from projections.engine.views.view import Kind, View
+
+_ABSENT: Any = object()
+
+State = tuple[int, Any]
+"""A stream's version and the domain's state at it."""
+
+
+class Item(NamedTuple):
+    """One event that somebody wants. `id` is the stream's name without its context."""
+
+    step: Step
+    id: str
+    at: At
+    event: Any
+
+
+class Decoded(NamedTuple):
+    """A batch of one partition, ready to be folded, any number of times."""
+
+    partition: int
+    counted: Sequence[Counted]
+    items: Sequence[Item]
+
+
+class Blocked(NamedTuple):
+    """The events that views leave out: of parked streams from a version on, and skips, as (first, last) versions."""
+
+    parked: Mapping[tuple[str, str], int]
+    """By (view, stream): the first version that is not in the view's table."""
+    skips: Mapping[tuple[str, str], Sequence[tuple[int, int]]]
+
+    def blocks(self, view: str, at: At) -> bool:
+        key = (view, at.stream)
+        since = self.parked.get(key)
+        if since is not None and at.version >= since:
+            return True
+        return any(first <= at.version <= last for first, last in self.skips.get(key, ()))
+
+
+NOTHING_BLOCKED = Blocked({}, {})
+
+
+class Parked(NamedTuple):
+    """A stream that a view leaves out from now on."""
+
+    view: str
+    stream: str
+    partition: int
+    offset: int
+    version: int
+    error: str
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a batch of one partition does to each view's rows. Keys of entity rows are the stream's id, or `key`'s tuple."""
+
+    partition: int
+    counted: Sequence[Counted]
+    states: dict[str, dict[str, State]]
+    """By name of the snapshot view (also when only a journal asked for states): stream to version and state."""
+    rows: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    """By entity view: key to row, None where it was deleted."""
+    added: dict[str, list[Any]] = field(default_factory=dict)
+    """By journal view: new rows in order."""
+    sums: dict[str, dict[tuple[Any, ...], list[Any]]] = field(default_factory=dict)
+    """By summary view: key to increments, in the order of the columns that are not keys."""
+    parked: dict[tuple[str, str], Parked] = field(default_factory=dict)
+    """By (view, stream): what this batch parked."""
+
+
+def changed_rows(plan: Plan, changes: Changes) -> int:
+    """How many rows the changes write or delete, in all views."""
+    total = 0
+    for view in plan.views.values():
+        match view.kind:
+            case Kind.ENTITY:
+                total += len(changes.rows[view.name])
+            case Kind.JOURNAL:
+                total += len(changes.added[view.name])
+            case Kind.SUMMARY:
+                total += len(changes.sums[view.name])
+            case Kind.SNAPSHOT:
+                total += len(changes.states[view.name])
+            case Kind.OUTCOMES:
+                total += len(changes.counted)
+    return total
+
+
+class Held:
+    """The rows of one partition that are known: by view, key to row (None: known to be absent), stream to State.
+
+    Held rows are right only while this process is the one that changes them; whoever holds them clears them when it
+    reads a position anew. With a `limit`, they are all dropped when there are more.
+    """
+
+    __slots__ = ("limit", "rows")
+
+    def __init__(self, plan: Plan, limit: int | None = None) -> None:
+        names = [*plan.states, *(view.name for view in plan.entities)]
+        self.rows: dict[str, dict[Any, Any]] = {name: {} for name in names}
+        self.limit = limit
+
+    def absorb(self, changes: Changes) -> None:
+        """Take over what a committed batch changed."""
+        for name, changed in (*changes.states.items(), *changes.rows.items()):
+            self.rows[name].update(changed)
+        if self.limit is not None and sum(map(len, self.rows.values())) > self.limit:
+            self.clear()
+
+    def clear(self) -> None:
+        for rows in self.rows.values():
+            rows.clear()
+
+
+def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
+    """The events that somebody in the plan wants. Raises UnknownEvent, UnreadableEvent."""
+    items: list[Item] = []
+    append = items.append
+    new = tuple.__new__
+    for offset, time_ms, commit in counted:
+        events = commit.events
+        if not events:
+            continue
+        stream = commit.stream
+        context, _, ident = stream.partition("/")
+        steps = plan.steps.get(context)
+        if steps is None:
+            raise UnknownEvent(stream, None, partition=partition, offset=offset)
+        version = commit.version - len(events)
+        for record in events:
+            version += 1
+            step = steps.get(record.type, _ABSENT)
+            if step is None:
+                continue
+            if step is _ABSENT:
+                raise UnknownEvent(stream, record.type, partition=partition, offset=offset)
+            try:
+                event = step.decode(record.data)
+            except (msgspec.DecodeError, ValueError, TypeError) as error:
+                raise UnreadableEvent(stream, record.type, error, partition=partition, offset=offset) from error
+            append(new(Item, (step, ident, At(stream, version, time_ms, partition, offset), event)))
+    return Decoded(partition, counted, items)
+
+
+def missing(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
+    """By view, the keys of rows (streams, for snapshots) that the fold will ask for and that are not held."""
+    wanted: dict[str, list[Any]] = {}
+    for name in plan.states:
+        known = held.rows[name]
+        # `difference`, not `- known.keys()`, which would go through all that is held
+        if absent := {item.at.stream for item in batch.items if item.step.states == name}.difference(known):
+            wanted[name] = list(absent)
+    for view in plan.entities:
+        known = held.rows[view.name]
+        if absent := _keys(view, plan.exact[view.name], batch.items).difference(known):
+            wanted[view.name] = list(absent)
+    return wanted
+
+
+def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
+    key = view.key_function
+    subscription = view.subscription
+    if key is None:
+        return {ident for _, ident, _, event in items if type(event) in subscription}
+    found = set()
+    for item in items:
+        if type(item.event) in subscription:
+            try:
+                found.add(exact.key(key(item.event, item.at)))
+            except Exception:  # noqa: S112 - it fails in the fold too, where it is known what to do
+                continue
+    return found
+
+
+def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
+    """The changes that a batch of one partition makes. `held` must hold what `missing` named; it is not changed.
+
+    Every row is exact (see `exact`) from the event on that made it: rows are judged together at the end, and where one is not,
+    the batch is folded again, with each row checked at its event. Raises PoisonEvent where a view that does not park fails,
+    OutOfStep where rows and log do not belong together.
+    """
+    checked = plan.inexact
+    inexact: frozenset[str] | None = None
+    try:
+        changes, replaced = _fold(plan, batch, held, blocked, checked)
+        inexact = frozenset(
+            name for name in plan.exact if name not in checked and not _exact(plan, changes, replaced, name)
+        )
+        if not inexact:
+            return changes
+    except EngineStop:
+        pass  # or was it an earlier row that led to it?
+    changes, _ = _fold(plan, batch, held, blocked, plan.exact)
+    if inexact and not changes.parked:
+        plan.inexact |= inexact
+    return changes
+
+
+def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view: str) -> bool:
+    """Whether all the view's rows are exact, also those that others took the place of."""
+    exact, more = plan.exact[view], replaced[view]
+    match plan.views[view].kind:
+        case Kind.ENTITY:
+            changed = changes.rows[view]
+            keys, rows = [*changed, *more[0::2]], [*changed.values(), *more[1::2]]
+            if None in rows:
+                keys = [key for key, row in zip(keys, rows, strict=True) if row is not None]
+                rows = [row for row in rows if row is not None]
+            return exact.are(rows, keys)
+        case Kind.JOURNAL:
+            streams = chain.from_iterable(map(repeat, map(_STREAM, more), map(len, map(_ROWS, more))))
+            return exact.are(changes.added[view]) and exact.are_own(changes.added[view], list(streams))
+        case _:
+            return exact.are(more)
+
+
+def _fold(
+    plan: Plan, batch: Decoded, held: Held, blocked: Blocked, checked: Container[str]
+) -> tuple[Changes, dict[str, list[Any]]]:
+    """Fold, with each row of the views in `checked` made exact at its event; and by view, rows that the changes don't show.
+
+    Those are of an entity view, key, row, key, row, …, what others took the place of; of a summary, all increments. Of a
+    journal it is (stream, its new rows) for each event.
+    """
+    partition = batch.partition
+    changes = Changes(partition, batch.counted, {name: {} for name in plan.states})
+    states, rows, added, sums = changes.states, changes.rows, changes.added, changes.sums
+    replaced: dict[str, list[Any]] = {name: [] for name in plan.exact}
+    for view in plan.views.values():
+        match view.kind:
+            case "entity":
+                rows[view.name] = {}
+            case "journal":
+                added[view.name] = []
+            case "summary":
+                sums[view.name] = {}
+            case _:
+                pass
+    known = held.rows
+    parks = bool(blocked.parked or blocked.skips)
+    after: Any = None
+    for step, ident, at, event in batch.items:
+        stream = at.stream
+        context = step.states
+        if context is not None:
+            moved = states[context]
+            version, before = moved.get(stream) or known[context].get(stream) or (0, step.initial)
+            if at.version != version + 1:
+                raise OutOfStep(stream, version, at.version - 1, partition=partition, offset=at.offset)
+            try:
+                after = step.evolve(before, event)
+            except Exception as error:
+                raise _poison(context, at, error) from error
+            moved[stream] = (version + 1, after)
+        else:
+            after = None
+        for name, view, evolve, key_of, exact in step.entities:
+            if parks and blocked.blocks(name, at):
+                continue
+            try:
+                key: Any = ident
+                if key_of is not None:
+                    key = exact.key(key_of(event, at))
+                    exact.require_own(key, stream)
+                changed = rows[name]
+                row = changed.get(key, _ABSENT)
+                if row is _ABSENT:
+                    row = known[name].get(key)
+                else:
+                    replaced[name] += (key, row)
+                row = evolve(row, event, at)
+                changed[key] = exact.entity(key, row) if name in checked and row is not None else row
+            except Exception as error:
+                blocked = _park(view, at, error, changes, blocked)
+                parks = True
+        for name, view, rows_of, exact in step.journals:
+            if parks and blocked.blocks(name, at):
+                continue
+            try:
+                more = list(rows_of(event, after, at))
+                if name in checked:
+                    more = [exact.line(row, at) for row in more]
+                replaced[name].append((stream, more))
+            except Exception as error:
+                blocked = _park(view, at, error, changes, blocked)
+                parks = True
+        for name, view, delta, exact, group_of, increments_of, combine in step.summaries:
+            if parks and blocked.blocks(name, at):
+                continue
+            try:
+                more = list(delta(event, at))
+                if name in checked:
+                    more = list(map(exact.row, more))
+                replaced[name] += more
+                of_view = sums[name]
+                for row in more:
+                    key = group_of(row)
+                    increments, before = increments_of(row), of_view.get(key)
+                    of_view[key] = (
+                        list(increments)
+                        if before is None
+                        else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
+                    )
+            except Exception as error:
+                blocked = _park(view, at, error, changes, blocked)
+                parks = True
+    for name in added:
+        added[name] = list(chain.from_iterable(map(_ROWS, replaced[name])))
+    return changes, replaced
+
+
+_STREAM, _ROWS = itemgetter(0), itemgetter(1)
+
+
+def _park(view: View, at: At, error: Exception, changes: Changes, blocked: Blocked) -> Blocked:
+    """Leave the stream out of the view from this event on, or raise PoisonEvent where the view does not park."""
+    poison = _poison(view.name, at, error)
+    if view.on_poison != "park":
+        raise poison from error
+    key = (view.name, at.stream)
+    changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, poison.cause)
+    return Blocked({**blocked.parked, key: at.version}, blocked.skips)
+
+
+def _poison(view: str, at: At, error: Exception) -> PoisonEvent:
+    if isinstance(error, MemoryError):
+        raise error  # the machine's fault: another process may fold the event
+    return PoisonEvent(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=error)

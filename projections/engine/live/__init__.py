@@ -1,0 +1,4 @@
+"""The agent: reads the log as it grows and commits batch after batch.
+
+Samefold's: an update replaces it.
+"""

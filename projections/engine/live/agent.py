@@ -1,0 +1,447 @@
+"""The agent's process, `python -m projections.engine.live.agent --agent core`: Faust around the reader and its worker.
+
+Faust gives the process its shape: a service that fetches, an agent that folds, a channel between them that carries one
+message per batch. Its own consumer acknowledges what failed, so it stays off, and so do its producer, tables and web
+server. Kafka's group, in which its client keeps the process, divides the partitions and decides nothing else: positions come
+from the database, and records through librdkafka.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import faust
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
+from aiokafka.helpers import create_ssl_context
+from faust.app import BootStrategy
+
+from infra.database.connect import DatabaseAway
+from infra.domain_model.contexts import contexts
+from infra.log import topics
+from infra.log.clients import KafkaAway
+from infra.observability import logs, metrics
+from infra.processes.collector import collect_seldom
+from infra.processes.ending import Parts, exit_code_of
+from infra.processes.faultpoints import reach
+from infra.settings import Settings
+from projections.engine.live.fetching import Fetcher
+from projections.engine.live.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.live.worker import Work
+from projections.engine.views.core_views import agent_views, code_set
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CHECK_S = 5.0
+"""How often the topic is compared with the contract."""
+GROUP_CHECK_MS = 1_000
+FAUST_S = 1.0
+"""How often Faust is asked whether it still runs."""
+LEAVE_S = 4.0
+"""At the end, how long to wait for a broker that does not answer any more."""
+LANES = 2
+"""Batches of different partitions under way at once: while PostgreSQL writes some, another is folded."""
+SWITCH_INTERVAL_S = 0.001
+"""Each answer of the database otherwise waits up to 5 ms for the interpreter's lock."""
+
+
+class _NothingOfKafka(BootStrategy):  # type: ignore[misc]
+    enable_kafka = False
+    enable_web = False
+
+
+class _App(faust.App):  # type: ignore[misc]
+    BootStrategy = _NothingOfKafka
+    logger = logging.getLogger("faust.samefold")
+
+    async def on_first_start(self) -> None:
+        """Faust would make folders for tables, of which there are none."""
+
+
+class Agent:
+    """One agent process. `run` returns after `stop`, and raises the named error that ended it."""
+
+    def __init__(self, settings: Settings, agent: str, name: str) -> None:
+        self.settings = settings
+        self.name = name
+        views = agent_views(agent)
+        self.code = code_set(views)
+        self.group = f"{settings.group_prefix}-{agent}-{what_it_knows(self.code, known_events())}"
+        self.work = Work(settings, agent, views, name, lanes=LANES)
+        self.lanes = [_Lane(number) for number in range(LANES)]
+        max_age = settings.agent_max_age_ms / 1000
+        self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
+        self.error: BaseException | None = None
+        self._ended = asyncio.Event()
+        self._changed = asyncio.Event()
+        self.parts = Parts(f"agent {name}", self.stop)
+        self._said = logs.Said(log, f"agent {name}")
+        self._app: Any = None
+        self._channels: list[Any] = []
+        self._fetcher = Fetcher(settings)
+        self.consumer: Any = None
+
+    async def run(self) -> None:
+        """Fold until `stop`. Raises SamefoldError."""
+        log.info("agent %s: starts, in the group %s", self.name, self.group)
+        self.parts.callbacks()
+        self.parts.task("start and watch", self._serve())
+        await self._ended.wait()
+        await self.parts.cancel()
+        if self._app is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._app.stop(), LEAVE_S)
+        self._fetcher.close()
+        for lane in self.lanes:
+            lane.close(self.work)
+        if self.error is not None:
+            raise self.error
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End, with an error or cleanly; the first one counts."""
+        if not self._ended.is_set():
+            self.error = error
+            self._ended.set()
+            self._changed.set()
+
+    async def _serve(self) -> None:
+        events = await self._started()
+        self._app = self._make_app()
+        await self._app.start()
+        self.parts.task("Faust", self._faust())
+        await self._watch(events)
+
+    # ── Faust ──
+
+    def _make_app(self) -> Any:
+        """The Faust app: a service that fetches and, for each lane, an agent that applies what it is sent."""
+        # the broker's address is demanded, but nothing here connects to it
+        app = _App(self.group, broker="kafka://", web_enabled=False, topic_disable_leader=True)
+        app.producer_only = True
+        self._channels = [app.channel(maxsize=1) for _ in self.lanes]
+        outer = self
+
+        async def fold(batches: Any) -> None:
+            await outer.parts.within("fold", outer._folding(batches))
+
+        folding = [app.agent(channel, name=f"fold-{n}")(fold) for n, channel in enumerate(self._channels)]
+
+        @app.service
+        class Fetch(faust.Service):  # type: ignore[misc]
+            logger = logging.getLogger("faust.samefold")
+
+            async def on_start(self) -> None:
+                for agent in folding:
+                    await self.add_runtime_dependency(agent)
+                app.flow_control.resume()  # or sends to the channel would wait for ever
+
+            @faust.Service.task  # type: ignore[untyped-decorator]
+            async def _belong(self) -> None:
+                await outer.parts.within("group", outer._belonging())
+
+            @faust.Service.task  # type: ignore[untyped-decorator]
+            async def _fetch(self) -> None:
+                await outer.parts.within("fetch", outer._fetching())
+
+            async def on_stop(self) -> None:
+                await outer._leave()
+
+        return app
+
+    async def _faust(self) -> None:
+        """Until it stops by itself."""
+        while not self._app.should_stop:  # noqa: ASYNC110  # it offers no event
+            await asyncio.sleep(FAUST_S)
+
+    # ── Kafka ──
+
+    async def _belonging(self) -> None:
+        """Stay a member of the group, until the end."""
+        while not self._ended.is_set():
+            try:
+                await self._join()
+                while not self._ended.is_set():
+                    # nothing is fetched, but errors of the group are told to those who ask
+                    await self.consumer.getmany(timeout_ms=GROUP_CHECK_MS)
+                    self._said.well("group", "Kafka's group has it again")
+            except errors.KafkaError as error:
+                self._said.wrong("group", f"Kafka does not answer as it should ({error}); joining again until it does")
+                await self._leave()
+                await asyncio.sleep(0.5)
+
+    async def _join(self) -> None:
+        self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
+        self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self))
+        await self.consumer.start()
+
+    async def _leave(self) -> None:
+        consumer, self.consumer = self.consumer, None
+        if consumer is not None:
+            self._do(self.reader.assigned(()))
+            try:
+                await asyncio.wait_for(consumer.stop(), LEAVE_S / 2)
+            except (errors.KafkaError, TimeoutError) as error:
+                log.info("agent %s: left Kafka without a word: %s", self.name, error or "it did not answer")
+
+    async def _fetching(self) -> None:
+        """Hand what is fetched to the reader, until the end."""
+        while not self._ended.is_set():
+            try:
+                await self._fetch_once()
+            except KafkaAway as error:
+                self._said.wrong("kafka", error.message, "away")
+                await self._pause(0.1)
+            except DatabaseAway as error:  # which tells what is archived
+                self._said.wrong("database", error.message, "away")
+                await self._pause(0.1)
+
+    async def _fetch_once(self) -> None:
+        wanted = self.reader.fetching
+        if not wanted:
+            self._changed.clear()
+            await self._pause(0.05)
+            self._do(self.reader.tick(self._now()))
+            return
+        wait = 0.1 if self.reader.due is None else max(self.reader.due - self._now(), 0.0)
+        taken = await self._fetcher.take(wanted, self.settings.agent_batch, wait)
+        for partition, (records, end) in taken.items():
+            self._do(self.reader.records(partition, records, end, self._now()))
+        if taken:
+            self._said.well("kafka", "Kafka answers again")
+        else:
+            self._do(self.reader.tick(self._now()))
+
+    # ── the reader's actions ──
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case ReadPositions():
+                    self.parts.task("positions", self._read_positions(action), may_return=True)
+                case Seek(partition=partition, offset=offset):
+                    self._said.well(f"partition {partition}", f"goes on with partition {partition}")
+                    self._fetcher.seek(partition, offset)
+                    reach("seek done")
+                case Apply(lane=lane):
+                    self.parts.task("channel", self._channels[lane].send(value=action), may_return=True)
+                case Hold(why=why):
+                    self._said.wrong("set", f"holding: {why}")
+                case Newer(error=error) as newer:
+                    self._said.wrong(f"partition {error.partition}", newer.why)
+                case Stop(error=error):
+                    self.stop(error)
+        self._changed.set()
+
+    async def _read_positions(self, action: ReadPositions) -> None:
+        if action.after:
+            await asyncio.sleep(action.after)
+            if action.turn != self.reader.turn:
+                return
+        try:
+            positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
+            reach("positions read")
+        except DatabaseAway as error:
+            self._said.wrong("database", error.message, "away")
+            self._do(self.reader.away(action.turn))
+            return
+        self._said.well("database", "the database answers again")
+        actions = self.reader.positions(action.turn, positions)
+        if not any(isinstance(one, Hold) for one in actions):
+            self._said.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
+        self._do(actions)
+
+    async def _folding(self, batches: Any) -> None:
+        """Apply what a lane is sent, until the end."""
+        async for apply in batches:
+            await self._applied(apply)
+
+    async def _applied(self, action: Apply) -> None:
+        reach("batch read")
+        try:
+            apply = partial(self.work.apply, action.takes, action.turn, action.lane)
+            done = await self.lanes[action.lane].run(apply)
+        except DatabaseAway as error:
+            self._said.wrong("database", error.message, "away")
+            done = Done(Fate.AWAY)
+        if done.fate is Fate.FENCED:
+            log.info("agent %s: another one has been here; reading the positions", self.name)
+        self._do(self.reader.done(action.turn, done, self._now(), action.lane))
+
+    # ── start and watch ──
+
+    async def _started(self) -> topics.Topic:
+        """Wait for Kafka and PostgreSQL, then make or check the agent's start; the log's topic."""
+        while True:
+            try:
+                _, events = await asyncio.to_thread(topics.ensure, self.settings)
+                await self.lanes[0].run(partial(self.work.start, events))
+            except (KafkaAway, DatabaseAway) as error:
+                self._said.wrong("start", error.message)
+                await self._pause(1)
+            else:
+                self._said.well("start", "both are there")
+                return events
+
+    async def _watch(self, events: topics.Topic) -> None:
+        """Compare the topic with the contract now and then, and notice who is away also while there is nothing to do."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
+                for lane in self.lanes:
+                    await lane.run(partial(self.work.ping, lane.number))
+            except DatabaseAway as error:
+                self._said.wrong("database", error.message, "away")
+            else:
+                self._said.well("database", "the database answers again")
+            try:
+                now = await asyncio.to_thread(topics.describe, self.settings, events.name)
+            except KafkaAway as error:
+                self._said.wrong("kafka", error.message, "away")
+                continue
+            self._said.well("kafka", "Kafka answers again")
+            topics.require_same(events, now)
+
+    # ── little helpers ──
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until something changes."""
+        try:
+            async with asyncio.timeout(seconds):  # `wait_for` may swallow what cancels it, when both come at once
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        if not self._ended.is_set():
+            self._changed.clear()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class _Lane:
+    """The one thread that uses one of the connections to the database."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """In the order of the calls."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self, work: Work) -> None:
+        self._thread.submit(work.close, self.number)
+        self._thread.shutdown(wait=False)
+
+
+class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Tells the reader what the group decided; the partitions wait until their positions are read."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+
+    async def on_partitions_revoked(self, _revoked: Any) -> None:
+        await self._divided(())
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        await self._divided(assigned)
+
+    async def _divided(self, assigned: Any) -> None:
+        # aiokafka would log what is raised here, and go on
+        await self.agent.parts.within("division of the group", self._take(assigned), may_return=True)
+
+    async def _take(self, assigned: Any) -> None:
+        mine = sorted(where.partition for where in assigned)
+        if mine:
+            log.info("agent %s: has partitions %s", self.agent.name, mine)
+            self.agent.consumer.pause(*assigned)
+        self.agent._do(self.agent.reader.assigned(mine))
+
+
+def what_it_knows(code: Mapping[str, int], events: Collection[str]) -> str:
+    """A short name for a set of views and the events that code knows.
+
+    Code that knows others is another consumer group, and holds all partitions beside it: where one can't go on, another may.
+    """
+    return hashlib.sha256(json.dumps([dict(sorted(code.items())), sorted(events)]).encode()).hexdigest()[:8]
+
+
+def known_events() -> list[str]:
+    return [f"{context.name}.{name}" for context in contexts().values() for name in context.events]
+
+
+def _in_words(code: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} v{version}" for name, version in sorted(code.items()))
+
+
+def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[str, Any]:
+    password = settings.kafka_sasl_password
+    tls = settings.kafka_security_protocol.endswith("SSL")
+    ca = settings.kafka_ssl_ca_location
+    return {
+        "bootstrap_servers": settings.kafka,
+        "security_protocol": settings.kafka_security_protocol,
+        "ssl_context": create_ssl_context(cafile=str(ca) if ca else None) if tls else None,
+        "sasl_mechanism": settings.kafka_sasl_mechanism or "PLAIN",
+        "sasl_plain_username": settings.kafka_sasl_username,
+        "sasl_plain_password": password.get_secret_value() if password else None,
+        "group_id": group,
+        "group_instance_id": instance,
+        "enable_auto_commit": False,
+        # it fetches nothing, and must not fail for having nowhere to fetch from
+        "auto_offset_reset": "latest",
+        "session_timeout_ms": settings.session_timeout_ms,
+        "heartbeat_interval_ms": max(settings.session_timeout_ms // 5, 200),
+        "rebalance_timeout_ms": 30_000,
+        # a leader that knows no partitions yet assigns none, until its metadata is this old
+        "metadata_max_age_ms": 5_000,
+        "max_poll_interval_ms": 2**31 - 1,
+    }
+
+
+async def _serve(settings: Settings, agent: str, name: str) -> None:
+    serving = Agent(settings, agent, name)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.stop)
+    await serving.run()
+
+
+def main() -> NoReturn:
+    """`python -m projections.engine.live.agent --agent core --name NAME`: exit code 0 after SIGTERM or SIGINT, 1 after an error."""
+    parser = argparse.ArgumentParser(prog="python -m projections.engine.live.agent")
+    parser.add_argument("--agent", default="core")
+    parser.add_argument("--name", default="agent")
+    arguments = parser.parse_args()
+    settings = Settings()
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.log_level != "DEBUG":
+        # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
+        for library in ("aiokafka", "faust", "mode", "psycopg"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+    metrics.PROCESS_STARTS.labels("agent").inc()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    collect_seldom()
+
+    def work() -> None:
+        asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.agent, arguments.name))
+
+    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    os._exit(exit_code_of(work, log, f"agent {arguments.name}"))
+
+
+if __name__ == "__main__":
+    main()

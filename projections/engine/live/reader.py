@@ -1,0 +1,301 @@
+"""How an agent reads the log: a state machine without I/O.
+
+Facts go in (partitions assigned, positions read, records fetched, a batch's fate, the clock), actions come out (read the
+positions, seek, apply a batch, wait, stop). The agent's process carries them out; a model checker can do it as well. Nothing
+the consumer group says is trusted: positions come from the database, and each batch is fenced there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from infra.errors import SamefoldError
+from infra.log.records import Record
+from infra.log.rule import Reading
+from projections.engine.fold.errors import UnknownEvent
+from projections.engine.live.startup import set_difference
+from projections.engine.store.positions import Positions
+
+BATCH_BYTES = 32 * 1024 * 1024
+"""Largest batch by size of its records; the one that passes it is still in."""
+FEW = 8
+"""Beside a batch under way, another one is begun at once only when there is this part of a full one."""
+LOOK_AGAIN_S = 0.1
+"""While another set of views is live, how often the positions are read."""
+NEWER_S = 5.0
+"""How often an agent that met an event of a newer release looks whether that release's agents have folded it."""
+BACKOFF_S = (0.05, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPositions:
+    """Read the agent's positions after so many seconds; answer with `positions` or `away` of that turn."""
+
+    turn: int
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Fetch the partition from this offset on. To be done before anything else: no record fetched before may follow."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply these records, each partition's from its position on, in one transaction; answer with `done` of that turn and lane."""
+
+    turn: int
+    takes: Mapping[int, tuple[Reading, Sequence[Record]]]
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Not folding, and why: another set of views is live than the one of this code."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """Not folding one partition, until code that knows this event has; the others go on."""
+
+    error: UnknownEvent
+
+    @property
+    def why(self) -> str:
+        waits = f"partition {self.error.partition} waits for an agent of newer code, and the others go on"
+        return f"{waits}: {self.error.code}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the process with this error."""
+
+    error: SamefoldError
+
+
+Action = ReadPositions | Seek | Apply | Hold | Newer | Stop
+
+
+class Fate(StrEnum):
+    """What became of a batch."""
+
+    APPLIED = "applied"
+    FENCED = "fenced"
+    UNKNOWN = "unknown"
+    AWAY = "away"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A batch's fate. `readings` are the positions after it where it was applied; `stop` is why nothing beyond can be."""
+
+    fate: Fate
+    readings: Mapping[int, Reading] = field(default_factory=dict)
+    stop: SamefoldError | None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """One partition that is being read. `buffer` holds records from `reading` on (the batch under way excluded)."""
+
+    reading: Reading
+    wanted: int
+    """Offset that the next record should have."""
+    hole_to: int | None = None
+    """What came instead of `wanted`, which has been sought again since: if that comes again, the hole is the log's own."""
+    buffer: list[Record] = field(default_factory=list)
+    size: int = 0
+    since: float = 0.0
+    """When the oldest of the buffer came."""
+    end: int = 0
+    """The partition's end, as last heard of."""
+
+
+class Reader:
+    """One agent's reading of its assigned partitions. `code` is {view: version} of this code; times are in seconds.
+
+    Up to `lanes` batches are under way at once: while the database writes one, another is folded. They meet nowhere, since
+    no two of them are of the same partition, and a batch is fenced by the positions of its own.
+    """
+
+    def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float, lanes: int = 1) -> None:
+        self.code = code
+        self.batch = batch
+        self.max_age = max_age
+        self.lanes = lanes
+        self.turn = 0
+        self.due: float | None = None
+        """When `tick` is to be called, unless something else happens before."""
+        self._assigned: frozenset[int] = frozenset()
+        self._parts: dict[int, _Part] = {}
+        self._under_way: dict[int, Collection[int]] = {}
+        """By lane, the partitions of its batch."""
+        self._newer: dict[int, int] = {}
+        """By partition, the offset of an event that this code does not know, where the position stands."""
+        self._look_at = 0.0
+        self._looking = False
+        """Whether the next positions tell which of those partitions have been folded further."""
+        self._failures = 0
+
+    @property
+    def fetching(self) -> list[int]:
+        """The partitions that are being read, if more of them is wanted now; each has been sought in this turn."""
+        parts = self._parts.values()
+        waiting, size = sum(len(part.buffer) for part in parts), sum(part.size for part in parts)
+        return [*self._parts] if waiting < 4 * self.batch * self.lanes and size < BATCH_BYTES * self.lanes else []
+
+    def assigned(self, partitions: Sequence[int]) -> list[Action]:
+        """The group gave these partitions, and no others; none while it is being divided anew."""
+        self._assigned = frozenset(partitions)
+        return self._ask()
+
+    def positions(self, turn: int, positions: Positions | None) -> list[Action]:
+        """The agent's positions; None where it has never run."""
+        if turn != self.turn:
+            return []
+        difference = set_difference(positions.live_set if positions else {}, self.code)
+        if positions is None or difference is not None:
+            self._failures = 0
+            retired = "no view of this agent is live any more; " if positions and not positions.live else ""
+            return [Hold(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, LOOK_AGAIN_S)]
+        mine = self._assigned & positions.readings.keys()
+        if self._looking:
+            at = {partition: positions.readings[partition].next_offset for partition in mine}
+            self._newer = {partition: stop for partition, stop in self._newer.items() if at.get(partition) == stop}
+            self._looking = False
+        for partition in sorted(mine - self._newer.keys()):
+            reading = positions.readings[partition]
+            self._parts[partition] = _Part(reading, reading.next_offset)
+        return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
+
+    def away(self, turn: int) -> list[Action]:
+        """The database did not answer."""
+        return self._ask(self._backoff()) if turn == self.turn else []
+
+    def records(self, partition: int, records: Sequence[Record], end: int, now: float) -> list[Action]:
+        """Records as fetched, in offset order; `end` is the partition's end as the broker last told it."""
+        part = self._parts.get(partition)
+        if part is None or not records:
+            return []
+        part.end = max(end, records[-1].offset + 1)
+        if records[0].offset < part.wanted:
+            records = [record for record in records if record.offset >= part.wanted]
+        actions: list[Action] = []
+        kept = without_hole(records, (part.wanted, part.hole_to))
+        if kept:
+            if not part.buffer:
+                part.since = now
+            part.buffer += kept
+            part.size += sum(len(record.value or b"") for record in kept)
+            part.wanted = kept[-1].offset + 1
+            part.hole_to = None
+        if len(kept) < len(records):
+            # a fetch may have been lost on the way
+            part.hole_to = records[len(kept)].offset
+            actions.append(Seek(partition, part.wanted))
+        return actions + self.tick(now)
+
+    def done(self, turn: int, done: Done, now: float, lane: int = 0) -> list[Action]:
+        """The fate of a lane's batch."""
+        if turn != self.turn:
+            return []
+        self._under_way.pop(lane, None)
+        if done.fate is not Fate.APPLIED:
+            return self._ask(self._backoff())
+        self._failures = 0
+        for partition, reading in done.readings.items():
+            self._parts[partition].reading = reading
+        if isinstance(done.stop, UnknownEvent):
+            if not self._newer:
+                self._look_at = now + NEWER_S
+            # other partitions of this batch may have been cut short too
+            self._newer[done.stop.partition] = done.stop.offset
+            return [Newer(done.stop), *self._ask()]
+        return [Stop(done.stop)] if done.stop else self.tick(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Apply what is there in the lanes that are free, unless more is known to be coming and may soon be here."""
+        self.due = None
+        if self._newer and now >= self._look_at:
+            self._look_at, self._looking = now + NEWER_S, True
+            return self._ask()
+        actions: list[Action] = []
+        for lane in [lane for lane in range(self.lanes) if lane not in self._under_way]:
+            free = {
+                partition: part
+                for partition, part in self._parts.items()
+                if not any(partition in taken for taken in self._under_way.values())
+            }
+            there = sum(len(part.buffer) for part in free.values())
+            if not there:
+                break
+            due = min(part.since for part in free.values() if part.buffer) + self.max_age
+            more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
+            few_beside_another = there < self.batch // FEW and self._under_way
+            if now < due and (more_is_known or few_beside_another):
+                self.due = due
+                break
+            takes = self._take(free, now)
+            self._under_way[lane] = takes.keys()
+            actions.append(Apply(self.turn, takes, lane))
+        return actions
+
+    def _take(self, free: Mapping[int, _Part], now: float) -> dict[int, tuple[Reading, list[Record]]]:
+        """A batch, out of as few partitions as fill it, so that other lanes find some too; the partitions take turns."""
+        takes = {}
+        room, room_bytes = self.batch, BATCH_BYTES
+        for partition, part in free.items():
+            if not part.buffer:
+                continue
+            count, size = len(part.buffer), part.size
+            if count > room or size > room_bytes:
+                count, size = 0, 0
+                while count < min(room, len(part.buffer)) and size < room_bytes:
+                    size += len(part.buffer[count].value or b"")
+                    count += 1
+            takes[partition] = (part.reading, part.buffer[:count])
+            part.buffer = part.buffer[count:]
+            part.size -= size
+            part.since = now
+            self._parts[partition] = self._parts.pop(partition)
+            room, room_bytes = room - count, room_bytes - size
+            if room <= 0 or room_bytes <= 0:
+                break
+        return takes
+
+    def _ask(self, after: float = 0.0) -> list[Action]:
+        """Drop everything and read the positions, of all partitions: what was under way belongs to the turn before."""
+        self.turn += 1
+        self._parts.clear()
+        self._under_way.clear()
+        self.due = None
+        return [ReadPositions(self.turn, after)] if self._assigned else []
+
+    def _backoff(self) -> float:
+        """At once the first time; two that fence each other, or a database that is away, are asked less and less often."""
+        self._failures += 1
+        if self._failures == 1:
+            return 0.0
+        longest = min(BACKOFF_S[0] * 2.0 ** min(self._failures, 10), BACKOFF_S[1])
+        return random.uniform(longest / 2, longest)
+
+
+def without_hole(records: Sequence[Record], first: Container[int | None]) -> Sequence[Record]:
+    """The records up to the first hole; `first` are the offsets that the first of them may have."""
+    if not records or records[0].offset not in first:
+        return ()
+    start = records[0].offset
+    if records[-1].offset - start == len(records) - 1:
+        return records
+    for index, record in enumerate(records):
+        if record.offset != start + index:
+            return records[:index]
+    return records

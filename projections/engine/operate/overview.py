@@ -1,0 +1,110 @@
+"""What is live, what this code has, and how far each agent is behind the log: for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.database.connect import connect, naming
+from infra.log import topics
+from infra.log.rule import Reading
+from infra.log.source import read_range
+from infra.settings import Settings
+from projections.engine.live.startup import set_difference
+from projections.engine.rebuild.builds import Build, builds_of, exists
+from projections.engine.rebuild.switch import Pointer, pointers
+from projections.engine.store.parking import ParkedStream, parked_streams
+from projections.engine.store.positions import Positions, read_positions
+from projections.engine.views.core_views import code_set
+from projections.engine.views.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far an agent is behind the log's end: records, and how long the first of them has been waiting."""
+
+    records: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentNow:
+    """An agent's positions, its lag, and in words how its live set differs from this code's."""
+
+    positions: Mapping[int, Reading]
+    lag: Lag
+    difference: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewNow:
+    """A view as readers and as this code have it; either may be None. `builds` are those whose tables are there."""
+
+    name: str
+    code: View | None
+    live: Pointer | None
+    parked: tuple[ParkedStream, ...]
+    builds: tuple[Build, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    views: tuple[ViewNow, ...]
+    agents: Mapping[str, AgentNow]
+    """Those that this code has, or that have live views."""
+    retired: tuple[str, ...]
+    """Those whose last view a switch took, and that are not of this code: nobody waits for their positions."""
+
+
+def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
+    """The state of all views, live or in this code. Raises DatabaseAway, KafkaAway, TopicMissing."""
+    with naming(settings), connect(settings, "samefold views") as connection:
+        live = pointers(connection)
+        builds = [build for build in builds_of(connection) if exists(connection, build.table)]
+        parked = parked_streams(connection, live_only=True)
+        agents = sorted({*(view.agent for view in views.values()), *(pointer.agent for pointer in live.values())})
+        positions = {agent: read_positions(connection, agent, settings.events_topic) for agent in agents}
+        retired = connection.execute(_RETIRED, (settings.events_topic, agents)).fetchall()
+    topic = topics.describe(settings, settings.events_topic)
+    return Overview(
+        tuple(
+            ViewNow(
+                name,
+                views.get(name),
+                live.get(name),
+                tuple(one for one in parked if one.view == name),
+                tuple(build for build in builds if build.view == name),
+            )
+            for name in sorted({*views, *live})
+        ),
+        {agent: _agent(settings, agent, positions[agent], topic, views) for agent in agents},
+        tuple(agent for (agent,) in retired),
+    )
+
+
+def _agent(
+    settings: Settings, agent: str, positions: Positions | None, topic: topics.Topic, views: Mapping[str, View]
+) -> AgentNow:
+    wanted = code_set({name: view for name, view in views.items() if view.agent == agent})
+    if positions is None or not positions.live:
+        return AgentNow({}, Lag(sum(topic.end.values()), 0.0), set_difference({}, wanted))
+    return AgentNow(
+        positions.readings, _lag(settings, positions.readings, topic), set_difference(positions.live_set, wanted)
+    )
+
+
+def _lag(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topic) -> Lag:
+    behind = {p: topic.end[p] - at.next_offset for p, at in readings.items() if topic.end[p] > at.next_offset}
+    waiting = 0.0
+    for partition in behind:
+        first = readings[partition].next_offset
+        for records in read_range(settings, topic.name, partition, first, first + 1):
+            waiting = max(waiting, *(time.time() - record.time_ms / 1000 for record in records))
+    return Lag(sum(behind.values()), waiting)
+
+
+_RETIRED = """
+select distinct agent from positions
+ where topic = %s and agent not in (select agent from live) and agent != all(%s) order by agent
+"""

@@ -1,0 +1,76 @@
+"""Dropping tables of views that readers do not see any more, and tables of the past."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from infra.database.connect import connect, naming
+from infra.errors import SamefoldError
+from infra.settings import Settings
+from projections.engine.rebuild.build_locks import BuildAlive, claim, try_claim
+from projections.engine.rebuild.build_sessions import builder
+from projections.engine.rebuild.builds import (
+    Build,
+    State,
+    abandon_past,
+    builds_of,
+    end_loaders,
+    exists,
+    lock_builds,
+    remove_table,
+)
+from projections.engine.views.view import View
+
+LEFT = (State.OLD, State.ABANDONED)
+OF_THE_PAST = (State.PAST, State.PAST_LOADING)
+
+
+class NotDroppable(SamefoldError):
+    """A table is live, or there is none."""
+
+
+def droppable(settings: Settings, view: str, which: str) -> list[Build]:
+    """The builds of a version (`2`) that are old or abandoned, or that of a table which is not live, and whose tables are there.
+
+    Raises NotDroppable.
+    """
+    with naming(settings), connect(settings, "samefold views") as connection:
+        of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
+    named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]
+    found = [b for b in named if b.state in LEFT or (b.table == which and b.state is not State.LIVE)]
+    if not found:
+        there = ", ".join(f"{build.table} is {build.state}" for build in named or of_view)
+        raise NotDroppable(
+            f"View '{view}' has no table {which} that could be dropped{f': {there}' if there else ''}.",
+            "Old and abandoned tables can be, by version or name, others that are not live by name: `samefold views` lists them.",
+        )
+    return found
+
+
+def drop_tables(settings: Settings, builds: Sequence[Build], view: View | None) -> None:
+    """Drop these tables; nobody can go back to them afterwards. `view` is this code's version of the view.
+
+    The table that this code's version got from its migration is emptied, not dropped: rebuilds are made like it.
+    Raises NotDroppable when one has come to life, BuildAlive where somebody makes one still or switches to it, TableBusy.
+    """
+    past = [build for build in builds if build.state in OF_THE_PAST]
+    left = [build for build in builds if build.state not in OF_THE_PAST]
+    was = {build.id: build.state for build in left}
+    with builder(settings, "views drop") as connection:
+        for build in past:
+            if not try_claim(connection, str(build.id)):
+                raise BuildAlive(f"{build.table} is still being made.", "Wait until it is ready, or end what makes it.")
+        for name in sorted({build.view for build in left}):
+            claim(connection, name)
+        with connection.transaction():
+            for build in lock_builds(connection, [build.id for build in left]):
+                if build.state not in (*LEFT, was[build.id]):
+                    raise NotDroppable(f"{build.table} is {build.state} by now.", "Nothing was dropped.")
+            connection.execute(
+                "update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in left],)
+            )
+        for build in left:
+            end_loaders(connection, build.id)
+            remove_table(connection, build, keep=view is not None and build.table == view.table_name)
+        for build in past:
+            abandon_past(connection, build)

@@ -1,0 +1,108 @@
+"""A partition folded from its beginning, and the rows that its tables then hold: for loading and for comparing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from infra.log.records import time_of
+from projections.engine.fold.fold import Blocked, Changes, Held, Parked, decode, fold
+from projections.engine.fold.plan import Plan, combiners
+from projections.engine.store.commit import Batch
+from projections.engine.views.view import Kind, View
+
+StoredRow = tuple[Any, ...]
+"""A table's row: stored values in column order, the partition last."""
+
+
+class Folded:
+    """A partition's fold from its beginning, batch after batch, with all rows but the added ones kept."""
+
+    def __init__(self, plan: Plan, blocked: Blocked) -> None:
+        self.plan = plan
+        self.blocked = blocked
+        self.held = Held(plan)
+        self.sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {
+            view.name: {} for view in plan.views.values() if view.kind is Kind.SUMMARY
+        }
+        self.parked: list[Parked] = []
+
+    def fold(self, batch: Batch) -> Changes:
+        """The batch's changes, which are then part of what is kept."""
+        changes = fold(self.plan, decode(self.plan, batch.partition, batch.counted), self.held, self.blocked)
+        self.held.absorb(changes)
+        for view, sums in changes.sums.items():
+            add_sums(self.plan, view, self.sums[view], sums)
+        if changes.parked:
+            self.parked += changes.parked.values()
+            self.blocked = blocking(self.blocked, changes.parked.values())
+        return changes
+
+    def parked_of(self, view: str) -> list[Parked]:
+        return [parked for parked in self.parked if parked.view == view]
+
+    def kept_rows(self, view: View, partition: int) -> Iterator[StoredRow]:
+        """The table's rows of a view whose rows are kept, stored values in column order and the partition."""
+        match view.kind:
+            case Kind.SNAPSHOT:
+                encode = msgspec.json.encode
+                states = self.held.rows[view.name].items()
+                return ((stream, version, encode(state), partition) for stream, (version, state) in states)
+            case Kind.ENTITY:
+                return _stored(view, (row for row in self.held.rows[view.name].values() if row is not None), partition)
+            case _:
+                in_order = itemgetter(*_summary_order(view))
+                sums = self.sums[view.name].items()
+                return _stored(view, (in_order((*key, *increments)) for key, increments in sums), partition)
+
+
+def blocking(blocked: Blocked, parked: Iterable[Parked]) -> Blocked:
+    """What is blocked once these streams are parked too."""
+    since = {(one.view, one.stream): one.version for one in parked}
+    return Blocked({**blocked.parked, **since}, blocked.skips)
+
+
+def add_sums(
+    plan: Plan, view: str, sums: dict[tuple[Any, ...], list[Any]], more: Mapping[tuple[Any, ...], list[Any]]
+) -> None:
+    """Add increments to sums, key by key, as the view's columns combine."""
+    combine = combiners(plan.views[view])
+    for key, increments in more.items():
+        before = sums.get(key)
+        sums[key] = (
+            increments if before is None else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
+        )
+
+
+def added_rows(view: View, changes: Changes) -> Iterator[StoredRow]:
+    """The rows a batch adds to a journal or to the outcomes, stored values in column order and the partition."""
+    if view.kind is Kind.OUTCOMES:
+        rows = [view.function(one.commit, time_of(one.time_ms)) for one in changes.counted]
+    else:
+        rows = changes.added[view.name]
+    yield from _stored(view, rows, changes.partition)
+
+
+def _stored(view: View, rows: Iterable[Any], partition: int) -> Iterator[StoredRow]:
+    last = (partition,)
+    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.to_database) is not None]
+    if not converters:
+        for row in rows:
+            yield row + last
+        return
+    for row in rows:
+        values = [*row, partition]
+        for index, convert in converters:
+            if values[index] is not None:
+                values[index] = convert(values[index])
+        yield tuple(values)
+
+
+def _summary_order(view: View) -> list[int]:
+    """Where each column stands in (key columns, other columns)."""
+    names = [*(column.name for column in view.columns if column.is_key)]
+    names += [column.name for column in view.columns if not column.is_key]
+    return [names.index(column.name) for column in view.columns]

@@ -1,0 +1,231 @@
+"""Rebuilding views from the log, beside live traffic: load, index, catch up, switch.
+
+Killed at any moment it does no harm: what readers see changes in the switch's one transaction. The next run abandons what
+the dead one left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import psycopg
+
+from infra.database.connect import Connection
+from infra.errors import SamefoldError
+from infra.settings import Settings
+from projections.engine.live.contract import require_contract
+from projections.engine.rebuild.build_locks import claim, end_builders
+from projections.engine.rebuild.build_sessions import builder
+from projections.engine.rebuild.builds import (
+    Build,
+    State,
+    abandon,
+    begin,
+    builds_of,
+    by_id,
+    make_ready,
+)
+from projections.engine.rebuild.engines import EngineFor, Local
+from projections.engine.rebuild.filling import Filled, Filling
+from projections.engine.rebuild.progress import Progress, Silent
+from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
+from projections.engine.views.core_views import code_set
+from projections.engine.views.view import View
+
+
+class UnknownView(SamefoldError):
+    """No view has that name."""
+
+    exit_code = 2
+
+
+class NoBuild(SamefoldError):
+    """There is no table to switch to."""
+
+
+@dataclass(slots=True)
+class Rebuilt(Filled):
+    """What a rebuild did. Without `switched`, the builds are ready."""
+
+    tables: dict[str, str] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    switched: Switched | None = None
+
+
+def needed(live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
+    """The views of this code that are not live as this code has them."""
+    return [
+        name
+        for name, view in views.items()
+        if name not in live or (live[name].agent, live[name].version) != (view.agent, view.version)
+    ]
+
+
+def rebuild(
+    settings: Settings,
+    names: Iterable[str],
+    views: Mapping[str, View],
+    *,
+    make_live: bool = True,
+    end_others: bool = False,
+    engine_for: EngineFor | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Rebuilt:
+    """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
+
+    The load runs on `engine_for(records)`, by default on `processes` of this machine, which also do the switch's part.
+    With `end_others`, whoever builds or switches one of the views just now is ended first.
+
+    Views that this code no longer has leave with the switch; those that have a build that is ready and that this code needs
+    come along. Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut and what folding raises.
+    """
+    result = Rebuilt()
+    made: list[UUID] = []
+    with builder(settings, "rebuild", made) as connection:
+        require_contract(settings, connection)
+        if end_others:
+            end_builders(connection, _wanted(names, pointers(connection), views))
+        filling = Filling(
+            settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
+        )
+        _Job(views, filling, result, made).run(names, make_live, processes)
+    return result
+
+
+def go_to(
+    settings: Settings,
+    names: Iterable[str],
+    views: Mapping[str, View],
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Switched:
+    """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
+
+    A ready build is taken first, else the old one that is the furthest: going back. Raises NoBuild, UnknownView and what
+    `switch` raises.
+    """
+    with builder(settings, "switch") as connection:
+        require_contract(settings, connection)
+        live = pointers(connection)
+        wanted = _wanted(names, live, views)
+        for name in wanted:
+            claim(connection, name)
+        found = [_existing(connection, views[name]) for name in wanted]
+        if not found and not plan_move(live, [], views).removed:
+            return Switched({}, (), 0, 0, 0, 0, 0)
+        return switch(settings, connection, found, views, processes=processes, progress=progress)
+
+
+def views_named(names: Iterable[str], views: Mapping[str, View]) -> list[View]:
+    """These views of this code. Raises UnknownView."""
+    asked = sorted(set(names))
+    _require_known(asked, views)
+    return [views[name] for name in asked]
+
+
+def _wanted(names: Iterable[str], live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
+    """Names of views of this code. One that is only live leaves by itself, so it may be named too."""
+    asked = sorted(set(names))
+    _require_known([name for name in asked if name not in live], views)
+    return [name for name in asked if name in views] if asked else needed(live, views)
+
+
+def _require_known(names: Iterable[str], views: Mapping[str, View]) -> None:
+    if unknown := [name for name in names if name not in views]:
+        raise UnknownView(
+            f"There is no view {', '.join(repr(name) for name in unknown)}.",
+            f"The views are {', '.join(sorted(views))}.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What one run of `rebuild` works with. `made` are the builds it would leave behind if it ended now."""
+
+    views: Mapping[str, View]
+    filling: Filling
+    result: Rebuilt
+    made: list[UUID]
+
+    def run(self, names: Iterable[str], make_live: bool, processes: int | None) -> None:
+        """Build what is wanted and make it live, unless there is nothing to do."""
+        views, connection, result = self.views, self.filling.connection, self.result
+        live = pointers(connection)
+        wanted = _wanted(names, live, views)
+        along: list[Build] = []
+        if make_live:
+            along = _ready(connection, [name for name in needed(live, views) if name not in wanted], views)
+            move = plan_move(live, [*wanted, *(build.view for build in along)], views)
+            if not wanted and not along and not move.removed:
+                return
+        ready = self._build([views[name] for name in wanted], live)
+        result.tables = {build.view: build.table for build in ready}
+        if make_live:
+            for build in along:
+                claim(connection, build.view)
+            result.switched = switch(
+                self.filling.settings,
+                connection,
+                [*ready, *along],
+                views,
+                processes=processes,
+                progress=self.filling.progress,
+            )
+            result.tables = dict(result.switched.tables)
+            result.removed = list(result.switched.removed)
+
+    def _build(self, wanted: Sequence[View], live: Mapping[str, Pointer]) -> list[Build]:
+        """Fill these views' tables, agent by agent; their builds, ready."""
+        connection, topic = self.filling.connection, self.filling.settings.events_topic
+        try:
+            for agent in sorted({view.agent for view in wanted}):
+                of_agent = {view.name: view for view in wanted if view.agent == agent}
+                whole = code_set({name: view for name, view in self.views.items() if view.agent == agent})
+                fresh, pin = begin(connection, list(of_agent.values()), topic, whole, leader_of(agent, live))
+                self.made.extend(build.id for build in fresh)
+                self.filling.fill(fresh, pin, of_agent)
+                for build in fresh:
+                    make_ready(connection, build, len(pin.ends))
+            return by_id(connection, self.made)
+        except BaseException:
+            # for a tidy database only: without it, the next run does the same
+            with suppress(psycopg.Error, SamefoldError):
+                for build in by_id(connection, self.made):
+                    abandon(connection, build)
+                self.made.clear()
+            raise
+
+
+def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:
+    """Builds of these views that are ready and of this code."""
+    fitting = [b for b in builds_of(connection, names) if b.state is State.READY and _fits(b, views[b.view])]
+    return list({build.view: build for build in fitting}.values())
+
+
+def _existing(connection: Connection, view: View) -> Build:
+    fitting = [build for build in builds_of(connection, [view.name]) if _fits(build, view)]
+    candidates = [build for build in fitting if build.state is State.READY] or sorted(
+        (build for build in fitting if build.state is State.OLD),
+        key=lambda build: sum(reading.next_offset for reading in build.positions.values()),
+    )
+    if not candidates:
+        raise NoBuild(
+            f"View '{view.name}' has no other table of version {view.version}, which is this code's, to switch to.",
+            f"`samefold rebuild {view.name}` makes one; to go back to another version, run that version's code.",
+        )
+    return candidates[-1]
+
+
+def _fits(build: Build, view: View) -> bool:
+    return (build.version, build.agent, build.shape) == (view.version, view.agent, view.shape)
+
+
+def old_builds(connection: Connection, views: Iterable[View]) -> list[Build]:
+    """Tables of exactly these versions and shapes that a switch could go back to without a rebuild."""
+    by_name = {view.name: view for view in views}
+    return [b for b in builds_of(connection, by_name) if b.state is State.OLD and _fits(b, by_name[b.view])]

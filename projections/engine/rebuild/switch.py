@@ -1,0 +1,427 @@
+"""The switch: readers and agents go over to other tables, in one short transaction without DDL.
+
+Under the locks of all the agents' positions, taken in partition order, nobody folds; what is left of the log up to exactly
+these positions is folded into the new tables, the pointers move, and a new generation fences whoever folded under the old
+ones. Going back is the same, run from the older version's code; so is taking away a view that the code no longer has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from psycopg import errors
+
+from infra.database.connect import Connection, longest_transaction_ms, patient_ms
+from infra.errors import SamefoldError
+from infra.log.clients import KafkaAway
+from infra.log.rule import Reading
+from infra.processes.faultpoints import reach
+from infra.settings import Settings
+from projections.engine.fold.fold import Changes
+from projections.engine.live.tail import AHEAD, NotArrived, Tail
+from projections.engine.rebuild.builds import Build, NotStarted, builds_of, by_id, lock_builds, write_positions
+from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
+from projections.engine.rebuild.progress import Progress, Silent
+from projections.engine.rebuild.states import LogStates, Snapshot
+from projections.engine.store.commit import Batch, channel, prepare
+from projections.engine.views.sql_views import is_in_people_view, replace_people_view
+from projections.engine.views.view import CORE, View
+
+LOCK_TIMEOUT_MS = 200
+FEW_RECORDS = 200
+"""What may be left to fold under the locks."""
+FETCH_S = 0.5
+"""How long to wait under the locks for a record that has not been read ahead."""
+PATIENCE = 3
+"""Tries with too much left after which twice as much may be, up to what one read gives: agents commit more than that at once."""
+PAUSE_S = 0.05
+GIVE_UP_S = 120.0
+
+
+class SetDiffers(SamefoldError):
+    """After the switch, the live views would not be those of this code."""
+
+
+class SwitchTimedOut(SamefoldError):
+    """The switch did not come about in time; everything is as before, and the builds are ready."""
+
+
+class _TooMuch(Exception):
+    """More is left to fold than may be folded under the locks."""
+
+
+class _Behind(Exception):
+    """The agent that a view moves to does not stand yet where the one stands that it leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What readers of a view see now."""
+
+    view: str
+    agent: str
+    version: int
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Whose live sets a switch changes, in the order in which positions are locked, and what goes because of it."""
+
+    agents: tuple[str, ...]
+    outgoing: tuple[Pointer, ...]
+    """Live now, and not afterwards."""
+    removed: tuple[str, ...]
+    """Of these, the views that this code no longer has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What a switch did, in milliseconds and commits. `gap_ms` is how long agents stood still."""
+
+    tables: Mapping[str, str]
+    removed: tuple[str, ...]
+    catch_up_ms: float
+    switch_ms: float
+    gap_ms: float
+    commits: int
+    tries: int
+
+
+def pointers(connection: Connection) -> dict[str, Pointer]:
+    found = connection.execute("select view, agent, version, table_name from live order by view")
+    return {view: Pointer(view, agent, version, table) for view, agent, version, table in found}
+
+
+def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mapping[str, View]) -> Move:
+    """What making `incoming` live changes; `views` are all of this code's. Raises SetDiffers when their sets would differ.
+
+    A view that this code no longer has goes with any switch of its agent.
+    """
+    coming = {name: views[name] for name in incoming}
+    strangers = [pointer for name, pointer in live.items() if name not in views]
+    agents = {view.agent for view in coming.values()} | {live[name].agent for name in coming if name in live}
+    if not coming:
+        agents = {pointer.agent for pointer in strangers}
+    removed = [pointer for pointer in strangers if pointer.agent in agents]
+    after = {name: (pointer.agent, pointer.version) for name, pointer in live.items() if pointer not in removed}
+    after |= {name: (view.agent, view.version) for name, view in coming.items()}
+    wrong = []
+    for name in sorted({*after, *views}):
+        wanted = (views[name].agent, views[name].version) if name in views else None
+        if after.get(name) != wanted and agents & {pair[0] for pair in (after.get(name), wanted) if pair}:
+            wrong.append(name)
+    if wrong:
+        raise SetDiffers(
+            f"The switch would leave {', '.join(wrong)} otherwise than this code has "
+            f"{'it' if len(wrong) == 1 else 'them'}, and no agent could run.",
+            "`samefold rebuild` without names rebuilds all that this code needs and switches them together; where all "
+            "its tables are there, `samefold switch` without names switches them.",
+        )
+    outgoing = [live[name] for name in coming if name in live]
+    return Move(tuple(sorted(agents)), (*outgoing, *removed), tuple(pointer.view for pointer in removed))
+
+
+def switch(
+    settings: Settings,
+    connection: Connection,
+    builds: Sequence[Build],
+    views: Mapping[str, View],
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
+    give_up_s: float = GIVE_UP_S,
+) -> Switched:
+    """Catch the builds up and make them live; `views` are all of this code's. The builds are `ready` or `old`.
+
+    `connection` is in autocommit mode and has claimed the views. Raises SetDiffers, SwitchTimedOut, BuildAbandoned,
+    MovedElsewhere, Ahead and what folding raises.
+    """
+    prepare(connection)
+    return _Switch(settings, connection, builds, views, processes, progress or Silent()).run(give_up_s)
+
+
+class _Switch:
+    def __init__(
+        self,
+        settings: Settings,
+        connection: Connection,
+        builds: Sequence[Build],
+        views: Mapping[str, View],
+        processes: int | None,
+        progress: Progress,
+    ) -> None:
+        self.settings = settings
+        self.topic = settings.events_topic
+        self.connection = connection
+        self.builds = builds
+        self.views = views
+        self.processes = processes
+        self.progress = progress
+        self.live = pointers(connection)
+        self.move = plan_move(self.live, [build.view for build in builds], views)
+        self.groups: dict[str, Group] = {}
+        """By agent, once its builds stand at the same positions."""
+        self.tails: dict[str, Tail] = {}
+        self.snapshots: dict[str, Snapshot] = {}
+        self.commits = 0
+
+    def run(self, give_up_s: float) -> Switched:
+        began = time.monotonic()
+        few, tries, too_much, waited = FEW_RECORDS, 0, 0, 0.0
+        try:
+            for build in self.builds:
+                if not is_in_people_view(self.connection, build.view, build.table):
+                    replace_people_view(self.connection, build.view)
+            # catching up holds nothing that agents or readers wait for, and folds a batch for as long as the views' code takes
+            self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
+            while True:
+                self._round()
+                if not tries:
+                    self.progress.begin("switch")
+                tries += 1
+                trying = time.monotonic()
+                try:
+                    gap = self._attempt(few)
+                except _TooMuch:
+                    too_much += 1
+                    if too_much % PATIENCE == 0:
+                        few = min(2 * few, AHEAD)
+                except (_Behind, KafkaAway):
+                    # each try takes locks that the agent it waits for needs
+                    time.sleep(PAUSE_S)
+                except (NotArrived, errors.LockNotAvailable, errors.DeadlockDetected):
+                    pass
+                else:
+                    now = time.monotonic()
+                    return Switched(
+                        tables={build.view: build.table for build in self.builds},
+                        removed=self.move.removed,
+                        catch_up_ms=1000 * (trying - began - waited),
+                        switch_ms=1000 * (now - trying + waited),
+                        gap_ms=1000 * gap,
+                        commits=self.commits,
+                        tries=tries,
+                    )
+                waited += time.monotonic() - trying
+                if time.monotonic() - began > give_up_s:
+                    raise SwitchTimedOut(
+                        f"In {give_up_s:.0f} s there was no moment at which the rest of the log was short enough.",
+                        "Nothing has changed. The builds are ready: `samefold switch` tries again.",
+                    )
+        finally:
+            for tail in self.tails.values():
+                tail.close()
+            for snapshot in self.snapshots.values():
+                snapshot.close()
+
+    # ── beside the agents ──
+
+    def _round(self) -> None:
+        """Catch every group up to its agent's positions of one moment."""
+        for agent in {build.agent for build in self.builds}:
+            of_agent = [build for build in self.builds if build.agent == agent]
+            leader = leader_of(agent, self.live)
+            snapshot = Snapshot(self.settings, leader, self.topic)
+            kept = False
+            try:
+                to = snapshot.positions.readings if snapshot.positions else {}
+                if not to:
+                    raise NotStarted(f"Agent '{leader}' has not started yet.", "Start it first: `samefold run agent`.")
+                group = self.groups.get(agent)
+                if group is None:
+                    group = self._level(leader, of_agent, to, snapshot)
+                    self.groups[agent] = group
+                    self.tails[agent] = Tail(self.settings, self.topic, group.at)
+                else:
+                    self._catch_up(group, self.tails[agent], to, snapshot)
+                kept = bool(group.foreign_states)
+                group.tell_states(snapshot if kept else None)
+            finally:
+                if not kept:
+                    snapshot.close()
+            if kept:
+                if (before := self.snapshots.get(agent)) is not None:
+                    before.close()
+                self.snapshots[agent] = snapshot
+            self.tails[agent].read_ahead()
+
+    def _level(self, leader: str, builds: Sequence[Build], to: Mapping[int, Reading], snapshot: Snapshot) -> Group:
+        """The first round: builds that stand at different positions come to the same ones, each from its own."""
+        for group in groups_at(leader, self.views, builds):
+            if group.foreign_states and _distance(group.at, to):
+                self.progress.begin("states", sum(reading.next_offset for reading in group.at.values()))
+            states = LogStates(
+                self.settings,
+                self.topic,
+                group.at,
+                to,
+                group.foreign_states,
+                processes=self.processes,
+                advance=lambda count: self._keep(snapshot, count),
+            )
+            group.tell_states(states)
+            self.progress.begin("catch up", _distance(group.at, to))
+            with Tail(self.settings, self.topic, group.at) as tail:
+                self._catch_up(group, tail, to, snapshot)
+        return Group(leader, self.views, by_id(self.connection, [build.id for build in builds]))
+
+    def _catch_up(self, group: Group, tail: Tail, to: Mapping[int, Reading], snapshot: Snapshot) -> None:
+        left = _distance(group.at, to)
+
+        def moved() -> None:
+            nonlocal left
+            was, left = left, _distance(group.at, to)
+            self._keep(snapshot, was - left)
+
+        self.commits += group.catch_up(self.connection, tail, to, moved)
+
+    def _keep(self, snapshot: Snapshot, count: int) -> None:
+        snapshot.keep()
+        self.progress.advance(count)
+
+    # ── under the locks ──
+
+    def _attempt(self, few: int) -> float:
+        """The switch itself; how long the agents stood still, in seconds.
+
+        Raises _TooMuch, _Behind, NotArrived, having changed nothing.
+        """
+        folded: list[tuple[Group, Sequence[Batch], Sequence[Changes]]] = []
+        with self.connection.transaction():
+            self.connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
+            idle_ms = self.settings.idle_in_transaction_timeout_ms
+            self.connection.execute(f"set local idle_in_transaction_session_timeout = {idle_ms}")
+            self.connection.execute(f"set local transaction_timeout = {longest_transaction_ms(self.settings)}")
+            at = self._lock_positions()
+            locked = time.monotonic()
+            reach("switch locked")
+            live = pointers(self.connection)
+            outgoing = self._outgoing_builds(live)
+            builds = lock_builds(self.connection, [*(build.id for build in self.builds), *(b.id for b in outgoing)])
+            move = plan_move(live, [build.view for build in self.builds], self.views)
+            if move.agents != self.move.agents or leaders(move, live) != leaders(move, self.live):
+                raise SetDiffers("Another switch has changed the live views meanwhile.", "Run the command again.")
+            to = self._targets(at, live, move)
+            for agent, group in self.groups.items():
+                group.check([build for build in builds if build.id in group.ids])
+                self._refuse_what_is_ahead(group, to[agent])
+                if _distance(group.at, to[agent]) > few:
+                    raise _TooMuch
+            self._require_in_people_views()
+            for agent, group in self.groups.items():
+                batches = self.tails[agent].exactly(group.at, to[agent], FETCH_S)
+                if batches:
+                    folded.append((group, batches, group.fold(self.connection, self.topic, batches)))
+            with self.connection.pipeline():  # one round trip: the agents are waiting
+                self._point(move, outgoing, to, live)
+            reach("switch written")
+        reach("switch done")
+        for group, applied, changes in folded:
+            group.moved(applied, changes)
+            self.commits += sum(len(batch.counted) for batch in applied)
+        return time.monotonic() - locked
+
+    def _lock_positions(self) -> dict[str, dict[int, Reading]]:
+        """All the agents' positions, locked in one order for all. An agent that is new has none, and CORE's stand for it."""
+        agents = sorted({*self.move.agents, *leaders(self.move, self.live).values()})
+        found = self.connection.execute(
+            "select agent, partition, next_offset, epoch, seq, command_offset from positions "
+            "where agent = any(%s) and topic = %s order by agent, topic, partition for update",
+            (agents, self.topic),
+        )
+        at: dict[str, dict[int, Reading]] = {}
+        for agent, partition, *reading in found:
+            at.setdefault(agent, {})[partition] = Reading(*reading)
+        return at
+
+    def _targets(
+        self, at: Mapping[str, dict[int, Reading]], live: Mapping[str, Pointer], move: Move
+    ) -> dict[str, dict[int, Reading]]:
+        """Where each agent's tables must stand. A view that moves to another agent must not show less than before."""
+        to = {agent: at[leader] for agent, leader in leaders(move, live).items()}
+        for build in self.builds:
+            if (before := live.get(build.view)) is not None and before.agent != build.agent:
+                behind = [p for p, reading in to[build.agent].items() if reading < at[before.agent][p]]
+                if behind:
+                    raise _Behind
+        return to
+
+    def _outgoing_builds(self, live: Mapping[str, Pointer]) -> list[Build]:
+        names = {build.view for build in self.builds} | {name for name in live if name not in self.views}
+        tables = {pointer.table for pointer in live.values()}
+        return [build for build in builds_of(self.connection, names) if build.table in tables]
+
+    def _refuse_what_is_ahead(self, group: Group, to: Mapping[int, Reading]) -> None:
+        for partition, reading in group.at.items():
+            if reading.next_offset > to[partition].next_offset:
+                raise Ahead(
+                    f"{', '.join(build.table for build in group.builds.values())} has been folded to offset "
+                    f"{reading.next_offset} of partition {partition}, but agent '{group.leader}' stands at "
+                    f"{to[partition].next_offset}.",
+                    "The database was restored: rebuild the view anew.",
+                )
+
+    def _require_in_people_views(self) -> None:
+        for build in self.builds:
+            if not is_in_people_view(self.connection, build.view, build.table):
+                raise SetDiffers(
+                    f"The SQL view '{build.view}' does not read {build.table} yet.",
+                    "Somebody replaced it by hand: run the command again.",
+                )
+
+    def _point(
+        self, move: Move, outgoing: Sequence[Build], to: Mapping[str, dict[int, Reading]], live: Mapping[str, Pointer]
+    ) -> None:
+        """New states, pointers and generation: what makes the switch."""
+        execute = self.connection.execute
+        gone = {pointer.table for pointer in move.outgoing}
+        for build in outgoing:
+            if build.table in gone:
+                execute("update builds set state = 'old' where id = %s", (build.id,))
+                write_positions(self.connection, build.id, self.topic, to[live[build.view].agent])
+        execute("delete from live where view = any(%s)", (list(move.removed),))
+        for build in self.builds:
+            execute("update builds set state = 'live' where id = %s", (build.id,))
+            execute(
+                "insert into live (view, agent, version, table_name) values (%s, %s, %s, %s) on conflict (view) do update "
+                "set agent = excluded.agent, version = excluded.version, table_name = excluded.table_name",
+                (build.view, build.agent, build.version, build.table),
+            )
+        self._new_generation(move.agents, to)
+
+    def _new_generation(self, agents: Sequence[str], to: Mapping[str, dict[int, Reading]]) -> None:
+        """A token never used before, in all positions of the agents; one that had nothing live takes its place at `to`."""
+        generation = uuid4()
+        for agent in agents:
+            self.connection.execute(
+                "insert into positions (agent, generation, topic, topic_id, partition, next_offset, epoch, seq, "
+                "command_offset) select %s, %s, t.topic, t.topic_id, u.* from topics t, "
+                "unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) u where t.topic = %s "
+                "on conflict (agent, topic, partition) do update set generation = excluded.generation, "
+                "next_offset = excluded.next_offset, epoch = excluded.epoch, seq = excluded.seq, "
+                "command_offset = excluded.command_offset",
+                (agent, generation, *_columns(to[agent]), self.topic),
+            )
+            self.connection.execute("select pg_notify(%s, %s)", (channel(agent), "switch"))
+
+
+def _distance(at: Mapping[int, Reading], to: Mapping[int, Reading]) -> int:
+    """Records between two positions."""
+    return sum(to[partition].next_offset - reading.next_offset for partition, reading in at.items())
+
+
+def _columns(readings: Mapping[int, Reading]) -> list[list[int]]:
+    return [list(column) for column in zip(*((p, *reading) for p, reading in sorted(readings.items())), strict=True)]
+
+
+def leader_of(agent: str, live: Mapping[str, Pointer]) -> str:
+    """The agent whose positions a build follows: its own, or CORE's for one that has nothing live, so stands still."""
+    return agent if any(pointer.agent == agent for pointer in live.values()) else CORE
+
+
+def leaders(move: Move, live: Mapping[str, Pointer]) -> dict[str, str]:
+    return {agent: leader_of(agent, live) for agent in move.agents}

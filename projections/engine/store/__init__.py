@@ -1,0 +1,4 @@
+"""Rows and positions in PostgreSQL: a batch is one transaction.
+
+Samefold's: an update replaces it.
+"""

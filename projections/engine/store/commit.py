@@ -1,0 +1,273 @@
+"""A batch is one transaction: the compare-and-set of the positions first, then the rows.
+
+The compare-and-set is the fence. Whoever changes rows or pointers besides this agent moves the positions, or sets a new
+generation in them, under their locks; so a batch either finds everything as it was when it was read, or does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import sleep
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import errors
+
+from infra.database.connect import Connection
+from infra.log.rule import Counted, Reading
+from infra.processes.faultpoints import reach
+from projections.engine.fold.errors import EngineStop
+from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, changed_rows, decode, fold, missing
+from projections.engine.fold.plan import Plan
+from projections.engine.store import arrays
+from projections.engine.store.arrays import BinaryArray, BinaryArrayDumper
+from projections.engine.store.parking import insert_parked
+from projections.engine.store.positions import Positions
+from projections.engine.store.refused_rows import is_refusal
+from projections.engine.store.rows import Refused, loaded, select_rows, writes
+from projections.engine.store.writing import fold_and_write
+
+log = logging.getLogger(__name__)
+
+HELD_ROWS = 100_000
+"""Rows kept in memory per partition; beyond it they are read again."""
+
+LOCKED = {"40001", "40P01", "55P03"}
+"""Serialisation failure, deadlock, lock timeout: the whole batch is tried again."""
+TRIES = 10
+
+
+class Batch(NamedTuple):
+    """Counted commits of one partition, and the positions before and after them."""
+
+    partition: int
+    was: Reading
+    next: Reading
+    counted: Sequence[Counted]
+
+    def until(self, offset: int) -> Batch:
+        """The part of it before the commit at `offset`, which is the next one to count from there."""
+        before = [one for one in self.counted if one.offset < offset]
+        at = next(one.commit for one in self.counted if one.offset == offset)
+        last = before[-1].commit.command_offset if before else self.was.command_offset
+        return Batch(self.partition, self.was, Reading(offset, at.epoch, at.seq - 1, last), before)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Committed: rows, outcomes and positions."""
+
+    parked: tuple[Parked, ...] = ()
+    events: int = field(default=0, compare=False)
+    """How many were folded into some view."""
+    rows: int = field(default=0, compare=False)
+    """How many were written or deleted, in all views."""
+    retries: tuple[str, ...] = field(default=(), compare=False)
+    """Why each try before the last one was given up: locked, or a row was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Nothing was written: somebody else has been here. Drop buffers, read the positions, seek."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The connection broke while COMMIT was under way. The positions tell what became of it."""
+
+
+Outcome = Applied | Fenced | Unknown
+
+_MOVE = """
+with mine as materialized (
+  select p.agent, p.topic, p.partition, u.next_offset, u.epoch, u.seq, u.command_offset
+    from positions p
+    join unnest(%s, %s, %s, %s, %s, %s, %s, %s)
+      u(partition, was, was_epoch, was_seq, next_offset, epoch, seq, command_offset) using (partition)
+   where p.agent = %s and p.topic = %s and p.generation = %s
+     and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)
+   order by p.topic, p.partition for update of p),
+moved as (
+  update positions p
+     set next_offset = m.next_offset, epoch = m.epoch, seq = m.seq, command_offset = m.command_offset
+    from mine m where (p.agent, p.topic, p.partition) = (m.agent, m.topic, m.partition) returning 1)
+select 1 / (count(*) = %s)::int, pg_notify(%s, %s) from moved
+"""
+# Fewer positions moved than should: division by zero. So whatever follows the fence in the pipeline fails with it, and the
+# fence costs no round trip of its own.
+_FENCED = errors.DivisionByZero
+
+
+def channel(agent: str) -> str:
+    """What an agent notifies on after each batch, with `partition:next_offset,…`."""
+    return f"samefold_{agent}"
+
+
+def prepare(connection: Connection) -> None:
+    """Teach a connection the engine's arrays; once per connection."""
+    connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
+
+
+class Committer:
+    """Applies batches for one agent, from one reading of the positions on; `held` rows live as long as that reading.
+
+    Batches of different partitions may be applied at once, in threads of their own.
+    """
+
+    def __init__(self, plan: Plan, positions: Positions) -> None:
+        self.plan = plan
+        self.positions = positions
+        self.blocked = positions.blocked
+        self._parking = threading.Lock()
+        self.held: dict[int, Held] = {partition: Held(plan, HELD_ROWS) for partition in positions.readings}
+
+    def apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
+        """One transaction for one batch each of several partitions. `connection` is in autocommit mode and prepared.
+
+        Raises EngineStop (PoisonEvent, UnknownEvent, …) having written nothing, psycopg.Error where the database is away.
+        """
+        try:
+            outcome = self._apply(connection, batches)
+        except BaseException:
+            self._forget(batches)
+            if not connection.closed:
+                connection.rollback()
+            raise
+        if not isinstance(outcome, Applied):
+            self._forget(batches)
+        return outcome
+
+    def _apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
+        decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
+        carefully = False
+        retries: list[str] = []
+        while True:
+            try:
+                outcome = (self._carefully if carefully else self._quickly)(connection, batches, decoded)
+                return replace(outcome, retries=tuple(retries)) if retries and isinstance(outcome, Applied) else outcome
+            except (Refused, psycopg.Error) as error:
+                refused = is_refusal(error)
+                locked = isinstance(error, psycopg.Error) and error.sqlstate in LOCKED
+                if connection.closed or len(retries) + 1 == TRIES or not (refused or locked):
+                    raise
+            connection.rollback()
+            self._forget(batches)
+            retries.append("refused" if refused else "locked")
+            carefully = carefully or refused
+            if locked:
+                sleep(random.uniform(0, 0.02 * 2 ** min(len(retries), 6)))
+
+    def _forget(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.held[batch.partition].clear()
+
+    def _quickly(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
+        """One round trip where all rows are held; else one for the fence and the rows, and one for all writes."""
+        wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
+        changes = None
+        if not any(wanted):
+            try:
+                changes = self._fold(decoded, self.blocked)  # before the positions are locked
+            except EngineStop:
+                # the rows held may be those of one who has been superseded: let the fence and fresh rows decide
+                self._forget(batches)
+                wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
+        committing = False
+        try:
+            with connection.pipeline() as pipeline:
+                connection.execute("begin")
+                self._move(connection, batches)
+                if changes is None:
+                    reads = self._read(connection, decoded, wanted)
+                    pipeline.sync()
+                    self._hold(reads)
+                    reach("compare-and-set done")
+                    changes = self._fold(decoded, self.blocked)
+                for view in self.plan.views.values():
+                    for query, parameters in writes(view, self.positions.tables[view.name], changes):
+                        connection.execute(query, parameters)
+                parked = [one for change in changes for one in change.parked.values()]
+                self._park(connection, parked)
+                reach("rows sent")
+                committing = True
+                connection.execute("commit")
+                reach("COMMIT sent")
+            reach("COMMIT acknowledged")
+        except psycopg.Error as error:
+            if committing and connection.closed:
+                return Unknown()
+            if isinstance(error, _FENCED):
+                connection.rollback()
+                return Fenced()
+            raise
+        return self._applied(decoded, changes, parked)
+
+    def _carefully(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
+        """The same, statement by statement under savepoints, to find the streams whose rows are refused."""
+        connection.execute("begin")
+        try:
+            self._move(connection, batches)
+        except _FENCED:
+            connection.rollback()
+            return Fenced()
+        wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
+        self._hold(self._read(connection, decoded, wanted))
+        tables = {name: self.positions.tables[name] for name in self.plan.views}
+        changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
+        self._park(connection, parked)
+        try:
+            connection.execute("commit")
+        except psycopg.Error:
+            if connection.closed:
+                return Unknown()
+            raise
+        return self._applied(decoded, changes, parked)
+
+    def _move(self, connection: Connection, batches: Sequence[Batch]) -> None:
+        """The compare-and-set, which fails unless every position was as the batches have it; the batches are told of it."""
+        at = self.positions
+        rows = [(batch.partition, *batch.was[:3], *batch.next) for batch in batches]
+        moves = [arrays.bigints(column) for column in zip(*rows, strict=True)]
+        moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
+        news = (channel(at.agent), moved[:7_000])
+        connection.execute(_MOVE, [*moves, at.agent, at.topic, at.generation, len(batches), *news])
+
+    def _read(
+        self, connection: Connection, decoded: Sequence[Decoded], wanted: Sequence[Mapping[str, list[Any]]]
+    ) -> list[tuple[Held, str, list[Any], Any]]:
+        reads = []
+        for one, keys_by_view in zip(decoded, wanted, strict=True):
+            for name, keys in keys_by_view.items():
+                query, parameters = select_rows(self.plan.views[name], self.positions.tables[name], keys)
+                cursor = connection.execute(query, parameters)
+                reads.append((self.held[one.partition], name, keys, cursor))
+        return reads
+
+    def _hold(self, reads: Iterable[tuple[Held, str, list[Any], Any]]) -> None:
+        for held, name, keys, cursor in reads:
+            context = self.plan.states.get(name)
+            found = loaded(self.plan.views[name], context.state if context else None, cursor.fetchall())
+            held.rows[name].update(dict.fromkeys(keys) | found)
+
+    def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
+        return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]
+
+    def _park(self, connection: Connection, parked: Sequence[Parked]) -> None:
+        for one in parked:
+            insert_parked(connection, self.positions.tables[one.view], [one])
+
+    def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> Applied:
+        for change in changes:
+            self.held[change.partition].absorb(change)
+        for one in parked:
+            log.warning("parked %s for view %s from version %d on: %s", one.stream, one.view, one.version, one.error)
+        if parked:
+            since = {(one.view, one.stream): one.version for one in parked}
+            with self._parking:
+                self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
+        events = sum(len(one.items) for one in decoded)
+        return Applied(tuple(parked), events, sum(changed_rows(self.plan, change) for change in changes))

@@ -1,0 +1,49 @@
+"""Parked streams in the database: which streams a table leaves out, and since when.
+
+Only the first event is recorded; all later ones of the stream are parked with it, and the log holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from infra.database.connect import Connection
+from projections.engine.fold.fold import Parked
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedStream:
+    """A stream that a table leaves out from `since_version` on. `live` tells whether readers see the table."""
+
+    view: str
+    table: str
+    stream: str
+    partition: int
+    since_offset: int
+    since_version: int
+    error: str
+    parked_at: datetime
+    live: bool
+
+
+def insert_parked(connection: Connection, table: str, parked: Iterable[Parked]) -> None:
+    """Record what a fold parked, in the transaction that writes its rows. A stream that is parked already stays so."""
+    for one in parked:
+        connection.execute(
+            "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) "
+            "values (%s, %s, %s, %s, %s, %s, %s) on conflict (table_name, stream) do nothing",
+            (table, one.stream, one.view, one.partition, one.offset, one.version, one.error),
+        )
+
+
+def parked_streams(connection: Connection, *, live_only: bool = False) -> list[ParkedStream]:
+    """All parked streams, by view, table and stream."""
+    found = connection.execute(
+        "select p.view, p.table_name, p.stream, p.partition, p.since_offset, p.since_version, p.error, p.parked_at, "
+        "l.view is not null from parked p left join live l using (table_name) "
+        "where l.view is not null or not %s order by p.view, p.table_name, p.stream",
+        (live_only,),
+    )
+    return [ParkedStream(*row) for row in found]

@@ -1,0 +1,326 @@
+"""Rows between a view's table and the fold: which are read, and one statement per view that writes what a batch changed.
+
+Rows are sent sorted by key, so that two transactions never wait for each other's rows in a circle, and in unnested
+arrays: a session that froze inside COPY would escape every timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import msgspec
+from psycopg import sql
+
+from infra.domain_model.contexts import unreadable_state
+from infra.domain_model.storable import decoder
+from infra.errors import SamefoldError, in_words
+from projections.engine.fold.fold import Changes, State
+from projections.engine.store import arrays
+from projections.engine.store.arrays import BinaryArray
+from projections.engine.views.columns import PARTITION, Column, Role, Scalar
+from projections.engine.views.view import Kind, View, tuple_getter
+
+_PARTITION_COLUMN = Column(PARTITION, Scalar.INT)
+_encode = msgspec.json.encode
+
+
+class Statement(NamedTuple):
+    """SQL with its parameters."""
+
+    query: bytes
+    parameters: Sequence[Any]
+
+
+class Refused(Exception):
+    """A view's rows can't be sent: a state that is no JSON. Of other views, every row that is folded can be."""
+
+
+class StoredValueUnknown(SamefoldError):
+    """A table holds a value that this code's column does not have."""
+
+    def __init__(self, view: View, column: Column, value: object) -> None:
+        super().__init__(
+            f"A row of view '{view.name}' has {value!r} in column '{column.name}', and {column.enum} has no such value.",
+            f"Give it that value back, or raise VERSION in projections/{view.name}.py and run `samefold rebuild`.",
+        )
+
+
+def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
+    """The rows of an entity view, or a context's states, by key. For `loaded`."""
+    columns = view.key
+    by_column = [keys] if _plain_key(view) else list(zip(*keys, strict=True))
+    parameters = [arrays.pack(column, values) for column, values in zip(columns, by_column, strict=True)]
+    return Statement(_select(view, table), parameters)
+
+
+def loaded(view: View, state: type | None, records: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Rows as `select_rows` answered, by the fold's key; `state` is the context's State for a snapshot view."""
+    if view.kind is Kind.SNAPSHOT:
+        assert state is not None, "a snapshot view has a context"
+        return {stream: (version, _state(state, stream, text)) for stream, version, text in records}
+    rows = list(map(row_maker(view), records))
+    return dict(zip(map(_key_of_row(view), rows), rows, strict=True))
+
+
+def _state(kind: type, stream: str, text: str) -> Any:
+    try:
+        return decoder(kind)(text)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise unreadable_state(stream, error) from error
+
+
+def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
+    """Makes a view's row from its stored columns, in the order of `view.columns`."""
+    make: Callable[[Iterable[Any]], Any] = partial(tuple.__new__, view.row)  # what _make() comes to, in less time
+    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.from_database) is not None]
+    if not converters:
+        return make
+
+    def convert_and_make(record: tuple[Any, ...]) -> Any:
+        values = list(record)
+        for index, convert in converters:
+            if values[index] is not None:
+                try:
+                    values[index] = convert(values[index])
+                except ValueError as error:
+                    raise StoredValueUnknown(view, view.columns[index], values[index]) from error
+        return make(values)
+
+    return convert_and_make
+
+
+def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    """The statements that bring a view's table up to the batches, which are of different partitions. Raises Refused."""
+    try:
+        match view.kind:
+            case Kind.ENTITY:
+                return _write_entities(view, table, batches)
+            case Kind.JOURNAL:
+                return _insert(view, table, batches)
+            case Kind.SUMMARY:
+                return _write_sums(view, table, batches)
+            case Kind.SNAPSHOT:
+                return _write_states(view, table, batches)
+            case Kind.OUTCOMES:
+                return _write_outcomes(view, table, batches)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise Refused(in_words(error)) from error
+
+
+def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    stored: list[tuple[Any, ...]] = []
+    gone: list[tuple[Any, int]] = []
+    for batch in batches:
+        changed = batch.rows[view.name]
+        gone += [(key, batch.partition) for key, row in changed.items() if row is None]
+        stored += _with_partition([row for row in changed.values() if row is not None], batch.partition)
+    statements = []
+    if gone:
+        sortable = _sortable(view)
+        gone.sort(key=itemgetter(0, 1) if sortable is _itself else lambda one: (sortable(one[0]), one[1]))
+        deleted = [(key,) if _plain_key(view) else key for key, _ in gone]
+        packed = _packed(view.key, list(zip(*deleted, strict=True)), [partition for _, partition in gone])
+        statements.append(Statement(_delete(view, table), packed))
+    if stored:
+        statements.append(Statement(_upsert(view, table), _columns(view, stored)))
+    return statements
+
+
+def _insert(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    stored: list[tuple[Any, ...]] = []
+    for batch in batches:
+        stored += _with_partition(batch.added[view.name], batch.partition)
+    return [Statement(_plain_insert(view, table), _columns(view, stored))] if stored else []
+
+
+def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    sums = [(key, b.partition, values) for b in batches for key, values in b.sums[view.name].items()]
+    if not sums:
+        return []
+    sortable = _sortable(view)
+    sums.sort(key=itemgetter(0, 1) if sortable is _itself else lambda one: (sortable(one[0]), one[1]))
+    keys = list(zip(*(key for key, _, _ in sums), strict=True))
+    values = list(zip(*(values for _, _, values in sums), strict=True))
+    in_order = [*view.key, *_increments(view)]
+    return [Statement(_add(view, table), _packed(in_order, [*keys, *values], [partition for _, partition, _ in sums]))]
+
+
+def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    moved: list[tuple[str, State, int]] = sorted(
+        ((stream, state, b.partition) for b in batches for stream, state in b.states[view.name].items()),
+        key=itemgetter(0),
+    )
+    if not moved:
+        return []
+    columns: list[list[Any]] = [
+        [stream for stream, _, _ in moved],
+        [version for _, (version, _), _ in moved],
+        [_encode(state) for _, (_, state), _ in moved],
+    ]
+    return [Statement(_upsert(view, table), _packed(view.columns, columns, [partition for _, _, partition in moved]))]
+
+
+def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
+    answered = [(commit.stream, commit, time_ms, b.partition) for b in batches for _, time_ms, commit in b.counted]
+    if not answered:
+        return []
+    answered.sort(key=itemgetter(0))
+    streams, commits, times_ms, partitions = zip(*answered, strict=True)
+    reasons = [commit.reason for commit in commits]
+    return [
+        Statement(
+            _plain_insert(view, table),
+            [
+                arrays.texts(streams),
+                arrays.texts([commit.command_id for commit in commits]),
+                arrays.texts([commit.outcome for commit in commits]),
+                arrays.texts([reason.code if reason else None for reason in reasons]),
+                arrays.texts([reason.message if reason else None for reason in reasons]),
+                arrays.bigints([commit.version for commit in commits]),
+                arrays.texts([commit.fingerprint for commit in commits]),
+                arrays.times(times_ms),
+                arrays.smallints(partitions),
+            ],
+        )
+    ]
+
+
+def _plain_key(view: View) -> bool:
+    """Whether the fold's key is the one key column's value, rather than a tuple of all."""
+    return view.key_function is None
+
+
+def _key_of_row(view: View) -> Callable[[Any], Any]:
+    """Reads a row's key as the fold has it."""
+    return itemgetter(*view.key_places) if _plain_key(view) else tuple_getter(view.key_places)
+
+
+def _increments(view: View) -> list[Column]:
+    return [column for column in view.columns if not column.is_key]
+
+
+def _sortable(view: View) -> Callable[[Any], Any]:
+    """Makes of the fold's key what can be sorted: of an enum, which may have no order, its stored text."""
+    if all(column.enum is None for column in view.key):
+        return _itself
+    converters = [column.to_database or _itself for column in view.key]
+    return lambda key: tuple(convert(value) for convert, value in zip(converters, key, strict=True))
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _with_partition(rows: Iterable[Any], partition: int) -> list[tuple[Any, ...]]:
+    last = (partition,)
+    return [row + last for row in rows]
+
+
+def _columns(view: View, stored: list[tuple[Any, ...]]) -> list[BinaryArray]:
+    """Sorts the rows, which have their partition at the end, by key."""
+    sortable, key_of = _sortable(view), tuple_getter(view.key_places)
+    stored.sort(key=itemgetter(*view.key_places) if sortable is _itself else lambda row: sortable(key_of(row)))
+    *columns, partitions = zip(*stored, strict=True)
+    return _packed(view.columns, columns, partitions)
+
+
+def _packed(columns: Sequence[Column], values: Sequence[Sequence[Any]], partitions: Sequence[int]) -> list[BinaryArray]:
+    packed = [arrays.pack(column, of_column) for column, of_column in zip(columns, values, strict=True)]
+    return [*packed, arrays.smallints(partitions)]
+
+
+# The statements. Each is composed once per table, as bytes: psycopg would render a Composed anew each time. The server
+# prepares it after a few uses.
+
+
+def _names(columns: Iterable[Column]) -> list[sql.Identifier]:
+    return [sql.Identifier(column.name) for column in columns]
+
+
+def _unnest(columns: Iterable[Column]) -> sql.Composed:
+    """One placeholder per column; numbers without bound travel as text."""
+    return sql.SQL("unnest({})").format(
+        sql.SQL(", ").join(sql.SQL("%s::numeric[]" if column.numeric else "%s") for column in columns)
+    )
+
+
+@lru_cache
+def _select(view: View, table: str) -> bytes:
+    # as text: what msgspec reads, not what psycopg would make of JSON
+    columns = [
+        sql.SQL("t.{}::text" if column.scalar is Scalar.JSON else "t.{}").format(sql.Identifier(column.name))
+        for column in view.columns
+    ]
+    keys = _names(view.key)
+    if len(keys) == 1:
+        unnest = sql.SQL("any(%s::numeric[])" if view.key[0].numeric else "any(%s)")
+        condition = sql.SQL("from {} t where t.{} = {}").format(sql.Identifier(table), keys[0], unnest)
+    else:
+        condition = sql.SQL("from {} t join {} k({}) on {}").format(
+            sql.Identifier(table),
+            _unnest(view.key),
+            sql.SQL(", ").join(keys),
+            sql.SQL(" and ").join(sql.SQL("t.{0} = k.{0}").format(key) for key in keys),
+        )
+    return sql.SQL("select {} {}").format(sql.SQL(", ").join(columns), condition).as_bytes()
+
+
+def _insert_into(table: str, columns: Sequence[Column]) -> sql.Composed:
+    return sql.SQL("insert into {} as t ({}, {}) select * from {}").format(
+        sql.Identifier(table),
+        sql.SQL(", ").join(_names(columns)),
+        sql.Identifier(PARTITION),
+        _unnest([*columns, _PARTITION_COLUMN]),
+    )
+
+
+@lru_cache
+def _plain_insert(view: View, table: str) -> bytes:
+    return _insert_into(table, view.columns).as_bytes()
+
+
+@lru_cache
+def _upsert(view: View, table: str) -> bytes:
+    # A row of another partition would be covered by another position: the null that this makes of it is refused.
+    owned = sql.SQL("{0} = case when t.{0} = excluded.{0} then t.{0} end").format(sql.Identifier(PARTITION))
+    sets = [sql.SQL("{0} = excluded.{0}").format(name) for name in _names(_increments(view))]
+    upsert = sql.SQL("{} on conflict ({}) do update set {}").format(
+        _insert_into(table, view.columns), sql.SQL(", ").join(_names(view.key)), sql.SQL(", ").join([*sets, owned])
+    )
+    return upsert.as_bytes()
+
+
+_COMBINED = {
+    Role.SUM: sql.SQL("{0} = t.{0} + excluded.{0}"),
+    Role.MIN: sql.SQL("{0} = least(t.{0}, excluded.{0})"),
+    Role.MAX: sql.SQL("{0} = greatest(t.{0}, excluded.{0})"),
+}
+
+
+@lru_cache
+def _add(view: View, table: str) -> bytes:
+    increments = _increments(view)
+    upsert = sql.SQL("{} on conflict ({}, {}) do update set {}").format(
+        _insert_into(table, [*view.key, *increments]),
+        sql.SQL(", ").join(_names(view.key)),
+        sql.Identifier(PARTITION),
+        sql.SQL(", ").join(_COMBINED[column.role].format(sql.Identifier(column.name)) for column in increments),
+    )
+    return upsert.as_bytes()
+
+
+@lru_cache
+def _delete(view: View, table: str) -> bytes:
+    keys = [*_names(view.key), sql.Identifier(PARTITION)]
+    delete = sql.SQL("delete from {} t using {} k({}) where {}").format(
+        sql.Identifier(table),
+        _unnest([*view.key, _PARTITION_COLUMN]),
+        sql.SQL(", ").join(keys),
+        sql.SQL(" and ").join(sql.SQL("t.{0} = k.{0}").format(key) for key in keys),
+    )
+    return delete.as_bytes()

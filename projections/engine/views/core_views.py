@@ -1,0 +1,140 @@
+"""The views that the write side lives on: the states of each context, and the outcome of each command.
+
+They are views in every respect (tables, builds, pointer, verify), except that nobody writes them and they never park.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from infra.domain_model.contexts import Context, contexts
+from infra.log.records import Commit
+from projections.engine.views.columns import BadView, Column, Key, Role, Scalar, columns_of
+from projections.engine.views.view import Kind, View, discover, fingerprint
+
+OUTCOMES = "command_outcomes"
+OUTCOMES_VERSION = 1  # raised when the columns of Outcome change
+
+
+class Snapshot(NamedTuple):
+    """A stream's newest state, as the JSON of its context's State. A stream without a row has the State's defaults."""
+
+    stream: Key[str]
+    version: int
+    state: bytes
+
+
+class Outcome(NamedTuple):
+    """What became of a command. `version` is the stream's after it; `code` and `message` say why it was rejected."""
+
+    stream: Key[str]
+    command_id: Key[str]
+    outcome: str
+    code: str | None
+    message: str | None
+    version: int
+    fingerprint: str
+    at: datetime
+
+
+SNAPSHOT_COLUMNS = (
+    Column("stream", Scalar.STR, role=Role.KEY),
+    Column("version", Scalar.INT),
+    Column("state", Scalar.JSON),
+)
+
+
+def snapshot_view_name(context: str) -> str:
+    return f"streams_{context}"
+
+
+def snapshot_view(context: Context) -> View:
+    """The states of a context; its version is the context's STATE_VERSION."""
+    return View(
+        name=snapshot_view_name(context.name),
+        version=context.state_version,
+        kind=Kind.SNAPSHOT,
+        row=Snapshot,
+        columns=SNAPSHOT_COLUMNS,
+        function=context.evolve,
+        subscription=frozenset(context.events.values()),
+        contexts=(context.name,),
+        shape=fingerprint(Kind.SNAPSHOT, shape_of(context.state)),
+        question=f"What does each stream of {context.name} look like to the next decision?",
+    )
+
+
+def outcomes_view() -> View:
+    columns = columns_of(Outcome, OUTCOMES)
+    return View(
+        name=OUTCOMES,
+        version=OUTCOMES_VERSION,
+        kind=Kind.OUTCOMES,
+        row=Outcome,
+        columns=columns,
+        function=outcome_of,
+        subscription=frozenset(),
+        contexts=(),
+        shape=fingerprint(Kind.OUTCOMES, *(column.shape for column in columns)),
+        question="What became of each command?",
+    )
+
+
+def outcome_of(commit: Commit, time: datetime) -> Outcome:
+    """The outcome row of a counted commit."""
+    reason = commit.reason
+    return Outcome(
+        commit.stream,
+        commit.command_id,
+        commit.outcome,
+        reason.code if reason else None,
+        reason.message if reason else None,
+        commit.version,
+        commit.fingerprint,
+        time,
+    )
+
+
+@cache
+def all_views() -> dict[str, View]:
+    """Authors' and system views by name, in name order. Raises BadView, BadContext."""
+    views = [*discover().values(), outcomes_view(), *(snapshot_view(context) for context in contexts().values())]
+    return {view.name: view for view in sorted(views, key=lambda view: view.name)}
+
+
+def agent_views(agent: str) -> dict[str, View]:
+    """The views of one agent by name, in name order. Raises BadView when no view names the agent."""
+    found = {name: view for name, view in all_views().items() if view.agent == agent}
+    if not found:
+        known = ", ".join(sorted({view.agent for view in all_views().values()}))
+        raise BadView(f"No view is in an agent '{agent}'.", f"The agents of this code: {known}.")
+    return found
+
+
+def code_set(views: dict[str, View]) -> dict[str, int]:
+    """{view: version}, which must equal the set recorded live for the agent before a worker folds anything."""
+    return {name: view.version for name, view in views.items()}
+
+
+def shape_of(kind: Any) -> str:
+    """A type's shape as text: fields, their types and defaults, all the way down. Names of classes do not matter."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind, include_extras=True)
+        fields = (f"{f.name}:{shape_of(hints[f.name])}={_default(f)}" for f in dataclasses.fields(kind))
+        return f"{{{','.join(fields)}}}"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"enum[{','.join(f'{member.name}={member.value!r}' for member in kind)}]"
+    if get_origin(kind) is not None:
+        origin = getattr(get_origin(kind), "__name__", str(get_origin(kind)))
+        return f"{origin}[{','.join(shape_of(argument) for argument in get_args(kind))}]"
+    return kind.__name__ if isinstance(kind, type) else repr(kind)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "" if field.default is dataclasses.MISSING else repr(field.default)

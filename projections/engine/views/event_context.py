@@ -1,0 +1,35 @@
+"""Where an event stands: in its stream and in the log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+
+class At(msgspec.Struct, frozen=True, gc=False):
+    """Handed to every view with its event. One is made per event: what is rarely asked for is worked out when asked."""
+
+    stream: str
+    """`<context>/<id>`, e.g. `rooms/12`."""
+    version: int = 1
+    """Of this event in its stream: 1, 2, 3, …"""
+    time_ms: int = 0
+    """The broker's time of the commit, in ms since 1970."""
+    partition: int = 0
+    offset: int = 0
+    """Of the commit in its partition of the log; all events of one commit share it."""
+
+    @property
+    def context(self) -> str:
+        return self.stream.partition("/")[0]
+
+    @property
+    def id(self) -> str:
+        """The stream's name without its context: `576`."""
+        return self.stream.partition("/")[2]
+
+    @property
+    def time(self) -> datetime:
+        """The broker's time of the commit, aware, in UTC."""
+        return datetime.fromtimestamp(self.time_ms / 1000, UTC)

@@ -1,0 +1,145 @@
+"""The SQL view for people, named as the view: always the table that is live, whatever its name.
+
+A `union all` over the tables that could be live, each branch guarded by the pointer, so that a switch needs no DDL and a
+query sees exactly one table. It is replaced when a build ends or a table goes; the switch refuses a table that is not in it.
+Alembic looks at tables only and never sees it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import errors, sql
+
+from infra.database.connect import Connection
+from infra.errors import SamefoldError
+from projections.engine.views.columns import PARTITION
+
+LOCK_TIMEOUT_MS = 100
+GIVE_UP_S = 60.0
+PAUSE_S = 0.05
+
+
+class ViewInUse(SamefoldError):
+    """The SQL view of a view can't be replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    type: str
+    combine: str | None
+    """sum, min or max in a summary."""
+
+
+def replace_people_view(connection: Connection, view: str, *, without: str | None = None) -> None:
+    """Make the SQL view over all tables of `view` that are ready, live or old, `without` a table that is to be dropped.
+
+    The newest version's columns win; an older table shows NULL for those it lacks. Readers are never held up: the lock
+    is asked for 100 ms at a time. Raises ViewInUse when something else depends on the view, or it is busy for a minute.
+    """
+    deadline = time.monotonic() + GIVE_UP_S
+    while True:
+        try:
+            with connection.transaction():
+                connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
+                _replace(connection, view, without)
+            return
+        except errors.LockNotAvailable as error:
+            if time.monotonic() > deadline:
+                raise ViewInUse(
+                    f"The SQL view '{view}' was in use for {GIVE_UP_S:.0f} s without a gap.",
+                    "End the long query that reads it, and run the command again.",
+                ) from error
+            time.sleep(PAUSE_S)
+        except errors.DependentObjectsStillExist as error:
+            raise ViewInUse(
+                f"Something in the database depends on the SQL view '{view}', whose columns change: "
+                f"{' '.join(str(error).split())}",
+                "Drop what depends on it, run the command again, make it anew.",
+            ) from error
+
+
+def is_in_people_view(connection: Connection, view: str, table: str) -> bool:
+    """Whether the SQL view of `view` reads that table."""
+    found = connection.execute(
+        "select 1 from pg_depend d join pg_rewrite r on r.oid = d.objid "
+        "where d.classid = 'pg_rewrite'::regclass and r.ev_class = to_regclass(%s) and d.refobjid = to_regclass(%s)",
+        (_quoted(view), _quoted(table)),
+    )
+    return found.fetchone() is not None
+
+
+def _replace(connection: Connection, view: str, without: str | None) -> None:
+    # one at a time: two that replace the same view would each build on what they saw before
+    connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold people {view}",))
+    tables = [name for name in _tables(connection, view) if name != without]
+    name = sql.Identifier(view)
+    if not tables:
+        connection.execute(sql.SQL("drop view if exists {}").format(name))
+        return
+    query = _query(view, {table: _columns(connection, table) for table in tables})
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("create or replace view {} as {}").format(name, query))
+    except errors.InvalidTableDefinition:  # other columns, which `or replace` can't give it
+        connection.execute(sql.SQL("drop view {}").format(name))
+        connection.execute(sql.SQL("create view {} as {}").format(name, query))
+
+
+def _tables(connection: Connection, view: str) -> list[str]:
+    """Those that are live or could be, the newest version first."""
+    found = connection.execute(
+        "select table_name from builds where view = %s and state in ('ready', 'live', 'old') "
+        "and to_regclass(quote_ident(table_name)) is not null order by version desc, created_at desc, table_name",
+        (view,),
+    )
+    return [table for (table,) in found]
+
+
+def _columns(connection: Connection, table: str) -> dict[str, _Column]:
+    found = connection.execute(
+        "select attname, format_type(atttypid, atttypmod), col_description(attrelid, attnum) from pg_attribute "
+        "where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped and attname <> %s order by attnum",
+        (_quoted(table), PARTITION),
+    )
+    return {
+        name: _Column(name, kind, comment if comment in ("sum", "min", "max") else None)
+        for name, kind, comment in found
+    }
+
+
+def _query(view: str, tables: dict[str, dict[str, _Column]]) -> sql.Composed:
+    wanted = next(iter(tables.values()))
+    return sql.SQL(" union all ").join(_branch(view, table, wanted, has) for table, has in tables.items())
+
+
+def _branch(view: str, table: str, wanted: dict[str, _Column], has: dict[str, _Column]) -> sql.Composed:
+    """One table's rows while it is live: the pointer is asked once a query, and the others' tables are not even opened."""
+    grouped = [sql.Identifier(column.name) for column in has.values() if column.combine is None]
+    is_summary = len(grouped) < len(has)
+    return sql.SQL("(select {} from {} where (select table_name from live where view = {}) = {}{})").format(
+        sql.SQL(", ").join(_value(column, has.get(column.name)) for column in wanted.values()),
+        sql.Identifier(table),
+        sql.Literal(view),
+        sql.Literal(table),
+        sql.SQL(" group by {}").format(sql.SQL(", ").join(grouped)) if is_summary else sql.SQL(""),
+    )
+
+
+def _value(column: _Column, has: _Column | None) -> sql.Composed:
+    name = sql.Identifier(column.name)
+    kind = sql.SQL(column.type)  # as PostgreSQL itself spells it
+    if has is None:
+        return sql.SQL("null::{} as {}").format(kind, name)
+    value: Any = name if has.combine is None else sql.SQL("{}({})").format(sql.SQL(has.combine), name)
+    if has.type != column.type:
+        # by way of text there is a cast between any two types; one that does not fit fails aloud when it is read
+        value = sql.SQL("({})::text::{}").format(value, kind)
+    return sql.SQL("{} as {}").format(value, name)
+
+
+def _quoted(table: str) -> str:
+    return '"' + table.replace('"', '""') + '"'

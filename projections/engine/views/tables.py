@@ -1,0 +1,70 @@
+"""The table of a view, as SQLAlchemy declares it, from which Alembic writes the migration.
+
+Every view's table has a hidden column `_partition`: the partition of the log its row was folded from. So a row is
+covered by exactly one position, and rebuild and verify work partition by partition. A summary keeps one share per
+partition; its readers add the shares up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.types import TypeEngine
+
+from projections.engine.views.columns import PARTITION, Column, Role, Scalar
+from projections.engine.views.view import Kind, View
+
+_TYPES: dict[Scalar, TypeEngine[Any]] = {
+    Scalar.BOOL: sa.Boolean(),
+    Scalar.INT: sa.BigInteger(),
+    Scalar.STR: sa.Text(),
+    Scalar.DATE: sa.Date(),
+    Scalar.DATETIME: sa.DateTime(timezone=True),
+    Scalar.DECIMAL: sa.Numeric(),
+    Scalar.UUID: sa.Uuid(),
+    Scalar.BYTES: sa.LargeBinary(),
+    Scalar.JSON: sa.JSON(),
+}
+
+
+def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | None = None) -> sa.Table:
+    """The table of a view, under the name of its version or of one of its builds."""
+    options: dict[str, Any] = {}
+    if view.kind in (Kind.ENTITY, Kind.SNAPSHOT):
+        # room for the new version of a row on the same page: updates then need no new index entry
+        options["postgresql_with"] = {"fillfactor": "70"}
+    return sa.Table(
+        table_name or view.table_name,
+        metadata if metadata is not None else sa.MetaData(),
+        *(
+            sa.Column(
+                column.name,
+                _type(column),
+                primary_key=column.is_key,
+                autoincrement=False if column.is_key else "auto",
+                nullable=column.optional,
+                # the SQL view for people adds up shares of older versions too, whose code is gone
+                comment=str(column.role) if view.kind is Kind.SUMMARY and not column.is_key else None,
+            )
+            for column in view.columns
+        ),
+        sa.Column(PARTITION, sa.SmallInteger, primary_key=view.kind is Kind.SUMMARY, nullable=False),
+        comment=comment_of(view),
+        **options,
+    )
+
+
+def comment_of(view: View) -> str:
+    """The table's comment: shows autogenerate what it can't see otherwise, a changed key or shape of a state."""
+    key = ", ".join(column.name for column in view.key)
+    return f"view {view.name}, version {view.version}, {view.kind} by ({key}), shape {view.shape}"
+
+
+def _type(column: Column) -> TypeEngine[Any]:
+    if column.role is Role.SUM:
+        return sa.Numeric()
+    if column.is_key and column.scalar is Scalar.STR:
+        # by bytes, as Python sorts: the order in which batches lock rows, the same on every system
+        return sa.Text(collation="C")
+    return _TYPES[column.scalar]

@@ -1,0 +1,157 @@
+"""The processes under fire, all armed: handlers and agents under the product's supervisor, builders and others beside it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from infra.processes import supervisor
+from infra.processes.supervisor import Child, Supervisor
+from infra.settings import Settings
+from proofs.chaos.armed import SOCKET
+from proofs.chaos.control import Control
+from tests.engine.front import free_port
+
+ROOT = Path(__file__).parent.parent.parent
+STOPPED = psutil.STATUS_STOPPED
+FENCED = ("was fenced out of its group", "The producer can't go on")
+
+
+class Crew:
+    """Processes run while the `with` lasts; `folder` gets their logs. Children are named as they are to Kafka and PostgreSQL."""
+
+    def __init__(
+        self, settings: Settings, control: Control, folder: Path, lacking: Mapping[str, str] | None = None
+    ) -> None:
+        """`lacking` names a rule that a module's processes are to lack."""
+        self.folder = folder
+        self._lacking = lacking or {}
+        self._environment = settings.environment() | {SOCKET: str(control.path), "PYTHONPATH": str(ROOT)}
+        self._prefix = settings.group_prefix
+        self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in (1, 2)]
+        self.agents = [self._child(f"agent-{n}", "projections.engine.live.agent") for n in (1, 2)]
+        self.api_port = free_port()
+        self.api = Child("api", "api", ("--name", self.named("api"), "--port", str(self.api_port)))
+        self._supervisor = Supervisor([*self.handlers, *self.agents, self.api], self._environment, folder)
+        self._thread = threading.Thread(target=self._supervisor.run, daemon=True, name="supervisor")
+        self._beside: list[subprocess.Popen[bytes]] = []
+        self._log: logging.Handler | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._log = logging.FileHandler(self.folder / "supervisor.log")
+        supervisor.log.addHandler(self._log)
+        supervisor.log.propagate = False
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._beside:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            end_of(process)
+        self._supervisor.stop()
+        self._thread.join(40)
+        if self._log is not None:
+            supervisor.log.removeHandler(self._log)
+            supervisor.log.propagate = True
+            self._log.close()
+
+    @property
+    def is_watched(self) -> bool:
+        return self._thread.is_alive()
+
+    def process(self, child: Child, seconds: float = 60) -> subprocess.Popen[bytes]:
+        """The child's process, waited for while it is being started again. Its next end is no reason to wait longer."""
+        deadline = time.monotonic() + seconds
+        while (process := child.process) is None or process.poll() is not None:
+            assert time.monotonic() < deadline, f"{child.name} is not started again"
+            time.sleep(0.02)  # between two looks
+        child.failures = 0
+        return process
+
+    def beside(self, module: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Another process, which nobody starts again; its name is to be `named(name)` to `control`."""
+        command = [sys.executable, "-m", "infra.processes.supervised", "proofs.chaos.armed"]
+        with (self.folder / f"{name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*command, module, "--name", self.named(name), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=os.environ | self._environment,
+                start_new_session=True,
+            )
+        self._beside.append(process)
+        return process
+
+    def samefold(self, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """The command line, as a process of its own whose output is in a file."""
+        with output.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=self.folder,
+                env=os.environ | self._environment,
+                start_new_session=True,
+            )
+        self._beside.append(process)
+        return process
+
+    def ends(self) -> list[str]:
+        """What processes said that ended because they must not go on, or by a defect; being fenced out is neither."""
+        return [
+            f"{file.stem}: {line.strip()}"
+            for file in sorted(self.folder.glob("*.log"))
+            for line in file.read_text(errors="replace").splitlines()
+            if (" stops: " in line or line.startswith("Traceback")) and not any(text in line for text in FENCED)
+        ]
+
+    def named(self, name: str) -> str:
+        return f"{self._prefix}-{name}"
+
+    def _child(self, name: str, module: str) -> Child:
+        rule = self._lacking.get(module)
+        if rule is None:
+            return Child(name, "proofs.chaos.armed", (module, "--name", self.named(name)))
+        return Child(name, "proofs.chaos.armed", ("proofs.chaos.lacking", "--name", self.named(name), rule, module))
+
+
+def name_of(child: Child) -> str:
+    """The name that the process was given."""
+    return child.arguments[child.arguments.index("--name") + 1]
+
+
+def end_of(process: subprocess.Popen[bytes]) -> None:
+    """The pipe by which a child notices that its parent is gone."""
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the kernel has it stopped."""
+    try:
+        return psutil.Process(process.pid).status() == STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def was_killed(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it is dead, and of SIGKILL."""
+    return process.poll() == -signal.SIGKILL

@@ -1,0 +1,233 @@
+"""One world under load with its processes, its judge, and what faults need: to see them take effect, and to see the work go on."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from infra.database.migrate import upgrade
+from infra.log import topics
+from infra.processes.faultpoints import Point
+from infra.processes.supervisor import Child
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import all_views
+from proofs.chaos.control import Control, Strike
+from proofs.chaos.crew import Crew, name_of
+from proofs.chaos.effects import Effects, Role
+from proofs.chaos.front import Front
+from proofs.chaos.ground import Ground
+from proofs.chaos.judge import Judge
+from proofs.chaos.load import Load
+from proofs.chaos.progress import Progress
+from proofs.chaos.tail import Mark, Tail
+
+PATIENCE_S = 60.0
+"""To recover from anything; longer is a violation (F)."""
+
+
+class NotReached(Exception):
+    """What was waited for did not come about."""
+
+
+class Field:
+    """`with Field(ground, folder, seed) as field:` runs the load; `finish` ends it and judges the whole."""
+
+    def __init__(
+        self, ground: Ground, folder: Path, seed: int, *, rate: int = 300, lacking: Mapping[str, str] | None = None
+    ) -> None:
+        self.ground = ground
+        self.folder = folder
+        self.world = ground.world()
+        self.fronted = ground.fronted(self.world)
+        self.effects = Effects()
+        self.random = random.Random(seed)
+        self.violations: list[str] = []
+        self.tail = Tail(self.world)
+        self.progress = Progress(self.world)
+        self.load = Load(self.world, self.progress, seed, rate)
+        self.judge = Judge(self.world, self.tail, self.load.sent)
+        self.crew = Crew(self.fronted, ground.control, folder, lacking)
+        self.front = Front(self.crew.api_port, self.load.sent, self.load.acknowledged)
+        self._abandoned = False
+        self._open = ExitStack()
+        self._numbers = iter(range(1, 1_000_000))
+        self._numbering = threading.Lock()
+
+    def __enter__(self) -> Self:
+        upgrade(self.world)
+        topics.ensure(self.world)
+        try:
+            for part in (self.tail, self.progress, self.judge, self.crew, self.load, self.front):
+                self._open.enter_context(part)
+            self.until(lambda: all(epoch >= 0 for epoch, _ in self.tail.counted), "every partition is written")
+            self.until_agents_pass(self.tail.mark())
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @property
+    def control(self) -> Control:
+        return self.ground.control
+
+    def all_violations(self) -> list[str]:
+        ends = [f"a process ended: {end}" for end in self.crew.ends()]
+        return [*self.violations, *self.judge.violations, *self.progress.violations, *self.front.violations, *ends]
+
+    def number(self) -> int:
+        """One that nobody has had, for names."""
+        with self._numbering:
+            return next(self._numbers)
+
+    # ── waiting ──
+
+    def until(self, holds: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+        """Raises NotReached when it does not come about in time, or can't."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            for error in (self.tail.error, self.load.error, self.front.error):
+                if error is not None:
+                    raise NotReached(f"{what}: {error!r}") from error
+            if self._abandoned or not self.crew.is_watched or time.monotonic() > deadline:
+                raise NotReached(f"in {seconds:.0f} s: {what}")
+            time.sleep(0.01)  # between two looks
+
+    def goes_on(self, holds: Callable[[], bool], what: str) -> None:
+        """What must come about after a fault, whatever it was."""
+        try:
+            self.until(holds, what)
+        except NotReached as error:
+            if not self._abandoned:
+                self.violations.append(f"F: {error}")
+            raise
+
+    def abandon(self) -> None:
+        """Nobody is interested any more: whoever waits hears NotReached at once, and no command is waited for."""
+        self._abandoned = True
+        self.load.abandon()
+
+    def until_struck(self, strike: Strike, seconds: float = 20) -> bool:
+        """Whether the point was reached in time; where not, it is disarmed."""
+        if strike.struck.wait(seconds):
+            return True
+        self.control.disarm(strike)
+        return strike.struck.wait(0.2)
+
+    def pause(self, seconds: float) -> None:
+        """Let that much time pass: how long a fault lasts, not how long something takes. Ends early when all is abandoned."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._abandoned:
+            time.sleep(0.01)
+
+    # ── how each role is seen to go on ──
+
+    def recovered(self, role: Role, mark: Mark, deposed: str = "", *, began: float | None = None) -> None:
+        """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took, from `began` or from now.
+
+        A handler's: in each partition that the deposed one wrote a commit counts in a new epoch; without such partitions, a commit
+        counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's: commands that
+        were acknowledged since have their outcomes.
+        """
+        with self.effects.recovery(role, began):
+            match role:
+                case "handler":
+                    self.until_decided(mark, deposed)
+                case "agent" | "builder":
+                    self.until_agents_pass(mark)
+                case _:
+                    self.until_visible()
+
+    def until_decided(self, mark: Mark, deposed: str = "") -> None:
+        own = [partition for partition, writer in enumerate(self._writers(mark)) if deposed and writer == deposed]
+        counted = self.tail.counted
+        if own:
+            self.goes_on(
+                lambda: all(counted[p][0] > mark.epochs[p] for p in own),
+                f"commits count in new epochs of partitions {own}, which {deposed} wrote",
+            )
+        else:
+            self.goes_on(
+                lambda: all(offset >= end for (_, offset), end in zip(counted, mark.ends, strict=True)),
+                f"commits count beyond {mark.ends}",
+            )
+
+    def until_agents_pass(self, mark: Mark) -> None:
+        self.goes_on(
+            lambda: all(place.next_offset > end for place, end in zip(self.progress.places, mark.ends, strict=True)),
+            f"positions move beyond {mark.ends}",
+        )
+
+    def until_visible(self) -> None:
+        """A command that is acknowledged from now on has its outcome, in every partition."""
+        ends = list(self.load.ends)
+        self.goes_on(
+            lambda: all(p.command_offset > end for p, end in zip(self.progress.places, ends, strict=True)),
+            f"commands beyond {ends} have their outcomes",
+        )
+
+    def until_answered(self) -> None:
+        """A command that a client begins from now on has its answer over HTTP."""
+        begun = self.front.begun()
+        self.goes_on(lambda: self.front.has_answered_one_after(begun), "a command over HTTP is answered")
+
+    def _writers(self, mark: Mark) -> list[str]:
+        return [reader.writers.get(epoch, "") for reader, epoch in zip(self.tail.readers, mark.epochs, strict=True)]
+
+    def works_again(self, child: Child) -> None:
+        """Wait until this very process, or its successor, does what it is for."""
+        point: Point = "commit acknowledged" if child in self.crew.handlers else "COMMIT acknowledged"
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and not self._abandoned:
+            pid = self.crew.process(child).pid
+            if self.control.pid(name_of(child)) == pid:
+                strike = self.control.arm(name_of(child), point, 1, "tell")
+                if self.until_struck(strike, 5):
+                    return
+            time.sleep(0.02)  # between two looks
+        if not self._abandoned:
+            self.violations.append(f"F: {child.name} does not come back to its work")
+        raise NotReached(f"{child.name} does not come back to its work")
+
+    # ── judging ──
+
+    def sound(self) -> None:
+        """What goes in now comes out, and one more snapshot is compared; then the violations are of all that was."""
+        self.until_visible()
+        self.judge.look()
+
+    def logs(self) -> str:
+        """The ends of the processes' logs."""
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-2_000:]}" for file in sorted(self.folder.iterdir()))
+
+    def finish(self) -> None:
+        """End the load, wait for the last outcome, and judge the whole: the violations are all there then."""
+        self.front.stop()
+        self.load.stop()
+        ends = list(self.load.ends)
+        self.goes_on(
+            lambda: all(p.command_offset >= end for p, end in zip(self.progress.places, ends, strict=True)),
+            "every command has its outcome",
+        )
+        self.judge.look()
+        answers = self.judge.ledger.answers
+        unanswered = self.load.acknowledged - answers.keys()
+        unsent = answers.keys() - self.load.sent.keys()
+        if unanswered or unsent:
+            self.violations.append(
+                f"F: acknowledged, without an outcome: {sorted(unanswered)[:5]}; never sent: {unsent}"
+            )
+        self.violations += self.front.judge(answers)
+        found = verify(self.world, all_views(), processes=1)
+        if found.differences:
+            self.violations.append(f"C: samefold verify finds {found.differences} differences")

@@ -1,0 +1,98 @@
+"""The ground that worlds stand on: one Kafka and one PostgreSQL, each with a proxy before it for the processes under fire."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from pydantic import SecretStr
+
+from infra.dev.kafka import HOST, Front, Kafka
+from infra.dev.postgres import USER
+from infra.dev.stack import Stack
+from infra.settings import Settings
+from proofs.chaos.control import Control
+from proofs.chaos.kafka_wire import KafkaWire
+from proofs.chaos.postgres_wire import PostgresWire
+from proofs.chaos.proxy import Proxy
+
+SOCKET = ".s.PGSQL.5432"
+SHORT = {
+    "partitions": 4,
+    "session_timeout_ms": 2_000,
+    "statement_timeout_ms": 3_000,
+    "idle_in_transaction_timeout_ms": 1_000,
+    "lock_timeout_ms": 1_000,
+    "ack_timeout_s": 3.0,
+    "handler_batch": 50,
+    "agent_batch": 100,
+}
+"""Short enough to outlast every timeout in seconds, batches small enough to hit the middle of one."""
+
+
+class Ground:
+    """`folder` must be short: sockets lie in it. `direct` settings go past the proxies, `fronted` ones through them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stack = Stack(folder)
+        back, front = _free_ports()
+        self.stack.kafka = Kafka(self.stack.folder / "kafka", front=Front(back, front))
+        self._sockets = self.stack.folder / "front"
+        self.kafka = Proxy((HOST, front), (HOST, back), KafkaWire)
+        self.postgres = Proxy(self._sockets / SOCKET, self.stack.postgres.socket_folder / SOCKET, PostgresWire)
+        self.control = Control(self._made(self._sockets) / "control")
+        self._worlds = count(1)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._open.callback(self.stack.down)
+        self.stack.up()
+        for one in (self.control, self.kafka, self.postgres):
+            self._open.enter_context(one)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def world(self) -> Settings:
+        """Direct settings of topics that are not made yet, and of an empty database."""
+        number = next(self._worlds)
+        database = f"world_{number}"
+        with psycopg.connect(self.stack.postgres.url(), autocommit=True) as connection:
+            connection.execute(f'create database "{database}"')
+        return self.stack.settings(
+            commands_topic=f"commands-{number}",
+            events_topic=f"events-{number}",
+            group_prefix=f"chaos-{number}",
+            database_url=self.stack.postgres.url(database),
+            **SHORT,
+        )
+
+    def fronted(self, world: Settings) -> Settings:
+        database = world.database.rpartition("?")[0].rpartition("/")[2]
+        host, port = self.kafka.front if isinstance(self.kafka.front, tuple) else ("", 0)
+        return world.model_copy(
+            update={
+                "kafka_bootstrap": f"{host}:{port}",
+                "database_url": SecretStr(f"postgresql://{USER}@/{database}?host={self._sockets}"),
+            }
+        )
+
+    @staticmethod
+    def _made(folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as two:
+        one.bind((HOST, 0))
+        two.bind((HOST, 0))
+        return one.getsockname()[1], two.getsockname()[1]

@@ -1,0 +1,124 @@
+"""About once a second, one snapshot of all rows and positions is compared with the ledger's fold of the log to exactly there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import sql
+
+from infra.database.connect import Connection, DatabaseAway, connect
+from infra.processes.beside import Beside
+from infra.settings import Settings
+from proofs.chaos.ledger import COLUMNS, Key, Ledger, Place, Sent
+from proofs.chaos.tail import Tail
+
+EVERY_S = 1.0
+LOG_S = 60.0
+SHOWN = 5
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the judge has done."""
+
+    snapshots: int = 0
+    rows: int = 0
+    missed: int = 0
+    """Times at which the database was away."""
+    tables: set[str] = field(default_factory=set)
+
+
+class Judge(Beside):
+    """Looks in a thread; what it finds wrong is in `violations`."""
+
+    def __init__(self, settings: Settings, tail: Tail, sent: Mapping[Key, Sent]) -> None:
+        super().__init__("judge")
+        self.settings, self.tail = settings, tail
+        self.ledger = Ledger(settings.partitions, sent)
+        self.seen = Seen()
+        self._found: list[str] = []
+        self._one = threading.Lock()
+
+    def _end(self, join_s: float = LOG_S + 30) -> None:
+        super()._end(join_s)
+
+    @property
+    def violations(self) -> list[str]:
+        return [*self.ledger.violations, *self._found]
+
+    def look(self) -> None:
+        """One snapshot, compared. Raises psycopg.Error, DatabaseAway."""
+        with self._one, connect(self.settings, "chaos judge", statement_timeout_ms=0) as connection:
+            snapshot = self._snapshot(connection)
+            if snapshot is None:
+                return
+            places, tables, rows = snapshot
+            if not self._fold_to(places):
+                return
+            for partition, (expected, found) in enumerate(zip(self.ledger.places, places, strict=True)):
+                if expected != found:
+                    self._found.append(f"C: the position of partition {partition} is {found}; the log says {expected}")
+            for view, lines in rows.items():
+                self._compare(view, tables[view], lines)
+            self.seen.snapshots += 1
+            self.seen.tables |= set(tables.values())
+
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            try:
+                self.look()
+            except (psycopg.Error, DatabaseAway):
+                self.seen.missed += 1
+            except BaseException as error:
+                self._found.append(f"the judge itself failed: {error!r}")
+                return
+            self._ended.wait(max(EVERY_S - (time.monotonic() - began), 0.1))
+
+    def _snapshot(self, connection: Connection) -> tuple[list[Place], dict[str, str], dict[str, list[str]]] | None:
+        """Positions by partition, and of each view the live table and its rows: all of one moment. None before the start."""
+        with connection.transaction():
+            connection.execute("set transaction isolation level repeatable read, read only")
+            places = connection.execute(
+                "select next_offset, epoch, seq, command_offset from positions where agent = 'core' order by partition"
+            ).fetchall()
+            live: dict[str, str] = dict(connection.execute("select view, table_name from live").fetchall())
+            if not places:
+                return None
+            rows = {view: _lines(connection, columns, live[view]) for view, columns in COLUMNS.items()}
+        return [Place(*row) for row in places], live, rows
+
+    def _fold_to(self, places: list[Place]) -> bool:
+        """Take the log's records up to these positions; False where it is not there for a minute, which is a violation."""
+        for partition, place in enumerate(places):
+            deadline = time.monotonic() + LOG_S
+            while len(self.tail.records[partition]) < place.next_offset:
+                if time.monotonic() > deadline:
+                    self._found.append(f"C: partition {partition} stands at {place}, which the log does not reach")
+                    return False
+                time.sleep(0.01)  # the tail comes after, by milliseconds, or by as long as the broker is away
+            for offset in range(self.ledger.places[partition].next_offset, place.next_offset):
+                self.ledger.take(partition, offset, *self.tail.records[partition][offset])
+        return True
+
+    def _compare(self, view: str, table: str, found: list[str]) -> None:
+        expected = self.ledger.rows[view].values()
+        self.seen.rows += len(found)
+        if len(found) == len(expected) and set(found) == set(expected):
+            return
+        missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+        at = [place.next_offset for place in self.ledger.places]
+        self._found.append(
+            f"C: {table} at {at} has {len(found)} rows, the fold {len(expected)}; "
+            f"missing {missing[:SHOWN]}, extra {extra[:SHOWN]}"
+        )
+
+
+def _lines(connection: Connection, columns: str, table: str) -> list[str]:
+    query = sql.SQL("copy (select {} from {}) to stdout").format(sql.SQL(columns), sql.Identifier(table))
+    with connection.cursor().copy(query) as copy:
+        return b"".join(map(bytes, copy)).decode().splitlines()

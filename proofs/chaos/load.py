@@ -1,0 +1,153 @@
+"""Keeps commands coming: new accounts, deposits, withdrawals of which some are refused, and some that were sent before."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from datetime import date, timedelta
+from types import TracebackType
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from infra.log import clients
+from infra.log.partitioner import partition_of
+from infra.log.records import Command, encode
+from infra.processes.beside import Beside
+from infra.settings import Settings
+from proofs.chaos.ledger import Key, Sent
+from proofs.chaos.progress import Progress
+
+TICK_S = 0.02
+DAY = date(2026, 1, 1)
+LIMIT = 100
+
+
+class Load(Beside):
+    """Sends `rate` commands a second in a thread, and waits while `ahead` of them have no outcome yet.
+
+    `sent` has a command before it goes out; `acknowledged` says which ones the log of commands has for sure, and `ends` up to
+    which offset of each partition. Other senders add theirs to both.
+    """
+
+    def __init__(self, settings: Settings, progress: Progress, seed: int, rate: int, ahead: int = 4_000) -> None:
+        super().__init__("load")
+        self.settings, self.progress, self.rate, self.ahead = settings, progress, rate, ahead
+        self.sent: dict[Key, Sent] = {}
+        self.acknowledged: set[Key] = set()
+        self._unacknowledged: set[Key] = set()
+        self.ends = [-1] * settings.partitions
+        self._random = random.Random(seed)
+        self._producer = clients.producer(settings)
+        self._accounts: list[str] = []
+        self._recent: deque[Sent] = deque(maxlen=500)
+        self._again: list[Sent] = []
+        self._abandoned = threading.Event()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abandon()
+        self.stop()
+
+    def stop(self) -> None:
+        """No more commands; returns when each one sent is acknowledged, however often that takes sending it."""
+        self._end(120)
+        assert not self._thread.is_alive(), "the broker never acknowledged the last commands"
+
+    def _work(self) -> None:
+        owed = 0.0
+        last = time.monotonic()
+        while not self._ended.wait(TICK_S):
+            now = time.monotonic()
+            owed = min(owed + self.rate * (now - last), self.rate)
+            last = now
+            if self._waiting() > self.ahead:
+                owed = 0.0
+            while owed >= 1:
+                self._send(self._next())
+                owed -= 1
+            self._producer.poll(0)
+            self._resend()
+        self._flush()
+        # one that is new comes last in each partition: of a repeated one nothing would be seen
+        for stream in self._last_streams():
+            self._send(Sent(stream, "last", "OpenAccount", LIMIT, str(DAY)))
+        self._flush()
+
+    def abandon(self) -> None:
+        """Wait for no acknowledgement any more."""
+        self._abandoned.set()
+
+    def _flush(self) -> None:
+        while self._unacknowledged and not self._abandoned.is_set():
+            self._producer.flush(0.2)
+            self._resend()
+
+    def _last_streams(self) -> list[str]:
+        """One for each partition."""
+        found: dict[int, str] = {}
+        number = 0
+        while len(found) < self.settings.partitions:
+            number += 1
+            stream = f"accounts/last-{number}"
+            found.setdefault(partition_of(stream, self.settings.partitions), stream)
+        return list(found.values())
+
+    def _waiting(self) -> int:
+        places = self.progress.places
+        return sum(end - place.command_offset for end, place in zip(self.ends, places, strict=True))
+
+    def _next(self) -> Sent:
+        chance = self._random.random()
+        number = len(self.sent)
+        on = str(DAY + timedelta(days=number // 500))
+        if chance < 0.05 or len(self._accounts) < 8:
+            name = f"a{len(self._accounts)}"
+            self._accounts.append(name)
+            return Sent(f"accounts/{name}", f"c{number}", "OpenAccount", LIMIT, on)
+        if chance < 0.08 and self._recent:
+            return self._random.choice(self._recent)
+        stream = f"accounts/{self._random.choice(self._accounts)}"
+        cents = self._random.randint(1, 100)
+        return Sent(stream, f"c{number}", "Deposit" if chance < 0.6 else "Withdraw", cents, on)
+
+    def _resend(self) -> None:
+        again, self._again = self._again, []
+        for command in again:
+            self._send(command)
+
+    def _send(self, command: Sent) -> None:
+        key = (command.stream, command.id)
+        self.sent[key] = command
+        self._unacknowledged.add(key)
+        self._recent.append(command)
+        amount = {"overdraft_limit" if command.type == "OpenAccount" else "cents": command.cents, "on": command.on}
+        body = Command(command.id, command.stream, command.type, msgspec.Raw(msgspec.json.encode(amount)))
+
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            if error:
+                self._again.append(command)
+                return
+            self.acknowledged.add(key)
+            self._unacknowledged.discard(key)
+            partition = message.partition()
+            self.ends[partition] = max(self.ends[partition], message.offset())
+
+        try:
+            self._producer.produce(
+                self.settings.commands_topic,
+                encode(body),
+                key=command.stream.encode(),
+                partition=partition_of(command.stream, self.settings.partitions),
+                on_delivery=acknowledged,
+            )
+        except BufferError:
+            self._again.append(command)
+        except KafkaException:
+            # a fatal error of the idempotent producer: another one goes on with what has no acknowledgement
+            self._producer = clients.producer(self.settings)
+            self._again.append(command)

@@ -1,0 +1,73 @@
+"""The log as it grows: all its records, and what the newest of them mean for who writes where."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from confluent_kafka import TopicPartition
+
+from infra.log import clients
+from infra.processes.beside import Beside
+from infra.settings import Settings
+from proofs.chaos.ledger import Reader
+
+BATCH = 2_000
+WAIT_S = 0.02
+
+
+class Entry(NamedTuple):
+    time_ms: int
+    value: bytes | None
+
+
+class Mark(NamedTuple):
+    """The log at one moment, by partition: its end, and the epoch of its last opening."""
+
+    ends: tuple[int, ...]
+    epochs: tuple[int, ...]
+
+
+class Tail(Beside):
+    """Reads `events` in a thread, past any fault of the broker's."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("tail")
+        self._topic, partitions = settings.events_topic, settings.partitions
+        self.records: list[list[Entry]] = [[] for _ in range(partitions)]
+        """By partition and offset."""
+        self.readers = [Reader() for _ in range(partitions)]
+        self.counted: list[tuple[int, int]] = [(-1, -1)] * partitions
+        """By partition, epoch and offset of the newest commit that counts."""
+        self._consumer = clients.range_consumer(settings)
+
+    def __enter__(self) -> Self:
+        self._consumer.assign([TopicPartition(self._topic, p, 0) for p in range(len(self.records))])
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._consumer.close()
+
+    def mark(self) -> Mark:
+        return Mark(
+            tuple(len(records) for records in self.records), tuple(reader.place.epoch for reader in self.readers)
+        )
+
+    def void(self) -> int:
+        """How many records have been void."""
+        return sum(reader.void for reader in self.readers)
+
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            for message in self._consumer.consume(1, WAIT_S) + self._consumer.consume(BATCH, 0):
+                if message.error() is None:
+                    self._take(message.partition(), message.offset(), message.timestamp()[1], message.value())
+
+    def _take(self, partition: int, offset: int, time_ms: int, value: bytes | None) -> None:
+        reader = self.readers[partition]
+        if reader.read(offset, value) is not None:
+            self.counted[partition] = (reader.place.epoch, offset)
+        self.records[partition].append(Entry(time_ms, value))

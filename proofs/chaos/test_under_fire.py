@@ -1,0 +1,119 @@
+"""Real processes, real Kafka, real PostgreSQL, under load: each fault takes effect, and what the judge sees is right all the while.
+
+The long run is `make chaos`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from infra.processes import faultpoints
+from proofs.chaos import point_faults, process_faults, service_faults, wire_faults
+from proofs.chaos.field import Field
+from proofs.chaos.stumbles import JOBS, How, Job, stumble
+
+TRIES = 4
+"""A point may be one that a process does not come to this time: the other one has all partitions just now."""
+
+pytestmark = pytest.mark.timeout(300)
+
+Fault = Callable[[], bool]
+
+
+@pytest.fixture(autouse=True)
+def _judged(field: Field) -> Iterator[None]:
+    snapshots = field.judge.seen.snapshots
+    yield
+    field.sound()
+    assert field.all_violations() == [], field.logs()
+    assert field.judge.seen.snapshots > snapshots
+
+
+def take_effect(field: Field, *lanes: Sequence[Fault]) -> None:
+    """The faults of a lane one after the other, the lanes at the same time."""
+
+    def run(lane: Sequence[Fault]) -> None:
+        for fault in lane:
+            assert any(fault() for _ in range(TRIES)), f"{fault} never took effect"
+
+    try:
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            for done in [pool.submit(run, lane) for lane in lanes]:
+                done.result()
+    except BaseException:
+        print(field.logs())
+        raise
+
+
+def test_killed_at_each_point(field: Field) -> None:
+    handler, agent = random.choice(field.crew.handlers), random.choice(field.crew.agents)
+    take_effect(
+        field,
+        [partial(point_faults.kill_at, field, handler, point) for point in faultpoints.HANDLER],
+        [partial(point_faults.kill_at, field, agent, point) for point in faultpoints.AGENT],
+        [partial(point_faults.kill_builder_at, field, point) for point in faultpoints.BUILDER],
+    )
+    point_faults.rebuilt(field, ["balances", "statement"])
+    points = (*faultpoints.HANDLER, *faultpoints.AGENT, *faultpoints.BUILDER)
+    assert {f"killed: {point}" for point in points} <= field.effects.by_kind.keys()
+
+
+def test_frozen_past_all_timeouts_at_some_points(field: Field) -> None:
+    """At half of them, others each time."""
+    handlers, agents = random.sample(faultpoints.HANDLER, 4), random.sample(faultpoints.AGENT, 4)
+    take_effect(
+        field,
+        [partial(point_faults.freeze_at, field, random.choice(field.crew.handlers), point) for point in handlers],
+        [partial(point_faults.freeze_at, field, random.choice(field.crew.agents), point) for point in agents],
+        [partial(point_faults.freeze_builder_at, field, point) for point in random.sample(faultpoints.BUILDER, 3)],
+    )
+
+
+def test_requests_and_answers_held_and_cut_on_the_wire(field: Field) -> None:
+    take_effect(
+        field,
+        [
+            partial(wire_faults.produce_answer_held, field),
+            partial(wire_faults.produce_request_held, field),
+            partial(wire_faults.produce_cut, field, "produce"),
+            partial(wire_faults.produce_cut, field, "produce answer"),
+        ],
+        [
+            partial(wire_faults.commit_held, field),
+            partial(wire_faults.commit_cut, field, "COMMIT"),
+            partial(wire_faults.commit_cut, field, "COMMIT answer"),
+        ],
+        [
+            partial(wire_faults.switch_cut, field, "COMMIT"),
+            partial(wire_faults.switch_cut, field, "COMMIT answer"),
+        ],
+    )
+
+
+def test_agents_that_come_and_go(field: Field) -> None:
+    take_effect(
+        field,
+        [partial(process_faults.rebalance, field, 2)],
+        [partial(process_faults.freeze, field, random.choice(field.crew.handlers))],
+    )
+
+
+def test_the_database_stumbles(field: Field) -> None:
+    """Frozen and killed, and in one more way, each beside another command of the command line."""
+    stumbles = [partial(stumble, field, "database", how, job) for how, job in _ways_and_jobs()]
+    others = [partial(one, field) for one in (service_faults.terminate_sessions, service_faults.shut_down_at_once)]
+    take_effect(field, [*others, *stumbles])
+
+
+def test_the_broker_stumbles(field: Field) -> None:
+    take_effect(field, [partial(stumble, field, "broker", how, job) for how, job in _ways_and_jobs()])
+
+
+def _ways_and_jobs() -> list[tuple[How, Job]]:
+    ways: list[How] = ["frozen for 4 s", "killed", random.choice(("frozen for 20 s", "stopped for 5 s", "restarted"))]
+    return list(zip(ways, random.sample(JOBS, 3), strict=True))

@@ -1,0 +1,293 @@
+"""The shell around a writer, as `commands/handler.py` is one; between any two of its steps it may be frozen for ever.
+
+What the shell does in one go and nobody can see halfway is one step here: a frozen process is one that is not scheduled, and it
+does not matter whether it froze before or after something that left no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from commands.decision import Versioned
+from commands.intake import Received
+from commands.writer import (
+    Action,
+    Append,
+    Confirm,
+    Load,
+    Open,
+    Phase,
+    ReadLog,
+    Refuse,
+    Serve,
+    Snapshot,
+    Wait,
+)
+from proofs.model.clone import clone_writer, fingerprint
+from proofs.model.history import View
+from proofs.model.setting import ACK_TIMEOUT, Era, Setting
+from tests.engine.log import TOPIC_ID, opening
+
+if TYPE_CHECKING:
+    from proofs.model.world import World
+
+Token = tuple[int, int]
+"""Of a commit: (epoch, seq). Of an opening: (-1, the writer's number of openings)."""
+Wanted = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]
+NOTHING: Wanted = (frozenset(), frozenset())
+
+
+class Report(NamedTuple):
+    """Kafka's client reports appends in their order; `came` with the offset, or with None for a failure; or never."""
+
+    token: Token
+    came: bool = False
+    offset: int | None = None
+    never: bool = False
+
+
+class Seen(NamedTuple):
+    """What a reading of the database saw: rows are looked up when the answer is used, the view does not change."""
+
+    view: View
+    era: Era
+    wanted: Wanted
+
+
+class Handler:
+    """A process's part for one partition, from its assignment on; a partition that comes back gets a new writer."""
+
+    __slots__ = ("_print", "call", "code", "loaded_end", "name", "next_command", "reports", "timer", "writer")
+
+    def __init__(self, setting: Setting, name: str, code: int) -> None:
+        self.name = name
+        self.writer = setting.parts.writer(0, TOPIC_ID, setting.limits)
+        self.code = code
+        """The version of the write model that this process's code can use."""
+        self.next_command = 0
+        self.reports: tuple[Report, ...] = ()
+        self.timer: str | None = "start"
+        """What the shell does next by itself: start, confirm, or nothing."""
+        self.call: tuple[Seen, int, int] | None = None
+        """A reading of the database that is not answered yet, for commands [first, stop); (-1, -1): the position."""
+        self.loaded_end = 0
+        """The log's end when this writer last read its position."""
+        self._print: tuple[object, ...] | None = None
+
+    def clone(self) -> Handler:
+        new = object.__new__(type(self))
+        new.name, new.code, new.next_command = self.name, self.code, self.next_command
+        new.reports, new.timer, new.call = self.reports, self.timer, self.call
+        new.loaded_end, new._print = self.loaded_end, None
+        new.writer = clone_writer(self.writer)
+        return new
+
+    def print(self) -> tuple[object, ...]:
+        """Equal for handlers that will behave alike."""
+        if self._print is None:
+            call = self.call and (id(self.call[0].view), *self.call[0][1:], *self.call[1:])
+            reports = tuple((r.token if r.token[0] >= 0 else -1, *r[1:]) for r in self.reports)
+            phase = self.writer.phase
+            at = self.next_command if phase is Phase.SERVING else self.loaded_end if phase is Phase.OPENING else 0
+            more = (self.code, self.timer, call, reports, at)
+            self._print = (*fingerprint(self.writer), *more)
+        return self._print
+
+    # ── what it may do next ──
+
+    def choices(self, world: World) -> list[tuple[str, ...]]:
+        found: list[tuple[str, ...]] = []
+        if self.call or self.timer:
+            if self._opens_next() and world.openings <= 0:
+                pass
+            elif self.call or self.timer != "confirm" or world.assignee == self.name:
+                found.append(("go", self.name))
+        if self.reports and self.reports[0].came:
+            found.append(("hears", self.name))
+        if not self.call and not self.timer and self.writer.phase is Phase.SERVING:
+            room = min(self.writer.room, len(world.setting.commands) - self.next_command, world.setting.bounds.batch)
+            first = 0 if len(self.writer.overlay) else 1
+            found += [("takes", self.name, str(count)) for count in range(first, room + 1)]
+            if room < 0 and not first:
+                found.append(("takes", self.name, "0"))
+        return found
+
+    def waits_in_vain(self) -> bool:
+        """Whether a commit's acknowledgement never comes."""
+        return (
+            self.writer.phase is Phase.SERVING
+            and self.writer.unacknowledged_since is not None
+            and bool(self.reports)
+            and self.reports[0].never
+        )
+
+    @property
+    def is_told_good_news(self) -> bool:
+        """Whether the report to come is an opening's offset, or that of the commit in line."""
+        if not self.reports or self.reports[0].offset is None:
+            return False
+        (epoch, number), _, offset, _ = self.reports[0]
+        return epoch < 0 or (number == self.writer.acknowledged + 1 and offset == epoch + number)
+
+    def _opens_next(self) -> bool:
+        return self.timer == "start" if self.call is None else self.call[1] < 0
+
+    # ── what it does ──
+
+    def go(self, world: World) -> None:
+        if self.call is not None:
+            (seen, first, stop), self.call = self.call, None
+            if first < 0:
+                self._do(world, self._position(world, seen))
+            elif self.writer.phase is Phase.SERVING:  # it was deposed meanwhile: what it took is nobody's
+                self._decide(world, seen, first, stop)
+            return
+        timer, self.timer = self.timer, None
+        self._do(world, self.writer.start() if timer == "start" else self.writer.on_confirmed())
+
+    def hears(self, world: World) -> None:
+        """The first report that came."""
+        report, *rest = self.reports
+        self.reports = tuple(rest)
+        epoch, number = report.token
+        if epoch < 0:
+            self._do(world, self.writer.on_opened(report.offset))
+        else:
+            self._do(world, self.writer.on_acknowledged(number, report.offset, 0.0))
+
+    def cannot_read(self, world: World, offset: int) -> None:
+        """Its opening is acknowledged, but Kafka is away when it wants to read up to it: it starts over, unasked."""
+        self.writer.on_opened(offset)
+        self._do(world, self.writer.start())
+
+    def timed_out(self, world: World) -> None:
+        self._do(world, self.writer.on_clock(ACK_TIMEOUT + 1))
+
+    def takes(self, world: World, count: int) -> None:
+        """Some commands; `count` is within the writer's room. What is beyond it stays where it is, as if held."""
+        first, stop = self.next_command, self.next_command + count
+        self.next_command = stop
+        world.group_offset = max(world.group_offset, stop)
+        wanted = self.writer.wants(world.setting.commands[first:stop])
+        seen = Seen(world.database, world.era, (frozenset(wanted[0]), frozenset(wanted[1])))
+        if world.setting.bounds.split:
+            self.call = (seen, first, stop)
+        else:
+            self._decide(world, seen, first, stop)
+
+    def _decide(self, world: World, seen: Seen, first: int, stop: int) -> None:
+        commands: Sequence[Received] = world.setting.commands[first:stop]
+        appended = False
+        for action in self.writer.on_commands(commands, self.snapshot(world, seen), 0.0):
+            if isinstance(action, Append):
+                appended = True
+                self._append(world, action, seen.era)
+            else:
+                self._do(world, action)
+        ahead = len(self.writer.overlay._read) + len(self.writer.overlay._own)
+        if appended and ahead > world.setting.bounds.run_ahead:
+            world.setting.broken(f"7: {self.name} is {ahead} commits ahead")
+
+    def _append(self, world: World, action: Append, era: Era) -> None:
+        token = (self.writer.epoch, action.seq)
+        self.reports = (*self.reports, Report(token))
+        bend = era.bend if era.version == self.code else world.bend_of(self.code)
+        world.send(action.value, f"{self.writer.epoch}/{action.seq}", self.name, token, bend)
+
+    def _position(self, world: World, seen: Seen) -> Action:
+        self.loaded_end = len(world.log)
+        action = self.writer.on_position(self.snapshot(world, seen), self.loaded_end)
+        if (
+            isinstance(action, Open)
+            and self.loaded_end > seen.view.reading.next_offset + world.setting.bounds.run_ahead
+        ):
+            world.setting.broken(
+                f"9: {self.name} opens {self.loaded_end - seen.view.reading.next_offset} records ahead"
+            )
+        if isinstance(action, Open) and seen.era.version != self.code:
+            world.setting.broken(f"10: {self.name} opens on the write model of another version")
+        return action
+
+    def snapshot(self, world: World, seen: Seen) -> Snapshot:
+        """The answer to a reading of the database."""
+        return answer(seen, seen.view, self.code)
+
+    def _do(self, world: World, action: Action | None) -> None:
+        writer = self.writer
+        while action is not None:
+            match action:
+                case Load():
+                    seen = Seen(world.database, world.era, NOTHING)
+                    if world.setting.bounds.split:
+                        self.call = (seen, -1, -1)
+                        break
+                    action = self._position(world, seen)
+                case Open():
+                    token = (-1, writer.openings)
+                    self.reports = (Report(token),)
+                    value = opening(self.name if world.setting.parts.names else "w")
+                    world.openings -= 1
+                    world.send(value, f"{self.name}.{writer.openings}", self.name, token, 0)
+                    break
+                case ReadLog(start, stop):
+                    action = self._read(world, start, stop)
+                case Serve(offset):
+                    for other in world.handlers.values():
+                        if other.name != self.name and (other.writer.phase, other.writer.epoch) == (
+                            writer.phase,
+                            writer.epoch,
+                        ):
+                            world.setting.broken(f"4: {other.name} and {self.name} serve in one epoch, {writer.epoch}")
+                    last = world.log.truth[writer.epoch + 1].reading.command_offset
+                    if offset != last + 1:
+                        world.setting.broken(f"8: {self.name} wants command {offset}, the last that counts is {last}")
+                    self.next_command = self.resume_at(world, offset)
+                    break
+                case Wait(_):
+                    self.timer = "start"
+                    break
+                case Confirm(_):
+                    self.timer = "confirm"
+                    break
+                case Refuse(why):
+                    world.setting.broken(f"8: refused in a world that keeps its records: {why}")
+                case Append():
+                    raise AssertionError("only a batch appends")
+        # reports of an earlier epoch or opening are nobody's business any more
+        current = (-1, writer.openings) if writer.phase is Phase.OPENING else None
+        self.reports = tuple(r for r in self.reports if r.token == current or 0 <= r.token[0] == writer.epoch)
+
+    def _read(self, world: World, start: int, stop: int) -> Action:
+        """At first a poll comes back empty, then the records come one by one."""
+        action = self.writer.on_log([])
+        while isinstance(action, ReadLog) and start < stop:
+            action = self.writer.on_log(world.log.records[start : start + 1])
+            start += 1
+        if isinstance(action, ReadLog):  # its opening is nowhere: the process ends with an error, and is started again
+            action = self.writer.start()
+        read = len(self.writer.overlay._read)
+        if read > world.setting.bounds.run_ahead + self.writer.epoch - self.loaded_end:
+            world.setting.broken(f"9: {self.name} holds {read} commits that it read")
+        return action
+
+    def resume_at(self, world: World, offset: int) -> int:
+        return offset
+
+
+def answer(seen: Seen, rows: View, code: int) -> Snapshot:
+    """What a reading of the database tells a process of that code, its rows and outcomes from `rows`."""
+    streams, outcomes = seen.wanted
+    bend = seen.era.bend
+    found: dict[str, Any] = {stream: rows.rows[stream] for _, stream in streams if stream in rows.rows}
+    if bend:
+        found = {
+            stream: Versioned(row.version, type(row.state)(row.state.cents + bend)) for stream, row in found.items()
+        }
+    return Snapshot(
+        {0: seen.view.reading},
+        seen.era.generation,
+        seen.era.version == code,
+        found,
+        frozenset(outcomes & rows.outcomes.keys()),
+    )

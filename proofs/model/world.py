@@ -1,0 +1,321 @@
+"""One partition in a hostile world, as a value: what may happen next is enumerable, and after a choice there is another world.
+
+Appends arrive late, twice, out of order or never; acknowledgements late, never or without an offset; writers freeze and come back
+beside each other; the read model lags and is restored to older states. Whatever breaks a promise raises Violation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from proofs.model.handler import Handler, Report, Token
+from proofs.model.history import Key, View, Violation, answers
+from proofs.model.setting import Era, Setting
+
+Choice = tuple[str, ...]
+"""What happens, and to whom: ("takes", "w1", "2"), ("lands", "3/1"), ("restore", "0"), …"""
+
+
+class Flight(NamedTuple):
+    """An append under way, and whose report its fate is."""
+
+    value: bytes
+    label: str
+    owner: str
+    token: Token | None
+    """None: whatever becomes of it, nobody is told."""
+    bend: int
+    epoch: int
+    """-1: an opening."""
+
+
+class World:
+    __slots__ = (
+        "answers",
+        "assignee",
+        "births",
+        "database",
+        "era_number",
+        "faults",
+        "flights",
+        "group_offset",
+        "handlers",
+        "log",
+        "openings",
+        "promised",
+        "setting",
+        "stored",
+    )
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.log = setting.judge.root
+        self.flights: tuple[Flight, ...] = ()
+        self.handlers: dict[str, Handler] = {}
+        self.assignee = ""
+        self.database = setting.judge.nothing
+        self.era_number = 0
+        self.stored: tuple[tuple[View, int], ...] = ((self.database, 0),)
+        """Every state that the database had, with the number of its era, by position: it may be restored to any of them."""
+        self.answers: frozenset[tuple[Key, bytes]] = frozenset()
+        """The outcomes that anyone may have seen."""
+        self.promised: frozenset[tuple[str, int]] = frozenset()
+        """(stream, version) of those that were accepted: whoever saw one and then reads finds at least that version."""
+        self.group_offset = 0
+        self.faults, self.births, self.openings = (
+            setting.bounds.faults,
+            setting.bounds.births - 1,
+            setting.bounds.openings,
+        )
+        if setting.bounds.prologue:
+            self._prologue(setting.bounds.prologue)
+        self.born()
+
+    def copy(self) -> World:
+        new = object.__new__(World)
+        for name in World.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.handlers = self.handlers.copy()
+        return new
+
+    def print(self) -> int:
+        """64 bits that are equal for worlds with the same future, and for no others but by a chance of 2⁻⁶⁴."""
+        prints = sorted((hash(handler.print()), name) for name, handler in self.handlers.items())
+        number = {name: index for index, (_, name) in enumerate(prints)}
+        waiting = {(name, report.token) for name, h in self.handlers.items() for report in h.reports}
+        # a commit of a superseded epoch is void wherever it lands
+        current = self.log.truth[-1].reading.epoch if self.setting.parts.read_by_the_rule else 0
+        flights = [
+            hash(
+                (
+                    b"" if 0 <= f.epoch < current else f.value,
+                    f.bend,
+                    number[f.owner] if self.in_line(f) else -1,
+                    (f.owner, f.token) in waiting,
+                )
+            )
+            for f in self.flights
+        ]
+        return hash(
+            (
+                self.log.number,
+                tuple(p for p, _ in prints),
+                number.get(self.assignee),
+                tuple(sorted(flights)),
+                id(self.database),
+                self.era_number,
+                tuple((id(view), era) for view, era in self.stored),
+                self.answers,
+                self.promised,
+                self.faults,
+                self.births,
+                self.openings,
+                self.group_offset if self.setting.parts.handler else 0,
+            )
+        )
+
+    @property
+    def era(self) -> Era:
+        return self.setting.bounds.eras[self.era_number]
+
+    def bend_of(self, version: int) -> int:
+        """The newest build of a version of the write model."""
+        return [era.bend for era in self.setting.bounds.eras if era.version == version][-1]
+
+    def in_line(self, flight: Flight) -> bool:
+        """Whether it keeps its place among its sender's appends; nobody knows how old a copy is, or one that was given up."""
+        return flight.token is not None and flight.owner in self.handlers
+
+    @property
+    def answered(self) -> bool:
+        return self.setting.keys <= self.database.outcomes.keys()
+
+    # ── what may happen ──
+
+    def choices(self) -> list[Choice]:
+        found: list[Choice] = []
+        bounds = self.setting.bounds
+        for handler in self.handlers.values():
+            found += handler.choices(self)
+        kinds = bounds.kinds if self.faults > 0 else frozenset()
+        labels: set[str] = set()
+        owners: set[str] = set()
+        for flight in self.flights:
+            owned = self.in_line(flight)
+            overtakes = owned and flight.owner in owners
+            if owned:
+                owners.add(flight.owner)
+            if flight.label in labels:
+                continue
+            labels.add(flight.label)
+            if not overtakes or "overtaken" in kinds:
+                found.append(("lands", flight.label))
+            for fate in ("copied", "lost", "doubtful", "unsaid", "away"):
+                if fate in kinds and (owned or fate in ("copied", "lost")) and (fate != "away" or flight.epoch < 0):
+                    found.append((fate, flight.label))
+        if len(self.log) > self.database.reading.next_offset:
+            found.append(("agent",))
+        if self.births > 0:
+            found.append(("born",))
+        if self.era_number + 1 < len(bounds.eras):
+            found.append(("switch",))
+        for name, handler in self.handlers.items():
+            if handler.waits_in_vain() or ("late" in kinds and handler.writer.unacknowledged_since is not None):
+                found.append(("late", name))
+            if "assign" in kinds and name != self.assignee:
+                found.append(("assign", name))
+            if "crash" in kinds:
+                found.append(("crash", name))
+        if "restore" in kinds:
+            found += [
+                ("restore", str(view.reading.next_offset)) for view, _ in self.stored if view is not self.database
+            ]
+        return found
+
+    def after(self, choice: Choice) -> World:
+        """The world after it. Raises Violation."""
+        new = self.copy()
+        if len(choice) > 1 and choice[1] in new.handlers:
+            new.handlers[choice[1]] = new.handlers[choice[1]].clone()
+        new.do(choice)
+        return new
+
+    def do(self, choice: Choice) -> None:
+        """Let it happen to this very world, whose handlers no other world shares."""
+        match choice:
+            case ("go", name):
+                self.handlers[name].go(self)
+            case ("hears", name):
+                self.handlers[name].hears(self)
+            case ("takes", name, count):
+                self.handlers[name].takes(self, int(count))
+            case ("late", name):
+                self.faults -= not self.handlers[name].waits_in_vain()
+                self.handlers[name].timed_out(self)
+            case (("lands" | "copied" | "lost" | "doubtful" | "unsaid" | "away") as fate, label):
+                self._fate(fate, label)
+            case ("agent",):
+                self._agent()
+            case ("born",):
+                self.births -= 1
+                self.born()
+            case ("switch",):
+                self.era_number += 1
+                self._show(self.database)
+            case ("restore", offset):
+                self.faults -= 1
+                view, self.era_number = next(s for s in self.stored if s[0].reading.next_offset == int(offset))
+                self._show(view)
+            case ("assign", name):
+                self.faults -= 1
+                self.assignee = name
+            case ("crash", name):
+                self.faults -= 1
+                del self.handlers[name]
+            case _:
+                raise ValueError(choice)
+
+    # ── appends ──
+
+    def send(self, value: bytes, label: str, owner: str, token: Token, bend: int) -> None:
+        self.flights = (*self.flights, Flight(value, label, owner, token, bend, token[0]))
+
+    def _fate(self, fate: str, label: str) -> None:
+        number, flight = next((n, f) for n, f in enumerate(self.flights) if f.label == label)
+        others = (*self.flights[:number], *self.flights[number + 1 :])
+        if fate in ("lands", "away"):
+            before = {f.owner for f in self.flights[:number] if self.in_line(f)}
+            overtakes = self.in_line(flight) and flight.owner in before
+            self.faults -= overtakes or fate == "away"
+            self.flights = others
+            offset = len(self.log)
+            self.log = self.log.append(flight.value, flight.bend, self.setting.judge)
+            if fate == "lands":
+                self._report(flight, came=True, offset=offset)
+            elif flight.owner in self.handlers:
+                handler = self.handlers[flight.owner] = self.handlers[flight.owner].clone()
+                handler.cannot_read(self, offset)
+            return
+        self.faults -= 1
+        unattached = flight._replace(token=None)
+        match fate:
+            case "copied":
+                self.flights = (*self.flights, unattached._replace(label=f"{label}'"))
+            case "lost":
+                self.flights = others
+                self._report(flight, came=True, offset=None)
+            case "doubtful":
+                self.flights = (*others, unattached)
+                self._report(flight, came=True, offset=None)
+            case _:  # unsaid
+                self.flights = (*others, unattached)
+                # a client may never report a commit; an opening it reports in the end, as timed out
+                opens = flight.token is not None and flight.token[0] < 0
+                self._report(flight, came=opens, offset=None, never=not opens)
+
+    def _report(self, flight: Flight, *, came: bool, offset: int | None, never: bool = False) -> None:
+        handler = self.handlers.get(flight.owner)
+        if handler is None or flight.token is None or all(r.token != flight.token for r in handler.reports):
+            return
+        handler = self.handlers[flight.owner] = handler.clone()
+        report = Report(flight.token, came, offset, never)
+        handler.reports = tuple(report if r.token == report.token else r for r in handler.reports)
+        while self.setting.bounds.prompt and handler.is_told_good_news:
+            handler.hears(self)
+
+    # ── the read model ──
+
+    def _agent(self) -> None:
+        """The read model commits one record: a larger batch is several of these that nobody saw apart."""
+        parts = self.setting.parts
+        record = self.log.records[self.database.reading.next_offset]
+        self._show(self.setting.judge.folds.after(self.database, parts.fold, parts.rule, record))
+
+    def _show(self, view: View) -> None:
+        """The database commits: promises C, D and E."""
+        end = self.stored[-1][0].reading.next_offset
+        if view is not self.database:
+            before = dict(self.answers)
+            for key, answer in answers(view):
+                if before.setdefault(key, answer) != answer:
+                    raise Violation(f"D: the answer to {key} changed")
+            if len(before) > len(self.answers):
+                self.answers = frozenset(before.items())
+                shown = {(commit.stream, commit.version) for commit in view.outcomes.values()}
+                self.promised |= shown
+        if view.reading.next_offset >= end:
+            for stream, version in self.promised:
+                found = view.rows[stream].version if stream in view.rows else 0
+                if found < version:
+                    raise Violation(f"E: an outcome told version {version} of {stream}, its row has {found}")
+        if view is not self.log.truth[view.reading.next_offset]:
+            raise Violation(f"C: the read model at {view.reading} is not the fold of what counts")
+        self.database = view
+        known = {v.reading.next_offset: (v, era) for v, era in self.stored}
+        known[view.reading.next_offset] = (view, self.era_number)
+        self.stored = tuple(known[offset] for offset in sorted(known))
+
+    # ── writers come to life ──
+
+    def born(self) -> None:
+        """A process starts, or is given the partition: from now on it is the assignee. Whoever had it may learn of it late."""
+        taken = [int(name[1:]) for name in self.handlers]
+        number = max([self.setting.bounds.births - self.births, *(n + 1 for n in taken)])
+        self.assignee = f"w{number}"
+        kind = self.setting.parts.handler or Handler
+        self.handlers[self.assignee] = kind(self.setting, self.assignee, self.era.version)
+
+    def _prologue(self, commands: int) -> None:
+        """A writer that is long gone answered the first commands, and the database shows them; nothing older is kept."""
+        self.born()
+        self.openings = 1
+        for _ in range(2 * commands + 8):
+            for choice in self.choices():
+                if choice[0] in ("go", "hears", "lands", "agent") or (
+                    choice[0] == "takes" and choice[2] == "1" and self.group_offset < commands
+                ):
+                    self.do(choice)
+                    break
+        self.handlers.clear()
+        self.stored = ((self.database, 0),)
+        self.openings = self.setting.bounds.openings

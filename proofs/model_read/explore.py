@@ -1,0 +1,243 @@
+"""Trying schedules: all of them, with those left out that differ in the order of independent steps only; or at random."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from proofs.model_read.postgres import Footprint
+from proofs.model_read.run import Run, SwitchOff, run
+from proofs.model_read.scenarios import Scenario
+
+SYSTEMATIC = 200
+"""So many schedules are tried in order before they are tried by chance: on every machine the same."""
+
+
+class Replay:
+    """Follows a list of choices, passing over those that can't be made, and then lets whoever is on go on."""
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self.left = list(choices)
+
+    def choose(self, choices: Sequence[str], last: str) -> str:
+        while self.left:
+            choice = self.left.pop(0)
+            if choice in choices:
+                return choice
+        return choices[0]
+
+    def touched(self, footprint: Footprint) -> None:
+        """A trace is followed whatever it touches."""
+
+
+class Walk:
+    """Chooses at random: either at every step anew, or (`priorities`) whoever comes first in an order made by chance goes on
+    until something makes it the last one, so that some stand still for long (Burckhardt's PCT)."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.priorities: dict[str, float] | None = {} if random.random() < 0.6 else None
+        self.calm = random.choice((0.0, 0.5, 0.8, 0.95))
+        self.unrest = random.choice((0.01, 0.03, 0.1))
+
+    def choose(self, choices: Sequence[str], last: str) -> str:
+        actors = [choice for choice in choices if not choice.startswith("!")]
+        if len(actors) < len(choices) and (not actors or self.random.random() < 0.04):
+            if self.priorities is not None:
+                self.priorities.clear()
+            return self.random.choice([choice for choice in choices if choice.startswith("!")])
+        if self.priorities is None:
+            return last if last == actors[0] and self.random.random() < self.calm else self.random.choice(actors)
+        for actor in actors:
+            self.priorities.setdefault(actor, self.random.random())
+        if self.random.random() < self.unrest:
+            self.priorities[actors[0]] = min(self.priorities.values()) - 1
+        return max(actors, key=self.priorities.__getitem__)
+
+    def touched(self, footprint: Footprint) -> None:
+        """Chance does not look."""
+
+
+@dataclass
+class _Node:
+    """A place in the tree of schedules. `asleep` need not be tried here: what they lead to is tried elsewhere."""
+
+    choices: list[str]
+    last: str
+    asleep: dict[str, Footprint]
+    spent: int
+    """Preemptions on the way here."""
+    chosen: str = ""
+    tried: dict[str, Footprint] = field(default_factory=dict)
+
+
+class Exhaustive:
+    """Depth first over all schedules of a scenario, by running it again and again.
+
+    Sleep sets (Godefroid) leave out all but one order of steps that commute. With `preemptions`, only schedules that take
+    the word from an actor so many times, who could have gone on; sleep sets are then off, for they would leave out too much.
+    """
+
+    def __init__(self, preemptions: int | None = None) -> None:
+        self.preemptions = preemptions
+        self.path: list[_Node] = []
+        self.depth = 0
+
+    def schedules(self) -> Iterator[Exhaustive]:
+        """Itself, once for each schedule, to be given to a run."""
+        while True:
+            self.depth = 0
+            yield self
+            del self.path[self.depth :]
+            while self.path and not self._next(self.path[-1]):
+                self.path.pop()
+            if not self.path:
+                return
+
+    def choose(self, choices: Sequence[str], last: str) -> str | None:
+        if self.depth == len(self.path):
+            asleep: dict[str, Footprint] = {}
+            spent = 0
+            if self.path:
+                before = self.path[-1]
+                now = before.tried[before.chosen]
+                spent = before.spent + self._cost(before, before.chosen)
+                if self.preemptions is None:
+                    asleep = {
+                        choice: footprint
+                        for choice, footprint in (before.asleep | before.tried).items()
+                        if choice != before.chosen and choice in choices and not footprint.meets(now)
+                    }
+            node = _Node(list(choices), last, asleep, spent)
+            if not self._next(node):
+                return None
+            self.path.append(node)
+        node = self.path[self.depth]
+        self.depth += 1
+        return node.chosen
+
+    def touched(self, footprint: Footprint) -> None:
+        node = self.path[self.depth - 1]
+        node.tried[node.chosen] = footprint
+
+    def _next(self, node: _Node) -> bool:
+        for choice in node.choices:
+            if choice in node.tried or choice in node.asleep:
+                continue
+            if self.preemptions is not None and node.spent + self._cost(node, choice) > self.preemptions:
+                continue
+            node.chosen = choice
+            return True
+        return False
+
+    @staticmethod
+    def _cost(node: _Node, choice: str) -> int:
+        return int(not choice.startswith("!") and node.last in node.choices and choice != node.last)
+
+
+@dataclass
+class Found:
+    """What an exploration came to. `complete` where every schedule within the bounds was tried."""
+
+    schedules: int = 0
+    steps: int = 0
+    commits: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    bound: int | None = None
+    """Up to so many preemptions, every schedule was tried."""
+    broken: Run | None = None
+
+
+def exhaust(
+    scenario: Scenario,
+    switch_off: SwitchOff | None = None,
+    *,
+    preemptions: int | None = None,
+    seconds: float = 1e9,
+    schedules: int = 10**9,
+) -> Found:
+    """All schedules, up to the first that breaks a promise or the end of the time, or of their number."""
+    found = Found()
+    began = time.monotonic()
+    for schedule in Exhaustive(preemptions).schedules():
+        done = run(scenario, schedule, switch_off)
+        _count(found, done, began)
+        if done.violation is not None or found.seconds > seconds or found.schedules >= schedules:
+            return found
+    found.complete = True
+    return found
+
+
+def search(
+    scenario: Scenario, switch_off: SwitchOff | None = None, *, seconds: float = 1e9, schedules: int = 10**9
+) -> Found:
+    """All schedules with no preemption, then with one, and so on: most that breaks is broken by few (Musuvathi's CHESS)."""
+    total = Found()
+    began = time.monotonic()
+    for preemptions in range(5):
+        left = schedules - total.schedules
+        found = exhaust(scenario, switch_off, preemptions=preemptions, seconds=seconds - total.seconds, schedules=left)
+        total.schedules += found.schedules
+        total.steps += found.steps
+        total.commits += found.commits
+        total.seconds = time.monotonic() - began
+        total.broken = found.broken
+        total.bound = preemptions if found.complete else total.bound
+        if not found.complete:
+            break
+    return total
+
+
+def wander(
+    scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, walks: int = 10**9, seconds: float = 1e9
+) -> Found:
+    """Random schedules, up to the first that breaks a promise or the end of the time."""
+    found = Found()
+    began = time.monotonic()
+    for number in range(walks):
+        random = Random(f"{seed} {scenario.name} {number}")
+        done = run(scenario, Walk(random), switch_off)
+        _count(found, done, began)
+        if done.violation is not None or found.seconds > seconds:
+            return found
+    return found
+
+
+def find(scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, seconds: float = 60) -> Found:
+    """A schedule that breaks a promise: with few preemptions first, then by chance."""
+    found = search(scenario, switch_off, schedules=SYSTEMATIC)
+    return found if found.broken else wander(scenario, seed, switch_off, seconds=seconds)
+
+
+def _count(found: Found, done: Run, began: float) -> None:
+    found.schedules += 1
+    found.steps += len(done.story)
+    found.commits += done.commits
+    found.seconds = time.monotonic() - began
+    if done.violation is not None:
+        found.broken = done
+
+
+def shrink(scenario: Scenario, broken: Run, switch_off: SwitchOff | None = None) -> Run:
+    """A shortest run near this one that breaks the same promise: choices are left out as long as it still does."""
+    assert broken.violation is not None
+    promise = broken.violation.promise
+    best, choices = broken, broken.choices
+    size = max(len(choices) // 2, 1)
+    while True:
+        at = 0
+        shorter = False
+        while at < len(choices):
+            fewer = choices[:at] + choices[at + size :]
+            again = run(scenario, Replay(fewer), switch_off)
+            if again.violation is not None and again.violation.promise == promise:
+                choices, best, shorter = fewer, again, True
+            else:
+                at += size
+        if size == 1 and not shorter:
+            break
+        size = max(size // 2, 1)
+    return Run(best.violation, choices, best.story, best.commits)

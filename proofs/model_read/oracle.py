@@ -1,0 +1,199 @@
+"""What must hold after every commit, worked out from the story of the log without a line of the product's fold or rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from proofs.model_read.log import Entry, Log
+from proofs.model_read.postgres import Place, Row, Session, Tables
+
+Reading = tuple[int, int, int, int]
+
+
+class Violation(AssertionError):
+    """A promise is broken. `promise` is one of ROWS, POSITIONS, SET, READER, LOST, STOPPED."""
+
+    def __init__(self, promise: str, what: str) -> None:
+        super().__init__(f"{promise}: {what}")
+        self.promise = promise
+
+
+ROWS = "rows are the fold of what counts below the position"
+POSITIONS = "positions never go back"
+SET = "only the code whose set is live folds"
+READER = "no reader sees an older state"
+LOST = "in the end everything is folded"
+STOPPED = "nobody stops for a reason that is none"
+
+
+class Partition:
+    """What counts in one partition, and the reading after each offset."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.counted: list[tuple[int, Entry]] = []
+        self.readings: list[Reading] = [(0, -1, 0, -1)]
+        epoch, seq, command = -1, 0, -1
+        for offset, entry in enumerate(entries):
+            if entry.kind == "opening":
+                epoch, seq = offset, 0
+            elif entry.kind == "commit" and epoch >= 0 and (entry.epoch, entry.seq) == (epoch, seq + 1):
+                seq, command = entry.seq, entry.command_offset
+                self.counted.append((offset, entry))
+            self.readings.append((offset + 1, epoch, seq, command))
+
+    def events(self, end: int) -> list[tuple[str, int, int, Entry, int]]:
+        """Stream, version, cents, entry and the stream's balance, for each event below `end`."""
+        balances: dict[str, int] = {}
+        found = []
+        for offset, entry in self.counted:
+            if offset < end:
+                first = entry.version - len(entry.cents) + 1
+                for version, cents in enumerate(entry.cents, first):
+                    balances[entry.stream] = balances.get(entry.stream, 0) + cents
+                    found.append((entry.stream, version, cents, entry, balances[entry.stream]))
+        return found
+
+
+Left = tuple[tuple[str, int], ...]
+
+
+class Oracle:
+    """Knows what each table must hold at each position."""
+
+    def __init__(self, log: Log) -> None:
+        self.partitions = {p: Partition(entries) for p, entries in log.entries.items()}
+        self.ends = {p: len(entries) for p, entries in log.entries.items()}
+        self._rows = cache(self._fold)
+
+    def _fold(self, view: str, version: int, partition: int, end: int, parked: Left, skips: Left) -> frozenset[Any]:
+        """A partition's rows of a view's table at `end`, as `_seen` puts them."""
+        since, left = dict(parked), set(skips)
+        events = self.partitions[partition].events(end)
+        if view == "command_outcomes":
+            of = [(offset, entry) for offset, entry in self.partitions[partition].counted if offset < end]
+            return frozenset((entry.stream, f"{partition}/{offset}", entry.version) for offset, entry in of)
+        if view == "streams_accounts":
+            return frozenset({stream: (stream, v, balance) for stream, v, _, _, balance in events}.values())
+        if view == "moves":
+            return frozenset((stream.partition("/")[2], v, balance) for stream, v, _, _, balance in events)
+        if view == "totals":
+            return frozenset({("all", len(events), sum(event[2] for event in events))} if events else ())
+        trails: dict[str, str] = {}
+        for stream, number, cents, _, _ in events:
+            if number < since.get(stream, number + 1) and (stream, number) not in left:
+                trails[stream] = trails.get(stream, f"v{version}") + f" {cents}"
+        return frozenset((stream.partition("/")[2], trail) for stream, trail in trails.items())
+
+    def check_table(
+        self,
+        tables: Tables,
+        view: str,
+        version: int,
+        table: str,
+        at: Mapping[int, Reading],
+        only: frozenset[int] | None = None,
+    ) -> None:
+        """The rows of `table` are those of `at`; of other partitions than `only` there are none. Raises Violation."""
+        parked = tuple(
+            (stream, row["since_version"]) for (name, stream), row in tables["parked"].items() if name == table
+        )
+        skips = tuple((row["stream"], row["version"]) for row in tables["skips"].values() if row["view"] == view)
+        held: dict[int, list[Any]] = {}
+        for row in tables.get(table, {}).values():
+            held.setdefault(row["_partition"], []).append(_seen(view, row))
+        for partition, reading in at.items():
+            rows = held.get(partition, [])
+            wanted = (
+                self._rows(view, version, partition, reading[0], parked, skips)
+                if only is None or partition in only
+                else frozenset()
+            )
+            if len(rows) != len(wanted) or frozenset(rows) != wanted:
+                raise Violation(
+                    ROWS, f"{table}[{partition}] at {reading[0]} holds {sorted(rows)}, which should be {sorted(wanted)}"
+                )
+
+    def check(self, tables: Tables) -> None:
+        """Everything that must hold in each state that is committed. Raises Violation."""
+        positions = positions_of(tables)
+        generations = {row["generation"] for row in tables["positions"].values()}
+        if len(generations) > 1:
+            raise Violation(POSITIONS, f"several generations: {generations}")
+        for partition, reading in positions.items():
+            self._check_reading("positions", partition, reading)
+        for row in tables["live"].values():
+            self.check_table(tables, row["view"], row["version"], row["table_name"], positions)
+        parts = set(tables["build_parts"])
+        for (build,), row in tables["builds"].items():
+            at = {p["partition"]: _reading(p) for (of, _, _), p in tables["build_positions"].items() if of == build}
+            for partition, reading in at.items():
+                self._check_reading(row["table_name"], partition, reading)
+            match row["state"]:
+                case "ready" | "old":
+                    self.check_table(tables, row["view"], row["version"], row["table_name"], at)
+                case "loading":
+                    only = frozenset(partition for of, partition in parts if of == build)
+                    self.check_table(tables, row["view"], row["version"], row["table_name"], at, only)
+                case _:
+                    pass
+
+    def _check_reading(self, what: str, partition: int, reading: Reading) -> None:
+        if self.partitions[partition].readings[reading[0]] != reading:
+            right = self.partitions[partition].readings[reading[0]]
+            raise Violation(POSITIONS, f"{what}[{partition}] stands at {reading}, which should be {right}")
+
+
+def _seen(view: str, row: Row) -> Any:
+    """What is compared of a row."""
+    match view:
+        case "command_outcomes":
+            return row["stream"], row["command_id"], row["version"]
+        case "streams_accounts":
+            return row["stream"], row["version"], json.loads(row["state"])["balance"]
+        case "moves":
+            return row["account"], row["line"], row["balance"]
+        case "totals":
+            return row["kind"], int(row["count"]), int(row["cents"])
+        case _:
+            return row["account"], row["trail"]
+
+
+def _reading(row: Row) -> Reading:
+    return row["next_offset"], row["epoch"], row["seq"], row["command_offset"]
+
+
+def positions_of(tables: Tables) -> dict[int, Reading]:
+    return {row["partition"]: _reading(row) for row in tables["positions"].values()}
+
+
+class Watch:
+    """Looks at every commit of a run."""
+
+    def __init__(self, oracle: Oracle, sets: Mapping[str, Mapping[str, int]]) -> None:
+        self.oracle = oracle
+        self.sets = sets
+        """By agent process, the {view: version} of its code."""
+        self.before: dict[int, Reading] = {}
+        self.checked = 0
+
+    def restored(self, tables: Tables) -> None:
+        self.before = positions_of(tables)
+
+    def published(self, session: Session, written: Mapping[Place, Row | None]) -> None:
+        tables = session.database.committed
+        after = positions_of(tables)
+        moved = [p for p, reading in after.items() if reading != self.before.get(p, reading)]
+        behind = [p for p in moved if after[p] < self.before[p]]
+        if behind:
+            raise Violation(POSITIONS, f"{behind} went back from {self.before} to {after}")
+        code = self.sets.get(session.owner)
+        if moved and code is not None:
+            live = {row["view"]: row["version"] for row in tables["live"].values()}
+            if live != code:
+                raise Violation(SET, f"{session.owner} with {code} folded while {live} is live")
+        self.before = after
+        self.checked += 1
+        self.oracle.check(tables)

@@ -1,0 +1,340 @@
+"""The agent's `Reader` between a consumer, a database and a group that do as they like.
+
+Answers come late, also those of turns that are over; fetches are lost on the way or delivered twice; others move the positions;
+COMMIT's fate is unknown; the database is restored; partitions come and go. The consumer is as aiokafka's: it hands out what
+follows its position, which a seek sets, and nothing that it fetched for another position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from infra.log.records import Record
+from infra.log.rule import START, Reading, read
+from projections.engine.fold.fold import NOTHING_BLOCKED
+from projections.engine.live.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.store.positions import Live, Positions
+from proofs.model_read.log import Log, Story
+
+CODE = {"balances": 1}
+BATCH = 2
+
+
+class ReaderBroken(AssertionError):
+    """A record was lost or folded twice, or the reader does not come to the log's end."""
+
+
+@dataclass
+class _Question:
+    """A thing to be done in the database for the reader; `answer` once it is done."""
+
+    action: ReadPositions | Apply
+    answer: Positions | Done | None = None
+    done: bool = False
+
+
+@dataclass
+class ReaderWorld:
+    """One partition's life, or two partitions'. `left` is how often what may still go wrong."""
+
+    make: Callable[[], Reader]
+    log: Mapping[int, Sequence[Record]]
+    left: dict[str, int]
+    positions: dict[int, Reading] = field(default_factory=dict)
+    at: dict[int, int] = field(default_factory=dict)
+    questions: list[_Question] = field(default_factory=list)
+    live: int = 1
+    applied: int = 0
+
+    def __post_init__(self) -> None:
+        self.reader = self.make()
+        self.positions = dict.fromkeys(self.log, START)
+        self._do(self.reader.assigned(sorted(self.log)))
+
+    # ── choices ──
+
+    def choices(self) -> list[str]:
+        found = []
+        for partition in self.reader.fetching:
+            if self._next(partition):
+                found.append(f"fetch {partition}")
+                found += [f"{fault} {partition}" for fault in ("lose", "twice") if self.left.get(fault)]
+        for number, question in enumerate(self.questions):
+            if question.done:
+                found.append(f"tell {number}")
+            else:
+                found.append(f"do {number}")
+                found += [f"{fault} {number}" for fault in ("away", "unknown", "unapplied") if self.left.get(fault)]
+        if self.reader.due is not None:
+            found.append("tick")
+        for fault in ("other", "restore", "revoke", "assign", "set"):
+            if self.left.get(fault):
+                found.append(fault)
+        return found
+
+    def choose(self, choice: str) -> None:
+        what, _, number = choice.partition(" ")
+        if what in self.left:
+            self.left[what] -= 1
+        match what:
+            case "fetch" | "lose" | "twice":
+                self._fetch(int(number), what)
+            case "do" | "away" | "unknown" | "unapplied":
+                self._answer(self.questions[int(number)], what)
+            case "tell":
+                self._tell(self.questions.pop(int(number)))
+            case "tick":
+                self._do(self.reader.tick(1e9))
+            case "other":
+                self._somebody_else_folds()
+            case "restore":
+                self.positions = dict.fromkeys(self.log, START)
+            case "revoke":
+                self.at = {}
+                self._do(self.reader.assigned(()))
+            case "assign":
+                self.at = {}
+                self._do(self.reader.assigned(sorted(self.log)))
+            case _:
+                self.live = 3 - self.live
+
+    def settle(self) -> None:
+        """Nothing goes wrong any more. Raises ReaderBroken where the log's end is not reached."""
+        self.live = 1
+        self.at = {}
+        self._do(self.reader.assigned(sorted(self.log)))
+        for _ in range(400):
+            usual = [c for c in self.choices() if c.split()[0] in ("tell", "do", "fetch", "tick")]
+            if not usual:
+                break
+            self.choose(usual[-1] if usual[-1].startswith("tell") else usual[0])
+        for partition, records in self.log.items():
+            if self.positions[partition].next_offset != records[-1].offset + 1:
+                raise ReaderBroken(f"stands at {self.positions}, and nothing more happens")
+
+    # ── consumer ──
+
+    def _next(self, partition: int) -> list[Record]:
+        if partition not in self.at:
+            return []
+        return [record for record in self.log[partition] if record.offset >= self.at[partition]][:2]
+
+    def _fetch(self, partition: int, how: str) -> None:
+        records = self._next(partition)
+        if how != "twice":
+            self.at[partition] = records[-1].offset + 1
+        if how != "lose":
+            end = self.log[partition][-1].offset + 1
+            self._do(self.reader.records(partition, records, end, 0.0))
+
+    # ── database ──
+
+    def _answer(self, question: _Question, how: str) -> None:
+        question.done = True
+        action = question.action
+        if isinstance(action, ReadPositions):
+            question.answer = None if how == "away" else self._now()
+        elif how in ("away", "unapplied"):
+            question.answer = Done(Fate.AWAY if how == "away" else Fate.UNKNOWN)
+        else:
+            readings = self._apply(action)
+            fate = Fate.FENCED if readings is None else Fate.UNKNOWN if how == "unknown" else Fate.APPLIED
+            question.answer = Done(fate, readings or {})
+
+    def _apply(self, action: Apply) -> dict[int, Reading] | None:
+        """The compare-and-set, and what it lets through must be all that the log has there."""
+        if self.live != 1 or any(self.positions[p] != was for p, (was, _) in action.takes.items()):
+            return None
+        after = {}
+        for partition, (was, records) in action.takes.items():
+            last = records[-1].offset
+            there = [record for record in self.log[partition] if was.next_offset <= record.offset <= last]
+            if list(records) != there:
+                offsets = [record.offset for record in records]
+                raise ReaderBroken(
+                    f"from {was.next_offset} on it folds {offsets}, but the log has {[r.offset for r in there]}"
+                )
+            after[partition] = read(was, records)[0]
+        self.positions |= after
+        self.applied += 1
+        return after
+
+    def _somebody_else_folds(self) -> None:
+        for partition, reading in self.positions.items():
+            behind = [record for record in self.log[partition] if record.offset >= reading.next_offset]
+            if behind:
+                self.positions[partition] = read(reading, behind[:1])[0]
+                return
+
+    def _now(self) -> Positions:
+        live = {name: Live(self.live, f"{name}_v{self.live}") for name in CODE}
+        return Positions("core", "events", "t", UUID(int=1), dict(self.positions), live, NOTHING_BLOCKED)
+
+    # ── reader ──
+
+    def _tell(self, question: _Question) -> None:
+        turn = question.action.turn
+        match question.answer:
+            case None:
+                self._do(self.reader.away(turn))
+            case Positions() as positions:
+                self._do(self.reader.positions(turn, positions))
+            case Done() as done:
+                assert isinstance(question.action, Apply)
+                self._do(self.reader.done(turn, done, 0.0, question.action.lane))
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case ReadPositions() | Apply():
+                    self.questions.append(_Question(action))
+                case Seek(partition, offset):
+                    self.at[partition] = offset
+                case Hold():
+                    pass
+                case Newer(error) | Stop(error):
+                    raise error
+
+    def state(self) -> Any:
+        """Everything that decides what may follow; turns are counted from the reader's own."""
+        reader = self.reader
+        parts = [
+            (
+                p,
+                part.reading,
+                part.wanted,
+                part.hole_to,
+                part.end,
+                tuple(r.offset for r in part.buffer),
+            )
+            for p, part in sorted(reader._parts.items())
+        ]
+        return (
+            tuple(parts),
+            reader._assigned,
+            tuple(sorted((lane, tuple(sorted(taken))) for lane, taken in reader._under_way.items())),
+            reader.due,
+            tuple(sorted(self.positions.items())),
+            tuple(sorted(self.at.items())),
+            tuple(sorted(_plain(question, reader.turn) for question in self.questions)),
+            self.live,
+            tuple(sorted(self.left.items())),
+        )
+
+
+def _plain(question: _Question, turn: int) -> tuple[Any, ...]:
+    action, answer = question.action, question.answer
+    takes = (
+        tuple((p, was, tuple(r.offset for r in records)) for p, (was, records) in action.takes.items())
+        if isinstance(action, Apply)
+        else ()
+    )
+    told: str = ""
+    if isinstance(answer, Positions):
+        told = repr((sorted(answer.readings.items()), answer.live_set))
+    elif isinstance(answer, Done):
+        told = repr((answer.fate.value, sorted(answer.readings.items())))
+    return isinstance(action, Apply), min(turn - action.turn, 3), takes, question.done, told
+
+
+# ── logs and worlds ──
+
+
+def short_log() -> dict[int, list[Record]]:
+    story = Story().open().deposit("accounts/a", 1).deposit("accounts/a", 2).deposit("accounts/a", 3)
+    return dict(Log([story]).records)
+
+
+def log_with_holes() -> dict[int, list[Record]]:
+    """Two partitions; in one, offsets are missing, as after somebody's transactions: nothing that counts was ever there."""
+    story = Story().open().deposit("accounts/a", 1).garbage().deposit("accounts/a", 2).deposit("accounts/a", 3)
+    other = Story().open().deposit("accounts/b", 4).deposit("accounts/b", 5)
+    records = dict(Log([story.garbage().garbage(), other]).records)
+    records[0] = [record for record in records[0] if record.offset not in (2, 5)]
+    return records
+
+
+def make_reader() -> Reader:
+    return Reader(CODE, batch=BATCH, max_age=1.0, lanes=2)
+
+
+def explore_reader(
+    make: Callable[[], Reader], log: Mapping[int, Sequence[Record]], faults: Mapping[str, int], most: int = 10**9
+) -> int:
+    """All that can happen within these faults; the number of states. Raises ReaderBroken with the choices that led there."""
+    seen: set[Any] = set()
+    todo: list[tuple[str, ...]] = [()]
+    while todo and len(seen) < most:
+        path = todo.pop()
+        world = _replayed(make, log, faults, path)
+        state = world.state()
+        if state in seen:
+            continue
+        seen.add(state)
+        choices = world.choices()
+        todo += [(*path, choice) for choice in choices]
+        if len(seen) % 7 == 0 or not choices:
+            with _telling(path):
+                world.settle()
+    return len(seen)
+
+
+def reader_walks(seed: str, walks: int, make: Callable[[], Reader] = make_reader) -> int:
+    """Random walks through larger worlds. Raises ReaderBroken with the choices."""
+    for number in range(walks):
+        random = Random(f"{seed} {number}")
+        faults = {
+            fault: random.randrange(3)
+            for fault in (
+                "lose",
+                "twice",
+                "away",
+                "unknown",
+                "unapplied",
+                "other",
+                "restore",
+                "revoke",
+                "assign",
+                "set",
+            )
+        }
+        faults["lose"] = min(faults["lose"], 1)
+        world = ReaderWorld(make, log_with_holes() if random.random() < 0.5 else short_log(), dict(faults))
+        path: list[str] = []
+        for _ in range(random.randrange(80)):
+            if not (choices := world.choices()):
+                break
+            path.append(random.choice(choices))
+            with _telling(path):
+                world.choose(path[-1])
+        with _telling(path):
+            world.settle()
+    return walks
+
+
+def _replayed(
+    make: Callable[[], Reader], log: Mapping[int, Sequence[Record]], faults: Mapping[str, int], path: Sequence[str]
+) -> ReaderWorld:
+    world = ReaderWorld(make, log, dict(faults))
+    with _telling(path):
+        for choice in path:
+            world.choose(choice)
+    return world
+
+
+class _telling:
+    """Adds the choices to what is raised."""
+
+    def __init__(self, path: Sequence[str]) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, ReaderBroken):
+            raise ReaderBroken(f"{error}, by {', '.join(self.path)}") from None

@@ -1,0 +1,85 @@
+"""One run of a scenario, with what must hold checked after every commit and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+from infra.errors import SamefoldError
+from projections.engine.views.view import View
+from proofs.model_read.actors import Agent
+from proofs.model_read.catalogue import UnknownStatement
+from proofs.model_read.oracle import LOST, STOPPED, Violation, positions_of
+from proofs.model_read.play import Chooser, unexpected
+from proofs.model_read.scenarios import Scenario
+from proofs.model_read.views import code
+from proofs.model_read.world import World
+
+SwitchOff = Callable[[World], AbstractContextManager[None]]
+"""What makes the product lack a guarantee, for a while."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of one schedule."""
+
+    violation: Violation | None
+    choices: list[str]
+    story: list[tuple[str, str]]
+    commits: int
+
+
+def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = None) -> Run:
+    """Raises what is a fault of the model itself."""
+    world = World(scenario.log(), scenario.views(), scenario.faults)
+    violation = None
+    with world.around(), switch_off(world) if switch_off else nullcontext():
+        scenario.before(world)
+        scenario.build(world)
+        try:
+            if world.play.run(chooser):
+                _check_end(world, scenario)
+        except Violation as broken:
+            violation = broken
+        world.play.over = True
+    story = world.play.story
+    return Run(violation, [choice for choice, _ in story], story, world.watch.checked)
+
+
+def _check_end(world: World, scenario: Scenario) -> None:
+    """Nobody ended for a reason that is none; and one more agent, alone, folds the rest. Raises Violation."""
+    for name, error in unexpected(world.play, scenario.may_end):
+        if isinstance(error, Violation | UnknownStatement):
+            raise error
+        raise Violation(STOPPED, f"{name} ended: {type(error).__name__}: {error}") from error
+    live = {row["view"]: row["version"] for row in world.database.committed["live"].values()}
+    views = next((some for some in _codes() if {n: v.version for n, v in some.items()} == live), None)
+    if views is None:
+        raise Violation(LOST, f"no code has the set that is live: {live}")
+    if not world.restored and any(world.sets[name] == live for name in world.at_end & world.sets.keys()):
+        _require_ends(world)
+    world.sets["settler"] = live
+    try:
+        world.alone(lambda: Agent(world, "settler", views, sorted(world.log.records), 100).start())
+    except SamefoldError as error:
+        raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
+    _require_ends(world)
+    world.oracle.check(world.database.committed)
+
+
+def _require_ends(world: World) -> None:
+    at = {partition: reading[0] for partition, reading in positions_of(world.database.committed).items()}
+    if at != world.oracle.ends:
+        raise Violation(LOST, f"folded up to {at}, but the log ends at {world.oracle.ends}")
+
+
+@cache
+def _codes() -> list[Mapping[str, View]]:
+    return [
+        code(version, system=system, more=more)
+        for version in (1, 2)
+        for system in (True, False)
+        for more in (True, False)
+    ]

@@ -1,0 +1,88 @@
+"""The read side's promises over the schedules of small worlds; and each guarantee switched off, which must be noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.testing.fixtures import SEED
+from projections.engine.live.reader import Reader
+from proofs.model_read import traces
+from proofs.model_read.explore import Replay, exhaust, find, search, wander
+from proofs.model_read.mutants import MUTANTS
+from proofs.model_read.reader_mutants import READERS, maker
+from proofs.model_read.reader_world import (
+    ReaderBroken,
+    explore_reader,
+    log_with_holes,
+    make_reader,
+    reader_walks,
+    short_log,
+)
+from proofs.model_read.run import run
+from proofs.model_read.scenarios import SCENARIOS
+
+KILLED = [name for name, mutant in MUTANTS.items() if not mutant.harmless]
+HARMLESS = [name for name, mutant in MUTANTS.items() if mutant.harmless]
+TRACES = traces.read()
+
+
+def test_two_agents_that_both_own_a_partition_in_every_schedule() -> None:
+    found = exhaust(SCENARIOS["two agents"])
+    assert found.broken is None
+    assert found.complete
+    assert found.schedules > 500
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_schedules_of_few_preemptions_and_by_chance(name: str) -> None:
+    for found in (search(SCENARIOS[name], seconds=0.7), wander(SCENARIOS[name], SEED, seconds=0.7)):
+        assert found.commits > 0
+        assert found.broken is None, traces.folded(found.broken.choices)
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_without_a_guarantee_its_trace_breaks_a_promise_that_the_real_code_keeps(name: str) -> None:
+    trace = TRACES[name]
+    scenario = SCENARIOS[trace.scenario]
+    assert run(scenario, Replay(trace.choices)).violation is None
+    broken = run(scenario, Replay(trace.choices), MUTANTS[name].switch_off).violation
+    assert broken is not None
+    assert broken.promise == trace.promise
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(name: str) -> None:
+    mutant = MUTANTS[name]
+    assert find(SCENARIOS[mutant.scenario], SEED, mutant.switch_off, seconds=90).broken is not None
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_harmless_to_leave_out_breaks_nothing(name: str) -> None:
+    mutant = MUTANTS[name]
+    assert search(SCENARIOS[mutant.scenario], mutant.switch_off, seconds=1).broken is None
+
+
+@pytest.mark.parametrize(
+    ("holes", "faults"),
+    [
+        (False, {"lose": 1, "twice": 1, "other": 1}),
+        (False, {"assign": 1, "unknown": 1, "unapplied": 1}),
+        (False, {"revoke": 1, "assign": 1, "restore": 1}),
+        (True, {"lose": 1}),
+        (False, {"away": 1, "unknown": 1}),
+    ],
+    ids=str,
+)
+def test_the_reader_in_everything_that_can_happen(holes: bool, faults: dict[str, int]) -> None:
+    states = explore_reader(make_reader, log_with_holes() if holes else short_log(), faults)
+    assert states > 50
+
+
+def test_the_reader_by_chance() -> None:
+    assert reader_walks(str(SEED), 1_000) == 1_000
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_reader_without_a_guarantee_loses_records_or_stands_still(kind: type[Reader]) -> None:
+    with pytest.raises(ReaderBroken):
+        reader_walks(str(SEED), 10_000, maker(kind))

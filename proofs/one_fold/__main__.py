@@ -1,0 +1,198 @@
+"""One fold, any view: `python -m proofs.one_fold --histories N --seed S` generates contexts and views with what happens in
+them, folds all in every way, and compares it with what a plain reading of their functions says.
+
+What differs is made smaller, as long as it still differs, and printed as the modules and events of one history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from infra.dev.stack import Stack
+from proofs.one_fold.generate import HistorySpec, histories, sources
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("commands", "domain", "infra", "projections", "spark_jobs", "tests")
+AT_ONCE = 50
+"""Histories in one log."""
+TRIES = 12
+"""Rounds in which a history that differs is made smaller."""
+A_ROUND = 40
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of a run; differences are (history, step, text)."""
+
+    histories: int = 0
+    events: int = 0
+    folded: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    differences: list[tuple[int | None, str, str]] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        self.histories += other.histories
+        self.events += other.events
+        self.folded += other.folded
+        self.reached += other.reached
+        self.seconds += other.seconds
+        self.differences += other.differences
+
+
+@contextmanager
+def tree(specs: Mapping[int, HistorySpec]) -> Iterator[Path]:
+    """A copy of this tree that has these histories' modules, too."""
+    with tempfile.TemporaryDirectory(prefix="one-fold-") as name:
+        folder = Path(name)
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for number, spec in specs.items():
+            for path, text in sources(number, spec):
+                (folder / path).write_text(text)
+        yield folder
+
+
+def fold(stack: Path, specs: Mapping[int, HistorySpec], seed: str, *, spark: bool) -> Found:
+    """One run, in a process of its own."""
+    with tree(specs) as folder:
+        place = folder / "place"
+        place.mkdir()
+        (place / "specs").write_bytes(pickle.dumps(dict(specs)))
+        command = [sys.executable, "-m", "proofs.one_fold.run", str(place), "--stack", str(stack), "--seed", seed]
+        done = subprocess.run(
+            [*command, *(["--spark"] if spark else [])],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            return Found(differences=[(None, "run", (done.stdout + done.stderr)[-6_000:])])
+        report: dict[str, Any] = json.loads((place / "report.json").read_text())
+    return Found(
+        len(specs),
+        report["events"],
+        report["folded"],
+        Counter(report["reached"]),
+        Counter(report["seconds"]),
+        [(one["history"], one["step"], one["text"]) for one in report["differences"]],
+    )
+
+
+def smaller(spec: HistorySpec) -> Iterator[HistorySpec]:
+    """This history with less in it, the boldest first."""
+    if len(spec.views) > 1:
+        yield from (replace(spec, views=(view,)) for view in spec.views)
+    size = len(spec.events)
+    width = size // 2
+    while width:
+        for start in range(0, size, width):
+            yield replace(spec, events=spec.events[:start] + spec.events[start + width :])
+        width //= 2
+    if spec.state:
+        yield from (replace(spec, state=spec.state[:n] + spec.state[n + 1 :]) for n in range(len(spec.state)))
+    if spec.skips:
+        yield replace(spec, skips=())
+    if spec.long_ids:
+        yield replace(spec, long_ids=False)
+    for place, view in enumerate(spec.views):
+        for part in ("columns", "keys"):
+            has = getattr(view, part)
+            for n in range(len(has) if len(has) > 1 else 0):
+                less = replace(view, **{part: has[:n] + has[n + 1 :]})
+                yield replace(spec, views=(*spec.views[:place], less, *spec.views[place + 1 :]))
+    for place, event in enumerate(spec.events):
+        plain = replace(event, stream=0, noted=False, ends=True)
+        still = tuple(min(0, pick) for pick in event.picks)
+        for simple in (plain, replace(event, act="set"), replace(event, picks=still), replace(event, keys=(0, 0))):
+            if simple != event:
+                yield replace(spec, events=(*spec.events[:place], simple, *spec.events[place + 1 :]))
+
+
+def shrunk(stack: Path, spec: HistorySpec, seed: str, *, spark: bool) -> tuple[HistorySpec, list[tuple[str, str]]]:
+    """The smallest history found that differs still, and how. In each round many smaller ones are folded side by side."""
+    why: list[tuple[str, str]] = []
+    for turn in range(TRIES):
+        candidates = dict(enumerate([one for _, one in zip(range(A_ROUND), smaller(spec), strict=False)]))
+        if not candidates:
+            break
+        found = fold(stack, candidates, f"{seed} {turn}", spark=spark).differences
+        bad = [number for number in candidates if any(number == of for of, _, _ in found)]
+        if not bad:
+            break
+        best = min(bad, key=lambda number: len(pickle.dumps(candidates[number])))
+        spec, why = candidates[best], [(step, text) for of, step, text in found if of == best]
+    return spec, why
+
+
+def found_in(stack: Path, specs: Mapping[int, HistorySpec], seed: str, *, spark: bool) -> Found:
+    """A run; where it broke and nobody knows whose fault it was, its halves."""
+    found = fold(stack, specs, seed, spark=spark)
+    if any(number is None for number, _, _ in found.differences) and len(specs) > 1:
+        numbers = sorted(specs)
+        parts = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
+        first, second = (fold(stack, {n: specs[n] for n in part}, f"{seed} {part[0]}", spark=spark) for part in parts)
+        if bool(first.differences) != bool(second.differences):  # else it is nobody's of them alone
+            part = parts[bool(second.differences)]
+            return found_in(stack, {number: specs[number] for number in part}, f"{seed} of {part[0]}", spark=spark)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m proofs.one_fold")
+    parser.add_argument("--histories", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=314159)
+    parser.add_argument("--no-spark", action="store_true")
+    parser.add_argument("--no-shrinking", action="store_true")
+    asked = parser.parse_args()
+    spark = not asked.no_spark
+    specs = dict(enumerate(histories(asked.histories, asked.seed)))
+    total = Found()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="samefold-") as name:
+        Path(name).chmod(0o711)
+        stack = Stack(Path(name))
+        try:
+            for first in range(0, len(specs), AT_ONCE):
+                some = {number: specs[number] for number in range(first, min(first + AT_ONCE, len(specs)))}
+                # a stack of its own for each, so that what one leaves behind slows none
+                stack.up()
+                total.add(found_in(stack.folder, some, f"{asked.seed} {first}", spark=spark))
+                print(
+                    f"{total.histories} of {len(specs)} histories, {total.events} events, {total.folded} kept whole, "
+                    f"{len(total.differences)} differences, {time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
+            wrong = sorted({number for number, _, _ in total.differences if number is not None})
+            for number in wrong[:5] if not asked.no_shrinking else []:
+                spec, why = shrunk(stack.folder, specs[number], f"{asked.seed} shrinks {number}", spark=False)
+                print(f"\n── history {number}, made smaller ──")
+                for _, text in sources(0, spec):
+                    print(text[text.index("projections.engine") :])
+                print(*spec.events, *why, sep="\n")
+        finally:
+            stack.down()
+    print("\nreached:", *(f"  {count:6} {what}" for what, count in sorted(total.reached.items())), sep="\n")
+    print("\nseconds:", *(f"  {count:6.1f} {what}" for what, count in sorted(total.seconds.items())), sep="\n")
+    print("\ndifferences:", *(f"  {one}" for one in total.differences[:200]), sep="\n")
+    return 1 if total.differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,425 @@
+"""What must come of generated histories: their functions called event by event, with rows and states as PostgreSQL and JSON give
+them back, in plain Python and without a line of the engine."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter, namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from proofs.chaos.ledger import Place, Reader
+from proofs.one_fold import made
+from proofs.one_fold.generate import HistorySpec, ViewSpec, all_columns, context_name, view_name
+from proofs.one_fold.oracle import EPOCH, At, Entry, Parked
+from proofs.one_fold.values import STATES, Inner, Level, Mood, Tone
+
+EXACT = Context(prec=200_000)
+LONGEST_KEY = 2_000
+"""Bytes of a key's texts, bytes and numbers together."""
+MOST_DIGITS = 1_000
+"""Of a number, before the point and behind it; sums may have more."""
+
+
+class Refused(Exception):
+    """A value that a column does not take, or a row that its table does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a view that does not park stands still."""
+
+    stream: str
+    version: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Result:
+    """Rows are texts, by view; so are differences. `stops` is by view and partition."""
+
+    places: list[Place]
+    rows: dict[str, list[tuple[str, ...]]]
+    parked: set[Parked]
+    stops: dict[tuple[str, int], Stop]
+    reached: Counter[str]
+
+
+def canonical(kind: str, role: str, value: Any) -> Any:
+    """The value as the database gives it back, in the row's class. Raises Refused."""
+    match kind:
+        case "int" if isinstance(value, int) and (
+            abs(value) < 10**MOST_DIGITS if role == "Sum" else -(2**63) <= value < 2**63
+        ):
+            return int(value)
+        case "str" | 'Literal["x", "y"]' if isinstance(value, str):
+            return _text(value)
+        case "bool" if isinstance(value, bool):
+            return value
+        case "date" if isinstance(value, datetime):
+            return value.date()
+        case "date" if isinstance(value, date):
+            return date(value.year, value.month, value.day)
+        case "datetime" if isinstance(value, datetime) and value.tzinfo is not None:
+            try:
+                utc = value.astimezone(UTC)
+            except OverflowError:
+                raise Refused(value) from None
+            return datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, UTC)
+        case "Decimal" if isinstance(value, int | Decimal):
+            return _number(Decimal(value), role)
+        case "UUID" if isinstance(value, UUID):
+            return UUID(int=value.int)
+        case "bytes" if isinstance(value, bytes):
+            return b"".join([value])
+        case "Mood" if isinstance(value, Mood):
+            return value
+        case "Tone" if isinstance(value, Tone):
+            return value
+        case _:
+            raise Refused(f"{value!r} is no {kind}")
+
+
+def _text(value: str) -> str:
+    try:
+        stored = value.encode()
+    except UnicodeEncodeError as error:
+        raise Refused(value) from error
+    if "\0" in value:
+        raise Refused(value)
+    return stored.decode()
+
+
+def _number(value: Decimal, role: str) -> Decimal:
+    """As `numeric`: no exponent, no sign of nothing. In a key, no zeros behind the point's last digit."""
+    if not value.is_finite() or value.adjusted() >= MOST_DIGITS or int(value.as_tuple().exponent) < -MOST_DIGITS:
+        raise Refused(value)
+    sign, digits, exponent = value.as_tuple()
+    exponent = int(exponent)
+    if role == "Key":
+        while exponent < 0 and digits[-1] == 0 and any(digits):
+            digits, exponent = digits[:-1], exponent + 1
+    if exponent > 0:
+        digits, exponent = (*digits, *[0] * exponent), 0
+    if not any(digits):
+        sign, digits, exponent = 0, (0,), 0 if role == "Key" else exponent
+    return Decimal((sign, digits, exponent))
+
+
+def require_short(key: Sequence[Any]) -> None:
+    size = 0
+    for value in key:
+        match value:
+            case Mood() | Tone():
+                size += max(len(member.value.encode()) for member in type(value))
+            case str():
+                size += len(value.encode())
+            case bytes():
+                size += len(value)
+            case Decimal():
+                size += len(str(value))
+            case _:
+                pass
+    if size > LONGEST_KEY:
+        raise Refused(f"a key of {size} bytes")
+
+
+def kept(kind: str, value: Any) -> Any:
+    """A field of a state as its JSON gives it back."""
+    match kind:
+        case "int":
+            return int(value)
+        case "float":
+            return float(value)
+        case "str":
+            return str(value)
+        case "datetime":
+            return datetime.fromisoformat(value.isoformat())
+        case "tuple[int, ...]":
+            return tuple(map(int, value))
+        case "frozenset[str]":
+            return frozenset(value)
+        case "dict[str, float]":
+            return {name: float(share) for name, share in value.items()}
+        case "Inner":
+            return Inner(None if value.at is None else kept("datetime", value.at), float(value.share))
+        case _:
+            return value
+
+
+def _from_json(kind: str, value: Any) -> Any:
+    match kind:
+        case "date":
+            return date.fromisoformat(value)
+        case "datetime":
+            return datetime.fromisoformat(value)
+        case "Decimal":
+            return Decimal(value)
+        case "UUID":
+            return UUID(value)
+        case "bytes":
+            return base64.b64decode(value)
+        case "Mood":
+            return Mood(value)
+        case "Level":
+            return Level(value)
+        case "Inner":
+            at = value["at"]
+            return Inner(None if at is None else datetime.fromisoformat(at), float(value["share"]))
+        case _:
+            return kept(kind, value)
+
+
+def shown(value: Any) -> str:
+    """A stored value in words; those that psycopg loads and those that are folded here look alike."""
+    if isinstance(value, datetime):
+        value = value.astimezone(UTC).isoformat()
+    if isinstance(value, memoryview | bytearray):
+        value = bytes(value)
+    if isinstance(value, Mood | Tone):
+        value = value.value
+    if isinstance(value, Decimal | int) and not isinstance(value, bool):
+        return str(value)
+    return repr(value)
+
+
+@dataclass(slots=True)
+class _View:
+    number: int
+    spec: ViewSpec
+    skips: set[tuple[str, int]]
+    row: Any = field(init=False)
+    fields: made.Fields = field(init=False)
+    rows: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    """By key, for a summary with the partition behind it: partition and row."""
+    parked: dict[str, Parked] = field(default_factory=dict)
+    stops: dict[int, Stop] = field(default_factory=dict)
+    reached: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        columns = all_columns(self.spec)
+        self.row = namedtuple("Row", [column.name for column in columns])  # type: ignore[misc]
+        optional = [column.name for column in self.spec.columns if column.optional]
+        self.fields = made.Fields({column.name: column.type for column in self.spec.columns}, optional)
+
+    @property
+    def name(self) -> str:
+        return view_name(self.number, self.spec)
+
+    def take(self, at: At, event: Any, after: Any) -> None:
+        if event.noted and not self.spec.noted:
+            return
+        if at.stream in self.parked or at.partition in self.stops:
+            return
+        if (at.stream, at.version) in self.skips:
+            self.reached["skipped"] += 1
+            return
+        try:
+            self._apply(at, event, after)
+        except Exception as error:
+            what = "value refused" if isinstance(error, Refused) else type(error).__name__
+            self.reached[f"{'parked' if self.spec.parks else 'stopped'}: {what}"] += 1
+            if self.spec.parks:
+                self.parked[at.stream] = Parked(self.name, at.stream, at.partition, at.offset, at.version)
+            else:
+                self.stops[at.partition] = Stop(at.stream, at.version, at.offset)
+            self._count(event, "refused")
+        else:
+            self.reached[f"{self.spec.letter} {event.act}"] += 1
+            self._count(event, "kept")
+
+    def _count(self, event: Any, what: str) -> None:
+        for place, column in enumerate(self.spec.columns):
+            kind, number = column.type, event.picks[place % len(event.picks)]
+            if number < 0 and kind.bad:
+                self.reached[f"{what} {column.annotation} not {(-number - 1) % len(kind.bad)}"] += 1
+            elif what == "kept":
+                self.reached[f"{column.annotation} {number % (len(kind.good) + column.optional)}"] += 1
+        for column, number in zip(self.spec.keys, event.keys, strict=False):
+            kind = column.type
+            if number >= 0 and what == "kept":
+                self.reached[f"{column.annotation} {number % len(kind.good)}"] += 1
+
+    def _apply(self, at: At, event: Any, after: Any) -> None:
+        keys = made.keys([column.type for column in self.spec.keys], event)
+        match self.spec.letter:
+            case "e" | "k":
+                self._entity(at, event, (at.account, *keys))
+            case "j":
+                self._add(at, made.rows(self.row, self.fields, (at.account, at.version), event, after))
+            case "d":
+                self._add(at, made.rows(self.row, self.fields, (at.account, *keys), event, after))
+            case "s":
+                self._sum(at, made.increments(self.row, self.fields, keys, event))
+            case other:
+                raise AssertionError(other)
+
+    def _entity(self, at: At, event: Any, raw: tuple[Any, ...]) -> None:
+        columns = [column for column in all_columns(self.spec) if column.role == "Key"]
+        key = tuple(canonical(c.kind, c.role, value) for c, value in zip(columns, raw, strict=True))
+        require_short(key)
+        _, before = self.rows.get(key, (None, None))
+        row = made.entity(self.row, self.fields, raw, before, event)
+        if row is None:
+            self.reached["deleted"] += before is not None
+            self.rows.pop(key, None)
+            return
+        row = self._canonical(row)
+        if row[: len(key)] != key:
+            raise Refused(f"{row[: len(key)]} is not {key}")
+        self.rows[key] = (at.partition, row)
+
+    def _add(self, at: At, rows: Any) -> None:
+        size = sum(column.role == "Key" for column in all_columns(self.spec))
+        more: dict[tuple[Any, ...], Any] = {}
+        for one in list(rows):
+            row = self._canonical(one)
+            if row[:size] in self.rows or row[:size] in more:
+                raise Refused(f"{row[:size]} is there")
+            more[row[:size]] = (at.partition, row)
+        self.rows |= more
+
+    def _sum(self, at: At, rows: Any) -> None:
+        columns = all_columns(self.spec)
+        size = len(self.spec.keys)
+        staged: dict[tuple[Any, ...], Any] = {}
+        for one in list(rows):
+            row = self._canonical(one)
+            key = (*row[:size], at.partition)
+            if key in staged or key in self.rows:
+                _, was = staged.get(key) or self.rows[key]
+                row = self.row(*map(_combine, [column.role for column in columns], was, row))
+            staged[key] = (at.partition, row)
+        self.rows |= staged
+
+    def _canonical(self, row: Any) -> Any:
+        if type(row) is not self.row:
+            raise Refused("another class")
+        found = self.row(
+            *(
+                None if value is None and column.optional else canonical(column.kind, column.role, value)
+                for column, value in zip(all_columns(self.spec), row, strict=True)
+            )
+        )
+        require_short(
+            [value for column, value in zip(all_columns(self.spec), found, strict=True) if column.role == "Key"]
+        )
+        return found
+
+
+def _combine(role: str, a: Any, b: Any) -> Any:
+    match role:
+        case "Sum":
+            return a + b if isinstance(a, int) else EXACT.add(a, b)
+        case "Min":
+            return min(a, b)
+        case "Max":
+            return max(a, b)
+        case _:
+            return a
+
+
+@dataclass(slots=True)
+class _Context:
+    """`cls` is the state's."""
+
+    number: int
+    spec: HistorySpec
+    views: list[_View]
+    cls: Any = field(init=False)
+    fields: made.Fields = field(init=False)
+    states: dict[str, tuple[int, int, Any]] = field(default_factory=dict)
+    """By stream: version, partition, state."""
+
+    def __post_init__(self) -> None:
+        self.cls = make_dataclass("State", [*(name for name, _ in self.spec.state), made.SEEN])
+        self.fields = made.Fields({name: STATES[kind] for name, kind in self.spec.state})
+
+    def initial(self) -> Any:
+        defaults = {"Mood": Mood.UP, "Level": Level.LOW, "UUID": UUID(int=0), "date": date(2026, 1, 1)}
+        defaults |= {"datetime": datetime(2026, 1, 1, tzinfo=UTC), "float": 0.0, "int": 0, "str": "", "bool": False}
+        defaults |= {"Decimal": Decimal(0), "bytes": b"", "tuple[int, ...]": (), "frozenset[str]": frozenset()}
+        defaults |= {"dict[str, float]": {}, "Inner": Inner()}
+        return self.cls(*(defaults[kind] for _, kind in self.spec.state), "")
+
+    def take(self, partition: int, offset: int, time: datetime, stream: str, record: Mapping[str, Any]) -> None:
+        version, _, before = self.states.get(stream, (0, 0, None)) if stream in self.states else (0, 0, self.initial())
+        event = SimpleNamespace(**record["data"], noted=record["type"] == "Noted")
+        state = made.state(self.fields, before, event)
+        after = self.cls(*(kept(kind, getattr(state, name)) for name, kind in self.spec.state), state.seen)
+        self.states[stream] = (version + 1, partition, after)
+        at = At(stream, version + 1, partition, offset, time)
+        for view in self.views:
+            view.take(at, event, after)
+
+
+def expect(
+    logs: Sequence[Sequence[Entry]],
+    specs: Mapping[int, HistorySpec],
+    skips: Sequence[Any] = (),
+    ends: Mapping[int, int] | None = None,
+) -> Result:
+    """Fold the log of these histories, up to these offsets."""
+    left_out = {(one.view, one.stream, version) for one in skips for version in range(one.first, one.last + 1)}
+    contexts = {}
+    for number, spec in specs.items():
+        views = []
+        for view in spec.views:
+            name = view_name(number, view)
+            views.append(_View(number, view, {(stream, version) for of, stream, version in left_out if of == name}))
+        contexts[context_name(number)] = _Context(number, spec, views)
+    readers = [Reader() for _ in logs]
+    outcomes: list[tuple[str, ...]] = []
+    for partition, log in enumerate(logs):
+        for offset, entry in enumerate(log[: None if ends is None else ends[partition]]):
+            commit = readers[partition].read(offset, entry.value)
+            if commit is None:
+                continue
+            time = EPOCH + timedelta(milliseconds=entry.time_ms)
+            stream, reason = commit["stream"], commit["reason"] or {}
+            outcome = (stream, commit["command_id"], commit["outcome"], reason.get("code"), reason.get("message"))
+            outcomes.append(tuple(map(shown, (*outcome, commit["version"], commit["fingerprint"], time, partition))))
+            for record in commit["events"]:
+                contexts[stream.partition("/")[0]].take(partition, offset, time, stream, record)
+    rows = {"command_outcomes": outcomes}
+    reached: Counter[str] = Counter()
+    parked: set[Parked] = set()
+    stops: dict[tuple[str, int], Stop] = {}
+    for context in contexts.values():
+        rows[f"streams_{context_name(context.number)}"] = [
+            (shown(stream), shown(version), made.tell(state), made.tell(state.seen), shown(partition))
+            for stream, (version, partition, state) in context.states.items()
+        ]
+        for one in context.views:
+            rows[one.name] = [(*map(shown, row), shown(partition)) for partition, row in one.rows.values()]
+            reached += one.reached
+            parked |= set(one.parked.values())
+            stops |= {(one.name, partition): stop for partition, stop in one.stops.items()}
+    return Result([reader.place for reader in readers], rows, parked, stops, reached)
+
+
+def found_rows(spec: HistorySpec | None, view: str, rows: Sequence[Sequence[Any]]) -> list[tuple[str, ...]]:
+    """A table's rows, in the oracle's words. `spec` is the view's history, where it has one."""
+    if spec is None or not view.startswith("streams_"):
+        return [tuple(map(shown, row)) for row in rows]
+    cls = make_dataclass("State", [*(name for name, _ in spec.state), made.SEEN])
+    found: list[tuple[str, ...]] = []
+    for stream, version, text, partition in rows:
+        data = json.loads(text) if isinstance(text, str | bytes) else text
+        state = cls(*(_from_json(kind, data[name]) for name, kind in spec.state), data["seen"])
+        found.append((shown(stream), shown(version), made.tell(state), made.tell(state.seen), shown(partition)))
+    return found
+
+
+def differences(view: str, wanted: Sequence[tuple[str, ...]], found: Sequence[tuple[str, ...]]) -> list[str]:
+    missing, extra = Counter(wanted) - Counter(found), Counter(found) - Counter(wanted)
+    return [
+        *(f"{view}: missing {row}" for row in missing.elements()),
+        *(f"{view}: too many {row}" for row in extra.elements()),
+    ]

@@ -1,0 +1,154 @@
+"""Places for one log each: topics with so many partitions, and databases with all tables, made from one that was set up once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from psycopg import sql
+from pydantic import SecretStr
+
+from infra.database.connect import connect
+from infra.database.migrate import upgrade
+from infra.dev.stack import Stack
+from infra.log import topics
+from infra.log.clients import producer
+from infra.settings import Settings
+from projections.engine.views.view import View
+from proofs.chaos.ledger import Place
+from proofs.one_fold.oracle import Entry, Parked, Skip
+from tests.engine.bankviews import make_tables
+
+PATIENCE_S = 30.0
+
+
+class Places:
+    """`make(logs)` gives settings with the log written into a topic of its own, and an empty database."""
+
+    def __init__(self, stack: Stack, name: str, views: Mapping[str, View]) -> None:
+        self.stack = stack
+        self._numbers = count(1)
+        self._template = name
+        self._databases: list[str] = []
+        self._admin(sql.SQL("create database {}"), name)
+        self._databases.append(name)
+        self._base = stack.settings(database_url=stack.postgres.url(name), session_timeout_ms=3_000)
+        upgrade(self._base)
+        make_tables(self._base, views)
+
+    def make(self, logs: Sequence[Sequence[bytes | None]]) -> Settings:
+        number = next(self._numbers)
+        prefix = f"{self._template}-{number}"
+        topic = {"commands_topic": f"{prefix}-commands", "events_topic": f"{prefix}-events", "group_prefix": prefix}
+        place = self._base.model_copy(update={**topic, "partitions": len(logs)})
+        place = self.beside(place)
+        topics.ensure(place)
+        client = producer(place)
+        for partition, log in enumerate(logs):
+            for value in log:
+                client.produce(place.events_topic, value, partition=partition)
+        assert client.flush(PATIENCE_S) == 0
+        return place
+
+    def beside(self, place: Settings) -> Settings:
+        """The same log, with another database."""
+        name = f"{self._template}_{next(self._numbers)}"
+        self._admin(sql.SQL("create database {} template {}"), name, self._template)
+        self._databases.append(name)
+        return place.model_copy(update={"database_url": SecretStr(self.stack.postgres.url(name))})
+
+    def clear(self) -> None:
+        while self._databases:
+            self._admin(sql.SQL("drop database {} with (force)"), self._databases.pop())
+
+    def _admin(self, statement: sql.SQL, *names: str) -> None:
+        with psycopg.connect(self.stack.postgres.url(), autocommit=True) as connection:
+            connection.execute(statement.format(*map(sql.Identifier, names)))
+
+
+def read_log(place: Settings) -> list[list[Entry]]:
+    """All records, by a consumer that has nothing to do with the product's."""
+    ends = topics.describe(place, place.events_topic).end
+    found: list[list[Entry]] = [[] for _ in ends]
+    settings = {
+        "bootstrap.servers": place.kafka,
+        "group.id": "oracle",
+        "enable.auto.commit": False,
+        "enable.metrics.push": False,
+    }
+    consumer = Consumer(settings)
+    try:
+        consumer.assign([TopicPartition(place.events_topic, partition, 0) for partition in ends])
+        deadline = time.monotonic() + PATIENCE_S
+        while any(len(found[partition]) < end for partition, end in ends.items()):
+            assert time.monotonic() < deadline, f"the log is not there: {list(map(len, found))} of {ends}"
+            for message in consumer.consume(10_000, 0.05):
+                assert message.error() is None, message.error()
+                assert message.offset() == len(found[message.partition()]), "the log has a hole"
+                found[message.partition()].append(Entry(message.timestamp()[1], message.value()))
+    finally:
+        consumer.close()
+    return found
+
+
+# ── what the database holds ──
+
+
+def write_skips(place: Settings, skips: Iterable[Skip]) -> None:
+    with connect(place, "test") as db:
+        for skip in skips:
+            db.execute(
+                "insert into skips (view, stream, version, through, partition, reason) values (%s, %s, %s, %s, 0, '')",
+                skip,
+            )
+
+
+def places_of(place: Settings, build_of: str | None = None) -> list[Place]:
+    """The agent's positions, or those of the build with this table, by partition."""
+    columns = "next_offset, epoch, seq, command_offset"
+    with connect(place, "test") as db:
+        found = (
+            db.execute(f"select {columns} from positions where agent = 'core' order by partition".encode())
+            if build_of is None
+            else db.execute(
+                f"select p.{columns.replace(', ', ', p.')} from build_positions p join builds b on b.id = p.build "
+                "where b.table_name = %s order by p.partition".encode(),
+                [build_of],
+            )
+        )
+        return [Place(*row) for row in found]
+
+
+def rows_of(place: Settings, table: str) -> list[tuple[Any, ...]]:
+    """In column order, the partition last."""
+    with connect(place, "test") as db:
+        return db.execute(sql.SQL("select * from {}").format(sql.Identifier(table))).fetchall()
+
+
+def parked_of(place: Settings, tables: Iterable[str]) -> set[Parked]:
+    with connect(place, "test") as db:
+        found = db.execute(
+            "select view, stream, partition, since_offset, since_version from parked where table_name = any(%s)",
+            [list(tables)],
+        )
+        return {Parked(*row) for row in found}
+
+
+def live_tables(place: Settings) -> dict[str, str]:
+    with connect(place, "test") as db:
+        return dict(db.execute("select view, table_name from live").fetchall())
+
+
+@contextmanager
+def places(stack: Stack, name: str, views: Mapping[str, View]) -> Iterator[Places]:
+    """`name` is that of the database from which the others are made."""
+    made = Places(stack, name, views)
+    try:
+        yield made
+    finally:
+        made.clear()

@@ -1,0 +1,393 @@
+"""Folds generated histories in every way there is: `python -m proofs.one_fold.run` in a tree that has their modules.
+
+All histories share one log. Three databases are filled live, in batches of 1, of 7 and of all, by workers that start anew
+and drop what they hold now and then. Then tables are built on the local engine and on Spark, caught up with, switched to,
+and made of the past.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import random
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from psycopg import sql
+
+from infra.database.connect import connect
+from infra.dev.stack import Stack
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.records import EventRecord, Record
+from infra.settings import PREFIX, Settings
+from infra.testing.fixtures import dev_env
+from projections.engine.fold.errors import PoisonEvent
+from projections.engine.live.reader import Fate
+from projections.engine.live.worker import Work
+from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.rebuild.time_travel import look_back
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import all_views
+from projections.engine.views.view import View
+from proofs.chaos.ledger import Place
+from proofs.one_fold.expect import Result, differences, expect, found_rows
+from proofs.one_fold.generate import HistorySpec, context_name, view_name
+from proofs.one_fold.histories import given_history
+from proofs.one_fold.oracle import Entry, Skip
+from proofs.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, write_skips
+from spark_jobs.engine import Spark
+
+PARTITIONS = 2
+OWN = re.compile(r"(?:streams_)?h(\d+)(?:_[a-z])?")
+IDS = ("576", "Zür/ich ", "o'Neil \"%s\\")
+RESTARTS, DROPS = 0.04, 0.08
+"""Of a worker's batches."""
+
+
+@dataclass(slots=True)
+class Difference:
+    """`history` is None where it is not known."""
+
+    history: int | None
+    step: str
+    text: str
+
+
+@dataclass(slots=True)
+class Report:
+    differences: list[Difference] = field(default_factory=list)
+    reached: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    events: int = 0
+    folded: int = 0
+    """Histories in which no view left anything out."""
+
+
+def commits_of(number: int, spec: HistorySpec) -> Iterator[tuple[str, list[EventRecord]]]:
+    waiting: dict[str, list[EventRecord]] = {}
+    for one in spec.events:
+        stream = stream_name(number, spec, one.stream)
+        body = msgspec.json.encode({"act": one.act, "keys": one.keys, "picks": one.picks})
+        waiting.setdefault(stream, []).append(EventRecord("Noted" if one.noted else "Happened", msgspec.Raw(body)))
+        if one.ends or len(waiting[stream]) == 3:
+            yield stream, waiting.pop(stream)
+    yield from waiting.items()
+
+
+def stream_name(number: int, spec: HistorySpec, stream: int) -> str:
+    name = f"{context_name(number)}/{IDS[stream]}"
+    return name + "i" * (200 - len(name.encode())) if spec.long_ids else name
+
+
+def mixed(chance: random.Random, specs: Mapping[int, HistorySpec]) -> list[tuple[str, list[EventRecord]]]:
+    """The commits of all histories, each one's in its order."""
+    waiting = [list(commits_of(number, spec)) for number, spec in specs.items()]
+    found = []
+    while waiting := [one for one in waiting if one]:
+        found.append(chance.choice(waiting).pop(0))
+    return found
+
+
+class Folding:
+    """One run."""
+
+    def __init__(self, specs: Mapping[int, HistorySpec], chance: random.Random, report: Report) -> None:
+        self.specs = specs
+        self.chance = chance
+        self.report = report
+        self.views = {
+            name: view for name, view in all_views().items() if OWN.fullmatch(name) or name == "command_outcomes"
+        }
+        self.logs: list[list[Entry]] = []
+        self._expected: dict[tuple[int, ...], Result] = {}
+        self.skips = [
+            Skip(view_name(number, spec.views[view]), stream_name(number, spec, stream), version, version)
+            for number, spec in specs.items()
+            for view, stream, version in spec.skips
+            if view < len(spec.views)
+        ]
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {partition: len(log) for partition, log in enumerate(self.logs)}
+
+    def expected(self, ends: Mapping[int, int]) -> Result:
+        """The oracle's fold to these offsets."""
+        at = tuple(ends[partition] for partition in range(PARTITIONS))
+        if at not in self._expected:
+            self._expected[at] = expect(self.logs, self.specs, self.skips, ends)
+        return self._expected[at]
+
+    def of_agents(self) -> dict[str, dict[str, View]]:
+        agents = sorted({view.agent for view in self.views.values()}, key=lambda agent: (agent != "core", agent))
+        return {agent: {name: view for name, view in self.views.items() if view.agent == agent} for agent in agents}
+
+    @property
+    def core(self) -> dict[str, View]:
+        """The views that park, and the write side's. Those that stop have agents of their own."""
+        return self.of_agents()["core"]
+
+    def some(self, part: int) -> dict[str, View]:
+        """One of so many of them: making tables takes long."""
+        return {
+            name: view
+            for name, view in self.core.items()
+            if (found := OWN.fullmatch(name)) and int(found[1]) % part == 0
+        }
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """What is raised in here is a difference, of the history that it names."""
+        began = time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            named = getattr(error, "view", None) or text
+            found = OWN.search(re.sub(r"(Place|Reading).*", "", str(named)))
+            trace = "" if isinstance(error, SamefoldError) else traceback.format_exc(limit=-4)
+            self.report.differences.append(
+                Difference(int(found[1]) if found else None, f"{name}: raised", short(f"{text} {trace}"))
+            )
+        finally:
+            self.report.seconds[name] = round(self.report.seconds.get(name, 0) + time.monotonic() - began, 1)
+
+    def add(self, step: str, lines: Sequence[str]) -> None:
+        for line in lines:
+            found = OWN.search(line)
+            self.report.differences.append(Difference(int(found[1]) if found else None, step, short(line)))
+
+    # ── live ──
+
+    def live(self, place: Settings, size: int, ends: Mapping[int, int], name: str) -> None:
+        """All agents, up to these offsets or to where they must stop."""
+        expected = self.expected(ends)
+        for agent, views in self.of_agents().items():
+            if agent != "core" and size == 1:
+                continue  # it stops for longer than it folds
+            with self.step(f"{name}: {'core' if agent == 'core' else 'others'}"):
+                stopped = self._agent(place, agent, views, size, ends)
+                wanted = {(view, partition): at for (view, partition), at in expected.stops.items() if view in views}
+                if isinstance(stopped, PoisonEvent):
+                    at = wanted.get((stopped.view, stopped.partition))
+                    if at is None or (at.stream, at.version, at.offset) != (
+                        stopped.stream,
+                        stopped.version,
+                        stopped.offset,
+                    ):
+                        self.add(name, [f"{stopped.view}: stopped, not at {at}: {stopped}"])
+                elif stopped is not None:
+                    raise stopped
+                elif wanted:
+                    self.add(name, [f"{view}: did not stop at {at}" for (view, _), at in wanted.items()])
+                self.compare(place, name, views, self.tables(place, views), agent)
+
+    def _agent(
+        self, place: Settings, agent: str, views: Mapping[str, View], size: int, ends: Mapping[int, int]
+    ) -> SamefoldError | None:
+        chance = self.chance
+        turn = 0
+        worker: Work | None = None
+        at: dict[int, Any] = {}
+        records = [
+            [Record(partition, offset, entry.time_ms, None, entry.value) for offset, entry in enumerate(log)]
+            for partition, log in enumerate(self.logs)
+        ]
+        try:
+            while True:
+                if worker is None or chance.random() < RESTARTS:
+                    if worker is not None:
+                        worker.close()
+                    worker = Work(place, agent, views, "one-fold")
+                    worker.start(topics.describe(place, place.events_topic))
+                    at = {}
+                if not at or chance.random() < DROPS:
+                    turn += 1
+                    positions = worker.positions(turn)
+                    assert positions is not None
+                    at = dict(positions.readings)
+                left = [partition for partition in at if at[partition].next_offset < ends[partition]]
+                if not left:
+                    return None
+                takes = {}
+                for partition in chance.sample(left, chance.randint(1, len(left))):
+                    start = at[partition].next_offset
+                    takes[partition] = (at[partition], records[partition][start : min(start + size, ends[partition])])
+                done = worker.apply(takes, turn)
+                assert done.fate is Fate.APPLIED, done
+                at.update(done.readings)
+                if done.stop:
+                    return done.stop
+        finally:
+            if worker is not None:
+                worker.close()
+
+    # ── comparing ──
+
+    def tables(self, place: Settings, views: Mapping[str, View]) -> dict[str, str]:
+        return {view: table for view, table in live_tables(place).items() if view in views}
+
+    def compare(
+        self,
+        place: Settings,
+        step: str,
+        views: Mapping[str, View],
+        tables: Mapping[str, str],
+        agent: str,
+        build: str | None = None,
+    ) -> None:
+        """The rows and parked streams of tables at the positions of their agent, or of the build with the table `build`."""
+        at = places_of(place, build) if build else positions_of(place, agent)
+        expected = self.expected({n: one.next_offset for n, one in enumerate(at)})
+        if at != expected.places:
+            self.add(step, [f"stands at {at}, not {expected.places}"])
+        self.compare_at(place, step, tables, expected)
+
+    def compare_at(self, place: Settings, step: str, tables: Mapping[str, str], expected: Result) -> None:
+        for view, table in tables.items():
+            found = OWN.fullmatch(view)
+            rows = found_rows(self.specs[int(found[1])] if found else None, view, rows_of(place, table))
+            self.add(step, differences(view, expected.rows[view], rows))
+        wanted = {one for one in expected.parked if one.view in tables}
+        there = parked_of(place, tables.values())
+        self.add(step, [f"not parked: {one}" for one in sorted(wanted - there)])
+        self.add(step, [f"parked: {one}" for one in sorted(there - wanted)])
+
+    def verify(self, place: Settings, name: str, views: Mapping[str, View], **how: Any) -> None:
+        with self.step(name):
+            found = verify(place, views, **({"processes": 1} | how))
+            self.add(name, [f"verify: {one}" for one in found.positions])
+            self.add(name, [f"{view}: verify: {one}" for view, of in found.views.items() for one in of.differences])
+
+    def build(self, place: Settings, name: str, views: Mapping[str, View], **how: Any) -> None:
+        with self.step(name):
+            tables = rebuild(place, views, self.views, make_live=False, **({"processes": 1} | how)).tables
+            for view, table in tables.items():
+                self.compare(place, name, self.views, {view: table}, self.views[view].agent, table)
+
+    def past(self, place: Settings, name: str, ends: Mapping[int, int], **how: Any) -> None:
+        """Some that park; locally also, one after the other, those that stop."""
+        expected = self.expected(ends)
+        with self.step(name):
+            self.compare_at(
+                place, name, look_back(place, self.some(4).values(), ends, **({"processes": 1} | how)).tables, expected
+            )
+        for view in self.views.values():
+            if view.agent == "core" or "engine_for" in how:
+                continue
+            ends, expected = self.ends, self.expected(self.ends)
+            wanted = {partition: at for (of, partition), at in expected.stops.items() if of == view.name}
+            with self.step(f"{name}: stops"):
+                try:
+                    self.compare_at(place, name, look_back(place, [view], ends, processes=1).tables, expected)
+                except PoisonEvent as stopped:
+                    at = wanted.get(stopped.partition)
+                    if at is None or (at.stream, at.version, at.offset) != (
+                        stopped.stream,
+                        stopped.version,
+                        stopped.offset,
+                    ):
+                        self.add(name, [f"{view.name}: stopped, not at {at}: {stopped}"])
+                else:
+                    self.add(name, [f"{view.name}: did not stop at {at}" for at in wanted.values()])
+
+    # ── all of it ──
+
+    def run(self, ground: Places, spark: Callable[[Settings], Any] | None) -> None:
+        chance = self.chance
+        place = ground.make(given_history(chance, PARTITIONS, mixed(chance, self.specs)))
+        self.logs = read_log(place)
+        expected = self.expected(self.ends)
+        self.report.reached = dict(expected.reached)
+        left_out = {one.view for one in expected.parked} | {view for view, _ in expected.stops}
+        self.report.folded = sum(
+            not any(view_name(number, view) in left_out for view in spec.views) for number, spec in self.specs.items()
+        )
+        self.report.events = sum(len(spec.events) for spec in self.specs.values())
+        middle = {partition: chance.randint(0, end) for partition, end in self.ends.items()}
+        filled = {1: place, 7: ground.beside(place), 10**6: ground.beside(place)}
+        for size, one in filled.items():
+            write_skips(one, self.skips)
+            self.live(one, size, middle, f"live by {size}, middle")
+            if size == 7:
+                self.build(one, "built in the middle", self.some(4))
+            self.live(one, size, self.ends, f"live by {size}")
+            self.verify(one, f"verify of live by {size}", self.core if size == 1 else self.views)
+        with self.step("switched"):
+            go_to(filled[7], self.some(4), self.views, processes=1)
+            for agent, views in self.of_agents().items():
+                self.compare(filled[7], "switched", views, self.tables(filled[7], views), agent)
+        self.build(filled[7], "built", self.some(2))
+        self.past(filled[7], "past", middle)
+        if spark is not None:
+            last = filled[10**6]
+            engine = spark(last)
+            self.build(last, "built on Spark", self.views, engine_for=lambda _: engine)
+            self.verify(last, "verify on Spark", self.views, engine_for=lambda _: engine)
+            self.past(last, "past on Spark", middle, engine_for=lambda _: engine)
+
+
+def short(text: str) -> str:
+    text = re.sub(r"(.)\1{30,}", r"\1…", text)
+    return text if len(text) < 1_500 else f"{text[:700]} … {text[-700:]}"
+
+
+def positions_of(place: Settings, agent: str) -> list[Place]:
+    with connect(place, "test") as db:
+        query = "select next_offset, epoch, seq, command_offset from positions where agent = %s order by partition"
+        return [Place(*row) for row in db.execute(query, [agent])]
+
+
+def rows_of(place: Settings, table: str) -> list[tuple[Any, ...]]:
+    with connect(place, "test") as db:
+        return db.execute(sql.SQL("select * from {}").format(sql.Identifier(table))).fetchall()
+
+
+@contextmanager
+def on_spark(folder: Path) -> Iterator[Callable[[Settings], Any]]:
+    """`spark(place)` is an engine whose executors have the place's settings, and this tree."""
+    from spark_jobs.session import session
+
+    os.environ[f"{PREFIX}DATA_DIR"] = str(folder)
+    tree = {"spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]}
+    with session("one fold", "local[2]", tree) as started:
+
+        def engine(place: Settings) -> Spark:
+            (folder / "dev.env").write_text(dev_env(place))
+            return Spark(started)
+
+        yield engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, help="with `specs`; `report.json` is written there")
+    parser.add_argument("--stack", type=Path, required=True)
+    parser.add_argument("--seed", required=True)
+    parser.add_argument("--spark", action="store_true")
+    asked = parser.parse_args()
+    specs = pickle.loads((asked.folder / "specs").read_bytes())
+    report = Report()
+    folding = Folding(specs, random.Random(asked.seed), report)
+    name = "fold_" + re.sub(r"\W", "_", asked.seed)
+    with places(Stack(asked.stack), name, folding.views) as ground:
+        if asked.spark:
+            with on_spark(asked.folder) as spark:
+                folding.run(ground, spark)
+        else:
+            folding.run(ground, None)
+    (asked.folder / "report.json").write_text(json.dumps(asdict(report)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The API on a real port, for tests: `serving(world)` in a thread, beside a handler and an agent in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Thread
+from typing import Any
+
+import httpx
+
+from api.serving import ApiServer, server_of
+from api.world import World
+from infra.settings import Settings
+from projections.engine.live.agent import Agent
+from tests.engine.spine import DEADLINE_S, handler, set_up, until
+
+
+class Api:
+    """A running API. `client` is for one test thread; `world` may be looked at, from other threads with care."""
+
+    def __init__(self, server: ApiServer, url: str) -> None:
+        self.server = server
+        self.url = url
+        self.client = httpx.Client(base_url=url, timeout=DEADLINE_S)
+
+    @property
+    def world(self) -> World:
+        return self.server.world
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one that serves."""
+        loop = self.world.appender._loop
+        assert loop is not None
+        return loop
+
+
+@contextmanager
+def serving(world: Settings, name: str = "api") -> Iterator[Api]:
+    """An API process in a thread of this one."""
+    server = server_of(world, name, "127.0.0.1", 0)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=run, name=name)
+    thread.start()
+    try:
+        until(lambda: server.started or bool(errors), "the API listens")
+        if errors:
+            raise errors[0]
+        api = Api(server, f"http://127.0.0.1:{server.port}")
+        try:
+            yield api
+        finally:
+            api.client.close()
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def unfolded(world: Settings) -> Iterator[Api]:
+    """A ready API and a handler; what is folded, and when, is each test's affair."""
+    set_up(world)
+    with handler(world), serving(world) as api:
+        ready(api)
+        yield api
+
+
+@contextmanager
+def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Agent]:
+    """An agent in a thread; an error that ended it is raised at the end."""
+    loop = asyncio.new_event_loop()
+    errors: list[BaseException] = []
+    made: list[Agent] = []
+
+    async def serve() -> None:
+        made.append(Agent(world, agent, name))
+        await made[0].run()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(serve())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+            if made and made[0]._app is not None:
+                # of a consumer of Faust's own, which is never started, and so never closes it
+                made[0]._app.consumer._thread.thread_loop.close()
+
+    thread = Thread(target=run, name=name)
+    thread.start()
+    until(lambda: bool(made or errors), "the agent starts")
+    try:
+        yield made[0]
+    finally:
+        if thread.is_alive():
+            loop.call_soon_threadsafe(made[0].stop)
+        thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def everything(world: Settings, **options: Any) -> Iterator[Api]:
+    """Set up, with a handler and an agent that serve, and an API that says it is ready."""
+    set_up(world)
+    with ExitStack() as stack:
+        stack.enter_context(handler(world))
+        stack.enter_context(agent(world))
+        api = stack.enter_context(serving(world, **options))
+        ready(api)
+        yield api
+
+
+def ready(api: Api) -> None:
+    """Wait until the API has looked at the world and finds nothing wrong."""
+    until(lambda: api.world.look.seen is not None and not api.world.look.wrong, "the API finds all well")

@@ -1,0 +1,582 @@
+"""Commands over HTTP: an answer says what is in the log and in the rows, and a request that is refused has done nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from api import answering, command_routes, outcomes
+from api.answering import Waits
+from api.command_routes import router_of
+from api.segments import path_of
+from commands import intake
+from domain.language import Refusal
+from infra.domain_model.contexts import BadContext, contexts, refusals_of
+from infra.log import topics
+from infra.settings import Settings
+from tests.engine.api import Api, agent, everything, ready, serving
+from tests.engine.spine import commits, handler, project, scalar, send, set_up, until, withdraw
+
+Answer = httpx.Response
+_names = count(1)
+
+
+def fresh() -> str:
+    """An account that no other test uses."""
+    return f"n{next(_names)}"
+
+
+def post(api: Api, name: str, command: str, headers: dict[str, str] | None = None, **body: Any) -> Answer:
+    path = path_of("accounts", name, command)
+    return api.client.post(path, json=body | {"on": "2026-01-02"}, headers=headers)
+
+
+def opened(api: Api, limit: int = 0) -> str:
+    name = fresh()
+    assert post(api, name, "open-account", overdraft_limit=limit).status_code == 200
+    return name
+
+
+def deposit(api: Api, name: str, cents: int, key: str | None = None, **headers: str) -> Answer:
+    given = {"Idempotency-Key": f'"{key}"'} if key else {}
+    return post(api, name, "deposit", given | {k.replace("_", "-"): v for k, v in headers.items()}, cents=cents)
+
+
+def balance(world: Settings, name: str) -> int:
+    return int(scalar(world, "select cents from balances_v1 where account = %s", name))
+
+
+def of(world: Settings, name: str) -> list[str]:
+    """The outcomes in the log of one account, in order."""
+    return [commit.outcome for commit in commits(world) if commit.stream == f"accounts/{name}"]
+
+
+def log_end(world: Settings) -> int:
+    """How many commands have ever been appended."""
+    return sum(topics.describe(world, world.commands_topic).end.values())
+
+
+@contextmanager
+def appends_nothing(world: Settings) -> Iterator[None]:
+    before = log_end(world)
+    yield
+    assert log_end(world) == before
+
+
+def problem(answer: Answer, status: int, code: str) -> dict[str, Any]:
+    """The answer is that problem, and its type explains itself."""
+    found: dict[str, Any] = answer.json()
+    assert (answer.status_code, found["code"]) == (status, code), found
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert found["status"] == status
+    assert found["title"]
+    explained = httpx.get(answer.url.join(found["type"]))
+    assert explained.status_code == 200
+    assert explained.json()["code"] == code
+    return found
+
+
+# what was done
+
+
+def test_an_accepted_command_is_in_the_log_and_in_the_rows_when_it_is_answered(
+    api: Api, shared_world: Settings
+) -> None:
+    name = opened(api)
+    answer = deposit(api, name, 250, "d1")
+    assert balance(shared_world, name) == 250
+    body = answer.json()
+    assert answer.status_code == 200
+    assert body | {"at": "", "position": ""} == {
+        "outcome": "accepted",
+        "stream": f"accounts/{name}",
+        "command_id": "d1",
+        "version": 2,
+        "position": "",
+        "at": "",
+    }
+    assert answer.headers["ETag"] == '"2"'
+    assert answer.headers["Idempotency-Key"] == '"d1"'
+    assert answer.headers["Samefold-Position"] == body["position"]
+    assert of(shared_world, name) == ["accepted", "accepted"]
+
+
+def test_a_refusal_is_told_in_the_words_of_the_business_and_recorded(api: Api, shared_world: Settings) -> None:
+    name = opened(api)
+    for _ in range(2):
+        answer = post(api, name, "withdraw", {"Idempotency-Key": "w1"}, cents=1)
+        told = problem(answer, 409, "insufficient-funds")
+        assert told["type"] == "/problems/accounts/insufficient-funds"
+        assert told["title"] == "The balance and the overdraft limit do not cover the amount."
+        assert (told["outcome"], told["version"], told["command_id"]) == ("rejected", 1, "w1")
+    assert of(shared_world, name) == ["accepted", "rejected"]
+
+
+def test_a_command_sent_again_gets_the_very_same_answer_and_does_nothing_twice(
+    api: Api, shared_world: Settings
+) -> None:
+    name = opened(api)
+    first = deposit(api, name, 5, "again")
+    deposit(api, name, 7)
+    second = deposit(api, name, 5, "again")
+    positions = "position", "Samefold-Position"
+    assert [{**one.json(), "position": ""} for one in (first, second)] == [{**first.json(), "position": ""}] * 2
+    assert first.headers[positions[1]] != second.headers[positions[1]], "whoever asks later may read later"
+    assert balance(shared_world, name) == 12
+
+
+def test_a_key_belongs_to_one_command(api: Api, shared_world: Settings) -> None:
+    name = opened(api)
+    deposit(api, name, 5, "mine")
+    for other in (
+        deposit(api, name, 6, "mine"),
+        deposit(api, name, 5, "mine", If_Match='"1"'),
+        post(api, name, "credit-interest", {"Idempotency-Key": '"mine"'}, cents=5),
+    ):
+        assert problem(other, 422, "key-reused")["command_id"] == "mine"
+    assert balance(shared_world, name) == 5
+
+
+def test_without_a_key_each_request_is_a_command_of_its_own(api: Api, shared_world: Settings) -> None:
+    name = opened(api)
+    one, other = deposit(api, name, 5), deposit(api, name, 5)
+    assert one.headers["Idempotency-Key"] != other.headers["Idempotency-Key"]
+    assert balance(shared_world, name) == 10
+
+
+def test_a_command_may_expect_a_version(api: Api, shared_world: Settings) -> None:
+    name = fresh()
+    first = post(api, name, "open-account", {"If-None-Match": "*"}, overdraft_limit=0)
+    assert first.headers["ETag"] == '"1"'
+    told = problem(post(api, name, "open-account", {"If-None-Match": "*"}, overdraft_limit=0), 412, "version-conflict")
+    assert (told["version"], told["detail"]) == (1, "The stream is at version 1, not 0.")
+    assert deposit(api, name, 5, If_Match='"1"').status_code == 200
+    problem(deposit(api, name, 5, If_Match='"1"'), 412, "version-conflict")
+    assert balance(shared_world, name) == 5
+
+
+@pytest.mark.parametrize("name", ["a/b", "a%2Fb", "...", "ü☃🐙", "a b;c?d#e", "-"])
+def test_a_stream_may_be_called_almost_anything(api: Api, shared_world: Settings, name: str) -> None:
+    answer = post(api, name, "open-account", {"Idempotency-Key": "it/has: a slash".replace(" ", "")}, overdraft_limit=0)
+    assert answer.json()["stream"] == f"accounts/{name}"
+    assert balance(shared_world, name) == 0
+    outcome = api.client.get(path_of("outcomes", "accounts", name, "it/has:aslash"))
+    assert outcome.json()["stream"] == f"accounts/{name}"
+
+
+# answered later
+
+
+def test_whoever_does_not_want_to_wait_asks_later(api: Api) -> None:
+    name = opened(api)
+    answer = deposit(api, name, 5, "later", Prefer="respond-async")
+    assert (answer.status_code, answer.json()["outcome"]) == (202, "pending")
+    assert answer.headers["Preference-Applied"] == "respond-async"
+    assert answer.headers["Location"] == f"/outcomes/accounts/{name}/later"
+    outcome = api.client.get(answer.headers["Location"], headers={"Prefer": "wait=20"})
+    assert (outcome.status_code, outcome.json()["outcome"], outcome.json()["version"]) == (200, "accepted", 2)
+
+
+def test_the_outcome_of_a_refused_command_says_why(api: Api) -> None:
+    name = opened(api)
+    post(api, name, "withdraw", {"Idempotency-Key": "w1"}, cents=1)
+    outcome = api.client.get(f"/outcomes/accounts/{name}/w1").json()
+    assert (outcome["outcome"], outcome["code"]) == ("rejected", "insufficient-funds")
+    assert outcome["message"] == "The balance and the overdraft limit do not cover the amount."
+
+
+def test_an_outcome_that_is_not_there_may_come_yet(api: Api) -> None:
+    answer = api.client.get("/outcomes/accounts/nobody/k1", headers={"Prefer": "wait=0"})
+    problem(answer, 404, "no-outcome")
+    assert answer.headers["Retry-After"] == "1"
+    problem(api.client.get("/outcomes/nothing/nobody/k1"), 404, "not-found")
+
+
+def test_when_the_wait_has_passed_the_command_is_in_the_log_and_is_answered_later(world: Settings) -> None:
+    set_up(world)
+    with serving(world) as api:
+        ready(api)
+        name = fresh()
+        answer = post(api, name, "open-account", {"Prefer": "wait=0", "Idempotency-Key": "k"}, overdraft_limit=0)
+        assert (answer.status_code, answer.headers["Preference-Applied"]) == (202, "wait=0")
+        short = post(api, name, "open-account", {"Prefer": "wait=1", "Idempotency-Key": "k"}, overdraft_limit=0)
+        assert short.status_code == 202
+        problem(api.client.get(answer.headers["Location"]), 404, "no-outcome")
+        with handler(world):
+            until(lambda: len(commits(world)) == 1, "the handler decides")
+        project(world)
+        assert api.client.get(answer.headers["Location"]).json()["outcome"] == "accepted"
+        # a repeated command makes no notification and needs no agent: it is looked for at once
+        again = post(api, name, "open-account", {"Prefer": "wait=20", "Idempotency-Key": "k"}, overdraft_limit=0)
+        assert again.status_code == 200
+
+
+# nothing was done
+
+
+def test_a_field_that_does_not_fit_is_named_and_nothing_is_appended(api: Api, shared_world: Settings) -> None:
+    with appends_nothing(shared_world):
+        told = problem(post(api, "x", "deposit", cents=0, more=1), 422, "invalid")
+        assert {one["at"] for one in told["errors"]} == {"cents", "more"}
+        for body in ('{"cents": 1', "[]", '"\\ud800"', '{"cents": NaN}', '{"cents": 1e400}', "", "[" * 100_000):
+            answer = api.client.post(
+                "/accounts/x/deposit", content=body.encode(), headers={"Content-Type": "application/json"}
+            )
+            problem(answer, 422, "invalid")
+        text = '{"cents": 1, "on": "2026-01-02", "details": {"purpose": "\\u0000"}}'
+        answer = api.client.post(
+            "/accounts/x/deposit", content=text.encode(), headers={"Content-Type": "application/json"}
+        )
+        problem(answer, 422, "invalid")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("Idempotency-Key", "")],
+        [("Idempotency-Key", '""')],
+        [("Idempotency-Key", '"a')],
+        [("Idempotency-Key", "a, b")],
+        [("Idempotency-Key", "a b")],
+        [("Idempotency-Key", '"' + "a" * 201 + '"')],
+        [("Idempotency-Key", '"a"'), ("Idempotency-Key", '"a"')],
+        [("If-Match", "3")],
+        [("If-Match", 'W/"3"')],
+        [("If-Match", '"-1"')],
+        [("If-Match", '"1", "2"')],
+        [("If-Match", '"9999999999999999999"')],
+        [("If-Match", "*")],
+        [("If-Match", '"1"'), ("If-Match", '"1"')],
+        [("If-None-Match", '"1"')],
+        [("If-Match", '"1"'), ("If-None-Match", "*")],
+        [("Correlation-Id", "")],
+        [("Content-Type", "application/json"), ("Content-Type", "application/json")],
+    ],
+)
+def test_a_header_that_can_be_understood_in_no_way_or_in_two_is_refused(
+    api: Api, shared_world: Settings, headers: list[tuple[str, str]]
+) -> None:
+    given = headers if headers[0][0] == "Content-Type" else [("Content-Type", "application/json"), *headers]
+    with appends_nothing(shared_world):
+        problem(api.client.post("/accounts/x/deposit", content=b"{}", headers=given), 400, "bad-header")
+
+
+def test_what_is_not_json_or_too_large_is_not_read(api: Api, shared_world: Settings) -> None:
+    url, kind = "/accounts/x/deposit", {"Content-Type": "application/json"}
+    with appends_nothing(shared_world):
+        for wrong in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json; charset=latin-1"}):
+            problem(api.client.post(url, content=b"{}", headers=wrong), 415, "not-json")
+        large = b" " * (shared_world.max_command_bytes + 1)
+        assert problem(api.client.post(url, content=large, headers=kind), 413, "too-large")["limit"] == 262_144
+        problem(api.client.post(url, content=iter([large]), headers=kind), 413, "too-large")
+        # the body fits, the record of it does not
+        record = b'{"cents": 1, "on": "2026-01-02"}'.ljust(shared_world.max_command_bytes)
+        problem(api.client.post(url, content=record, headers=kind), 413, "too-large")
+
+
+def test_every_answer_that_is_no_success_is_a_problem(api: Api) -> None:
+    problem(api.client.get("/nowhere"), 404, "not-found")
+    problem(api.client.post("/accounts//deposit"), 404, "not-found")
+    problem(api.client.get("/problems/nothing"), 404, "not-found")
+    gets = api.client.get("/accounts/x/deposit")
+    problem(gets, 405, "method-not-allowed")
+    assert gets.headers["Allow"] == "POST"
+    problem(api.client.post("/accounts/%FF/deposit", content=b"{}"), 422, "bad-segment")
+    problem(api.client.post("/accounts/a%00b/deposit", content=b"{}"), 422, "invalid")
+    problem(api.client.post(f"/accounts/{'x' * 192}/deposit", content=b"{}"), 422, "invalid")
+
+
+def test_equal_paths_are_one_path(api: Api) -> None:
+    name = opened(api)
+    answer = api.client.post(
+        f"/%61ccounts/{name}/d%65posit",
+        content=b'{"cents": 1, "on": "2026-01-02"}',
+        headers={"Content-Type": "Application/JSON; charset=UTF-8"},
+    )
+    assert answer.json()["version"] == 2
+
+
+# too much at once
+
+
+def test_callers_beyond_the_bound_are_told_to_come_back(world: Settings) -> None:
+    set_up(world)
+    with serving(world.model_copy(update={"api_max_waiting": 1})) as api:
+        ready(api)
+        with httpx.Client(base_url=api.url) as other, appends_nothing(world):
+            # one waits, for what nobody decides
+            waiting = asyncio.run_coroutine_threadsafe(_wait(api.world.waits), api.loop)
+            until(lambda: len(api.world.waits) == 1, "one waits")
+            answer = other.post("/accounts/x/deposit", json={"cents": 1, "on": "2026-01-02"})
+            assert problem(answer, 429, "too-many-waiting")["appended"] == "no"
+            assert answer.headers["Retry-After"] == "1"
+            api.loop.call_soon_threadsafe(waiting.cancel)
+
+
+async def _wait(waits: Waits) -> None:
+    with waits.waiting("accounts/x", "k", 4, look=False) as outcome:
+        await outcome
+
+
+def test_commands_are_refused_while_the_read_model_is_too_far_behind(world: Settings) -> None:
+    set_up(world)
+    with handler(world):
+        send(world, *(withdraw("x", f"w{n}", 1) for n in range(20)))
+        until(lambda: len(commits(world)) == 20, "the handler decides")
+    with serving(world.model_copy(update={"api_max_lag": 10})) as api:
+        ready(api)
+        with appends_nothing(world):
+            answer = post(api, "x", "deposit", cents=1)
+            assert problem(answer, 429, "read-model-behind")["appended"] == "no"
+        project(world)
+        until(
+            lambda: post(api, "x", "deposit", {"Prefer": "respond-async"}, cents=1).status_code == 202, "it catches up"
+        )
+
+
+def test_many_who_wait_cost_a_query_a_beat(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred at once are answered with far fewer queries."""
+    asked: list[int] = []
+    ask = Waits._ask
+
+    async def counting(self: Waits, connection: Any, keys: Any) -> Any:
+        asked.append(len(keys))
+        return await ask(self, connection, keys)
+
+    monkeypatch.setattr(Waits, "_ask", counting)
+
+    async def all_at_once() -> list[Answer]:
+        async with httpx.AsyncClient(base_url=api.url, timeout=30) as client:
+            body = {"overdraft_limit": 0, "on": "2026-01-02"}
+            return await asyncio.gather(
+                *(client.post(f"/accounts/{fresh()}/open-account", json=body) for _ in range(200))
+            )
+
+    assert {answer.status_code for answer in asyncio.run(all_at_once())} == {200}
+    assert len(asked) < 150
+    assert max(asked) > 5
+
+
+# appends that fail
+
+
+class Broken:
+    """A producer that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def flush(self, _: float) -> int:
+        return 0
+
+    def purge(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BufferError("full"),
+        KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)),
+    ],
+)
+def test_an_append_that_fails_at_once_has_no_effect_and_the_next_may_do(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    name = opened(api)
+    with appends_nothing(shared_world), monkeypatch.context() as patch:
+        patch.setattr(api.world.appender._producer, "now", Broken(error))
+        answer = deposit(api, name, 5, "k")
+        assert problem(answer, 503, "not-appended")["appended"] == "no"
+        assert answer.headers["Retry-After"] == "1"
+    assert deposit(api, name, 5, "k").status_code == 200
+    assert balance(shared_world, name) == 5
+
+
+class Silent(Broken):
+    """A producer that never says what became of anything."""
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize("prefer", ["respond-async", "wait=1", "wait=0"])
+def test_nobody_is_told_that_a_command_is_in_the_log_before_that_is_known(shared_world: Settings, prefer: str) -> None:
+    with serving(shared_world.model_copy(update={"api_wait_s": 0.2})) as api:
+        ready(api)
+        api.world.appender._producer.now = Silent(Exception())
+        told = problem(deposit(api, "unheard", 5, "k1", Prefer=prefer), 503, "maybe-appended")
+        assert told["appended"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KafkaError._MSG_TIMED_OUT, "maybe-appended"),
+        (KafkaError._PURGE_INFLIGHT, "maybe-appended"),
+        (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, "maybe-appended"),
+        (KafkaError._PURGE_QUEUE, "maybe-appended"),  # it may wait to be tried again
+        (KafkaError.MSG_SIZE_TOO_LARGE, "not-appended"),
+    ],
+)
+def test_what_is_known_of_an_append_that_fails_later(
+    api: Api, monkeypatch: pytest.MonkeyPatch, error: int, code: str
+) -> None:
+    class Late(Broken):
+        def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
+            on_delivery(KafkaError(error), None)
+            api.world.appender._wake()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.world.appender._producer, "now", Late(Exception()))
+        answer = deposit(api, "late", 5, "k1")
+    told = problem(answer, 503, code)
+    if code == "maybe-appended":
+        assert (told["appended"], told["command_id"]) == ("unknown", "k1")
+        assert answer.headers["Location"] == told["outcome"] == "/outcomes/accounts/late/k1"
+    else:
+        assert told["appended"] == "no"
+
+
+# what can't be told apart over HTTP is refused at the start
+
+
+def test_a_context_may_not_be_called_as_something_else_of_the_api() -> None:
+    with pytest.raises(BadContext, match="'views'"):
+        router_of({"views": replace(contexts()["accounts"], name="views")})
+
+
+def test_a_refusal_may_not_have_a_code_that_means_something_else() -> None:
+    class Failed(Refusal):
+        """It did not work."""
+
+    def decide(_: Any, __: Any) -> list[Any]:
+        raise Failed
+
+    with pytest.raises(BadContext, match="'failed', which is taken"):
+        refusals_of(replace(contexts()["accounts"], decide=decide))
+
+
+# each guarantee, switched off
+
+
+@contextmanager
+def seldom_polls(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is found in the block, something else than the poll has found."""
+    waits = api.world.waits
+
+    def poll_now() -> None:
+        waits._poll_at = 0
+        waits._wake.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answering, "POLL_S", 30.0)
+        api.loop.call_soon_threadsafe(poll_now)
+        until(lambda: waits._poll_at > api.loop.time() + 10, "the next poll is far away")
+        yield
+    api.loop.call_soon_threadsafe(poll_now)
+
+
+def test_mutant_nobody_looks_for_a_repeated_command(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = opened(api)
+    deposit(api, name, 5, "again")
+    waiting = Waits.waiting
+
+    def blindly(self: Waits, stream: str, key: str, partitions: int, look: bool) -> Any:
+        return waiting(self, stream, key, partitions, look=False)
+
+    with seldom_polls(api, monkeypatch):
+        assert deposit(api, name, 5, "again", Prefer="wait=1").status_code == 200
+        monkeypatch.setattr(Waits, "waiting", blindly)
+        assert deposit(api, name, 5, "again", Prefer="wait=1").status_code == 202
+
+
+def test_without_any_beat_the_poll_finds_the_outcome(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without both it is never found."""
+    name = opened(api)
+    api.world.pulse._listeners.remove(api.world.waits._on_beat)
+    try:
+        assert deposit(api, name, 5, Prefer="wait=10").status_code == 200
+        with seldom_polls(api, monkeypatch):
+            assert deposit(api, name, 5, Prefer="wait=1").status_code == 202
+    finally:
+        api.world.pulse.tell(api.world.waits._on_beat)
+
+
+def test_mutant_the_fingerprint_is_not_compared(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = opened(api)
+    deposit(api, name, 5, "mine")
+    answer_of = outcomes.answer_of
+
+    def trusting(asked: Any, recorded: Any, _: str, headers: Any) -> Any:
+        return answer_of(asked, recorded, recorded.fingerprint, headers)
+
+    monkeypatch.setattr(command_routes, "answer_of", trusting)
+    with pytest.raises((AssertionError, KeyError)):
+        problem(deposit(api, name, 6, "mine"), 422, "key-reused")
+
+
+def test_mutant_the_expected_version_is_forgotten(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = opened(api)
+    monkeypatch.setattr(command_routes, "expected_version", lambda _: None)
+    with pytest.raises((AssertionError, KeyError)):
+        problem(deposit(api, name, 5, If_Match='"7"'), 412, "version-conflict")
+
+
+def test_mutant_the_path_is_split_after_it_was_decoded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    from urllib.parse import unquote
+
+    from api import segments
+
+    monkeypatch.setattr(segments, "normal", lambda raw: unquote(raw.decode()))
+    assert post(api, "a/b", "open-account", overdraft_limit=0).status_code == 404
+
+
+def test_an_agent_that_comes_later_answers_those_who_wait(world: Settings) -> None:
+    set_up(world)
+    with serving(world) as api:
+        ready(api)
+        with handler(world), agent(world):
+            answer = post(api, "x", "open-account", {"Prefer": "wait=30"}, overdraft_limit=0)
+    assert answer.status_code == 200
+
+
+def test_a_command_whose_own_checks_fail_is_recorded_as_failed(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pydantic's do on a timedelta of a billion days. The handler, where the same checks fail, is the one who says so."""
+
+    def failing(_kind: type) -> Any:
+        def validate(_body: bytes) -> Any:
+            raise OverflowError("days=1000000000; must have magnitude <= 999999999")
+
+        return validate
+
+    for where in (command_routes, intake):
+        monkeypatch.setattr(where, "validator", failing)
+    with everything(world) as api:
+        sent = partial(
+            httpx.post,
+            f"{api.url}/accounts/a/open-account",
+            json={"overdraft_limit": 0, "on": "2026-01-01"},
+            headers={"Idempotency-Key": '"k"'},
+        )
+        for answer in (sent(), sent()):
+            assert (answer.status_code, answer.json()["code"]) == (500, "failed")
+    assert [commit.outcome for commit in commits(world)] == ["rejected"]

@@ -1,0 +1,222 @@
+"""The API's process: starts whatever is away, finds it when it comes back, refuses a world not as promised, ends when told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psycopg
+import pytest
+
+from api import look
+from api.answering import Waits
+from api.serving import server_of
+from api.world import World
+from infra.log import clients, topics
+from infra.processes.ending import PartEnded
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+from tests.engine.api import Api, agent, everything, ready, serving
+from tests.engine.spine import handler, set_up, until
+
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
+
+ROOT = Path(__file__).parents[2]
+OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@contextmanager
+def process(world: Settings, port: int = 0) -> Iterator[subprocess.Popen[str]]:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "api", "--name", "api-1", "--port", str(port)],
+        cwd=ROOT,
+        env=os.environ | world.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def port_of(running: subprocess.Popen[str]) -> int:
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "listening on port" in line:
+            return int(line.rsplit(" ", 1)[1])
+    raise AssertionError("it ended")
+
+
+def open_account(api: Api, name: str) -> httpx.Response:
+    return api.client.post(f"/accounts/{name}/open-account", json=OPEN, headers={"Idempotency-Key": name})
+
+
+def told(answer: httpx.Response) -> tuple[int, str, str | None]:
+    body = answer.json()
+    return answer.status_code, body["code"], body.get("appended")
+
+
+def test_it_starts_while_both_stores_are_away_and_finds_them(world: Settings, stack: Stack) -> None:
+    set_up(world)
+    stack.down()
+    try:
+        with serving(world) as api:
+            assert api.client.get("/health/live").status_code == 200
+            until(lambda: "database" in api.world.look.wrong, "it notices")
+            status, code, appended = told(open_account(api, "one"))
+            assert (status, appended) == (503, "no")
+            assert code in {"kafka-away", "database-away"}
+            stack.up()
+            with handler(world), agent(world):
+                ready(api)
+                assert open_account(api, "one").status_code == 200
+    finally:
+        stack.up()
+
+
+def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings, stack: Stack) -> None:
+    with everything(world) as api:
+        assert open_account(api, "one").status_code == 200
+        for service, code in ((stack.kafka, "kafka-away"), (stack.postgres, "database-away")):
+            server = service.process()
+            assert server is not None
+            server.kill()
+            server.wait(10)
+            try:
+                until(lambda code=code: told(open_account(api, "two")) == (503, code, "no"), f"it says {code}")  # type: ignore[misc]
+            finally:
+                stack.up()
+            until(lambda: open_account(api, "two").status_code == 200, "it takes commands again")
+
+
+def test_a_topic_that_was_made_anew_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "CHECK_S", 0.2)
+    set_up(world)
+    with serving(world) as api:
+        ready(api)
+        admin = clients.admin(world)
+        for future in admin.delete_topics([world.commands_topic]).values():
+            future.result(10)
+        until(lambda: not admin.list_topics(timeout=10).topics.get(world.commands_topic), "it is gone")
+        topics.ensure(world)
+        until(lambda: "topics" in api.world.look.wrong, "it is noticed")
+        assert told(open_account(api, "x")) == (503, "topic-changed", "no")
+        assert api.client.get("/outcomes/accounts/x/x").json()["code"] == "topic-changed"
+    # a process that starts now sees another contract than the database's
+    with psycopg.connect(world.database, autocommit=True) as database:
+        database.execute("update topics set topic_id = 'another' where topic = %s", [world.events_topic])
+    with serving(world) as api:
+        until(lambda: told(open_account(api, "x"))[1] == "contract-broken", "it is noticed")
+
+
+def test_a_database_without_tables_is_refused_until_it_has_them(world: Settings) -> None:
+    with serving(world) as api:
+        until(lambda: told(open_account(api, "x"))[1] == "database-behind", "it is noticed")
+        set_up(world)
+        ready(api)
+
+
+def test_a_part_of_the_world_that_fails_ends_the_process(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who wait would wait for ever: its supervisor starts it anew."""
+
+    async def failing(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    set_up(world)
+    server = server_of(world, "api", "127.0.0.1", 0)
+    monkeypatch.setattr(server.world.waits, "answer", failing)
+    with pytest.raises(PartEnded, match=r"'answers' of api, .* raised ZeroDivisionError"):
+        server.run()
+
+
+def test_it_ends_at_once_when_told_while_somebody_waits(world: Settings) -> None:
+    set_up(world)
+    with process(world) as running:
+        port = port_of(running)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            until(lambda: client.get("/health/live").status_code == 200, "it serves")
+        with socket.create_connection(("127.0.0.1", port)) as waiting:
+            waiting.sendall(b"GET /outcomes/accounts/x/x HTTP/1.1\r\nHost: x\r\nPrefer: wait=60\r\n\r\n")
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(12) == 0
+
+
+def test_a_head_that_does_not_arrive_in_time_is_refused(world: Settings) -> None:
+    with serving(world.model_copy(update={"api_read_timeout_s": 0.3})) as api:
+        for begun in (b"GET /health/live HT", b"\r\n"):
+            with socket.create_connection(("127.0.0.1", api.server.port), timeout=10) as slow:
+                slow.sendall(begun)
+                said = b"".join(iter(lambda: slow.recv(65_536), b""))
+                assert (b"408" in said and b'"too-slow"' in said) is begun.startswith(b"GET")
+        until(lambda: not api.server.server_state.connections, "the connections are closed")
+
+
+def test_what_follows_an_answer_that_came_early_is_not_read_for_ever(world: Settings) -> None:
+    set_up(world)
+    head = "POST /accounts/x/deposit HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with (
+        serving(world.model_copy(update={"api_read_timeout_s": 0.3})) as api,
+        socket.create_connection(("127.0.0.1", api.server.port), timeout=10) as endless,
+    ):
+        endless.sendall(f"{head}Content-Length: 1000000000\r\n\r\n".encode())
+        assert b" 413 " in endless.recv(65_536)
+        until(lambda: _is_closed(endless), "the connection is closed")
+
+
+def _is_closed(endless: socket.socket) -> bool:
+    try:
+        endless.sendall(b" " * 1_000)
+    except (ConnectionResetError, BrokenPipeError):
+        return True
+    return False
+
+
+def test_a_port_that_is_taken_is_named(world: Settings, samefold: Samefold) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, process(world, taken.getsockname()[1]) as running:
+        assert running.wait(20) == 1
+        assert running.stderr is not None
+        assert "Nobody can listen on port" in running.stderr.read()
+
+
+def test_no_connection_is_left_behind(world: Settings) -> None:
+    set_up(world)
+    with serving(world) as api:
+        ready(api)
+        assert _connections(world) >= 4
+    # PostgreSQL takes a moment to end a session whose client has gone
+    until(lambda: _connections(world) == 0, "no connection is left")
+
+
+def _connections(world: Settings) -> int:
+    with psycopg.connect(world.database) as database:
+        row = database.execute(
+            "select count(*) from pg_stat_activity where datname = current_database() "
+            "and application_name like 'samefold api%'"
+        ).fetchone()
+    assert row
+    return int(row[0])
+
+
+def test_mutant_a_world_whose_failure_nobody_notices(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    set_up(world)
+    monkeypatch.setattr(Waits, "answer", failing)
+    monkeypatch.setattr(World, "_failed", lambda *_: None)
+    with serving(world) as api:
+        ready(api)
+        assert api.client.get("/health/live").status_code == 200

@@ -1,0 +1,119 @@
+"""The command line as a whole: how it ends, what it prints when something is wrong, how fast it starts."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from infra import cli
+from infra.errors import SamefoldError
+from infra.testing.fixtures import ROOT, Samefold
+
+HEAVY = {"aiokafka", "alembic", "confluent_kafka", "faust", "psycopg", "pydantic", "pyspark", "rich", "sqlalchemy"}
+
+
+class WaterLeaks(SamefoldError):
+    """An error that only this test knows."""
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    """The application has one more command for each way to end."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def fine() -> None: ...
+
+    @app.command()
+    def named() -> None:
+        raise WaterLeaks("The tap drips.", "Close it.")
+
+    @app.command()
+    def defect() -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(cli, "build", lambda: app)
+    return app
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["samefold", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+@pytest.mark.usefixtures("command")
+def test_a_named_error_is_two_lines_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ends(monkeypatch, "named") == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "water-leaks: The tap drips.\n  → Close it.\n")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["samefold", "defect"])
+    with pytest.raises(RuntimeError, match="a defect"):
+        cli.main()
+
+
+@pytest.mark.usefixtures("command")
+def test_success_is_0_and_wrong_usage_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ends(monkeypatch, "fine") == 0
+    assert ends(monkeypatch, "nonsense") == 2
+
+
+def test_an_interrupt_is_130(tmp_path: Path) -> None:
+    """Waiting for a lock that this test holds, the process gets a Ctrl-C."""
+    import fcntl
+
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        script = "from infra.cli import main; main()"
+        waiting = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-c", script, "dev", "up"],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert waiting.stderr is not None
+        with waiting.stderr as said:
+            assert any("infra.dev.stack" in line for line in said)  # its last import before the lock
+            waiting.send_signal(signal.SIGINT)
+            rest = said.read()
+        assert waiting.wait(20) == 130
+        assert "Traceback" not in rest
+
+
+def test_wrong_settings_are_2(samefold: Samefold, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_PARTITON", "3")
+    done = samefold("dev", "status")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 2
+
+
+def test_start_up_imports_nothing_heavy() -> None:
+    script = "import sys; from infra.cli import build; build(); print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "typer" in done.stdout.split()
+    assert HEAVY & set(done.stdout.split()) == set()
+
+
+def test_each_module_of_the_command_line_adds_a_command_with_a_help() -> None:
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {"__init__"}
+    group = typer.main.get_command(cli.build())
+    commands = getattr(group, "commands", {})
+    assert modules <= set(commands)
+    assert [name for name, one in commands.items() if not one.help] == []

@@ -1,0 +1,183 @@
+"""Connections: their timeouts, and what the database's errors mean to those who wait."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from infra.database.connect import (
+    DatabaseAway,
+    DatabaseBehind,
+    DatabaseRefused,
+    TransactionTimedOut,
+    connect,
+    named,
+    naming,
+    passes,
+)
+from infra.settings import Settings
+from tests.engine.spine import until
+
+SECRET = "s3cr3t-do-not-tell"
+
+
+def test_a_session_has_its_timeouts_its_name_and_utc(world: Settings) -> None:
+    settings = world.model_copy(
+        update={"statement_timeout_ms": 1234, "lock_timeout_ms": 567, "idle_in_transaction_timeout_ms": 8901}
+    )
+    with connect(settings, "somebody") as db:
+
+        def shown(name: str) -> str:
+            row = db.execute(f"show {name}").fetchone()
+            assert row is not None
+            return str(row[0])
+
+        assert shown("statement_timeout") == "1234ms"
+        assert shown("lock_timeout") == "567ms"
+        assert shown("idle_in_transaction_session_timeout") == "8901ms"
+        assert shown("application_name") == "somebody"
+        assert shown("timezone") == "UTC"
+        assert db.autocommit
+
+
+def test_a_host_that_vanished_is_given_up_after_10_s(world: Settings) -> None:
+    """Keepalives rest while something that was sent is not acknowledged: then it took up to 15 minutes."""
+    with connect(world, "somebody") as db:
+        assert db.info.get_parameters()["tcp_user_timeout"] == "10000"
+
+
+def test_options_in_the_connection_string_stay_in_force(world: Settings) -> None:
+    url = f"{world.database}&options=-c%20search_path%3Delsewhere"
+    with connect(Settings(database_url=url), "somebody") as db:
+        assert db.execute("show search_path").fetchone() == ("elsewhere",)
+        assert db.execute("show lock_timeout").fetchone() == ("5s",)
+
+
+def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Settings) -> None:
+    frozen = connect(world.model_copy(update={"idle_in_transaction_timeout_ms": 100}), "frozen")
+    with frozen, connect(world, "next") as db:
+        db.execute("create table locked (a int)")
+        frozen.execute("begin")
+        frozen.execute("lock table locked")
+        until(lambda: not db.execute("select 1 from pg_locks where relation = 'locked'::regclass").fetchall(), "freed")
+        with pytest.raises(psycopg.Error) as lost:
+            frozen.execute("select 1")
+        assert passes(lost.value)
+        told = named(lost.value, world)
+        assert isinstance(told, TransactionTimedOut)
+        assert "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS" in told.cure
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_nor_does_one_that_froze_between_two_statements_of_a_pipeline(world: Settings, short: bool) -> None:
+    """Such a session counts as active, in no statement: without the third timeout nobody would ever free its locks."""
+    quick = world.model_copy(update={"idle_in_transaction_timeout_ms": 300, "statement_timeout_ms": 300})
+    with closing(connect(quick, "frozen", short_transactions=short)) as frozen, connect(world, "next") as db:
+        db.execute("create table locked (a int)")
+        pipe = frozen.pgconn
+        pipe.enter_pipeline_mode()
+        for statement in (b"begin", b"lock table locked"):
+            pipe.send_query_params(statement, None)
+        pipe.send_flush_request()  # as where somebody wants to fetch, and then freezes
+        pipe.flush()
+
+        def is_over() -> bool:
+            row = db.execute(
+                "select state, wait_event, clock_timestamp() - xact_start > '2 s' from pg_stat_activity where pid = %s",
+                [pipe.backend_pid],
+            ).fetchone()
+            return row in (None, ("active", "ClientRead", True))
+
+        until(is_over, "all timeouts have passed")
+        held = db.execute("select 1 from pg_locks where relation = 'locked'::regclass and granted").fetchall()
+        assert bool(held) is not short
+
+
+def test_nobody_there_may_pass_and_no_message_tells_the_password() -> None:
+    settings = Settings(database_url=f"postgresql://somebody:{SECRET}@127.0.0.1:9/there")
+    with pytest.raises(DatabaseAway) as away:
+        connect(settings, "test")
+    assert passes(away.value)
+    assert "there at 127.0.0.1" in away.value.message
+    assert SECRET not in str(away.value)
+
+
+def test_a_string_that_is_none_is_refused_without_quoting_it() -> None:
+    settings = Settings(database_url=f"postgresql//somebody:{SECRET}@")
+    with pytest.raises(DatabaseRefused) as refused:
+        connect(settings, "test")
+    assert SECRET not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_database_or_user_that_does_not_exist_does_not_pass(world: Settings) -> None:
+    name = world.database.split("@/")[1].split("?")[0]
+    for other in (
+        world.database.replace(f"/{name}?", "/nowhere?"),
+        world.database.replace("samefold@", "nobody-here@"),
+    ):
+        assert other != world.database
+        with pytest.raises(DatabaseRefused, match="does not exist") as refused:
+            connect(Settings(database_url=other), "test")
+        assert not passes(refused.value)
+
+
+def test_a_database_that_cant_hold_every_character_is_refused(world: Settings) -> None:
+    name = world.database.split("@/")[1].split("?")[0]
+    with connect(world, "test") as db:
+        locale = "locale_provider libc locale 'C' template template0"
+        db.execute(f"create database {name}_latin encoding 'LATIN1' {locale}".encode())
+    try:
+        with pytest.raises(DatabaseRefused, match="LATIN1"):
+            connect(Settings(database_url=world.database.replace(f"/{name}?", f"/{name}_latin?")), "test")
+    finally:
+        with connect(world, "test") as db:
+            db.execute(f"drop database {name}_latin".encode())
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [
+        (errors.AdminShutdown, True),
+        (errors.CannotConnectNow, True),
+        (errors.ConnectionFailure, True),
+        (errors.TooManyConnections, True),
+        (errors.DiskFull, True),
+        (errors.ReadOnlySqlTransaction, True),
+        (errors.QueryCanceled, True),
+        (errors.LockNotAvailable, True),
+        (errors.DeadlockDetected, True),
+        (errors.UniqueViolation, False),
+        (errors.UndefinedTable, False),
+        (errors.InsufficientPrivilege, False),
+        (errors.NumericValueOutOfRange, False),
+    ],
+)
+def test_what_passes_by_itself(error: type[psycopg.Error], may_pass: bool) -> None:
+    assert passes(error("")) == may_pass
+    assert not passes(ValueError())
+
+
+def test_errors_get_names(world: Settings) -> None:
+    with connect(world, "test") as db:
+        with pytest.raises(DatabaseBehind, match="samefold db upgrade"), naming(world):
+            db.execute("select * from positions")
+        with pytest.raises(DatabaseAway), naming(world):
+            db.execute("select pg_terminate_backend(pg_backend_pid())")
+
+
+@pytest.mark.parametrize(("by_key", "reads_all"), [(True, False), (False, True)])
+def test_a_plan_made_while_a_table_is_small_goes_by_the_key(world: Settings, by_key: bool, reads_all: bool) -> None:
+    """Without it the plan reads the whole table, for good: what the sessions of handlers, agents and waits are spared."""
+    asked = "select v from unnest(%s::text[]) as asked(k) join small using (k)"
+    with connect(world, "somebody", by_key=by_key) as db:
+        db.execute("create table small (k text primary key, v int)")
+        db.execute("insert into small select n::text, n from generate_series(1, 20) n")
+        db.execute("analyze small")
+        db.execute("set plan_cache_mode = force_generic_plan")
+        db.execute(b"prepare asked as " + asked.replace("%s", "$1").encode())
+        plan = "\n".join(line for (line,) in db.execute("explain execute asked(array['3'])"))
+    assert ("Seq Scan on small" in plan) == reads_all, plan

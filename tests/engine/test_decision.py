@@ -1,0 +1,314 @@
+"""From a command and a state to the commit that records the answer, whatever the answer is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+
+from commands.decision import Decided, Versioned, decide
+from commands.intake import MAX_MESSAGE, Received, reason
+from domain.accounts import AccountOpened, MoneyWithdrawn, OpenAccount, Withdraw
+from domain.accounts import State as Account
+from domain.language import fact
+from infra.domain_model.contexts import Context, contexts
+from infra.log.records import Commit, EventRecord, Reason, Record, decode_event
+from tests.engine.purse import PURSE, Fill, Filled, Spend, Spent, State
+
+FULL = Versioned(3, State(100))
+
+
+def received(command: Any, context: Context | None = PURSE, **more: Any) -> Received:
+    return msgspec.structs.replace(
+        Received(offset=41, stream="purse/1", id="a", fingerprint="f", context=context, command=command), **more
+    )
+
+
+def decided(command: Received, before: Versioned = FULL, max_bytes: int = 10_000) -> Decided:
+    return decide(command, before, epoch=17, seq=5, max_bytes=max_bytes)
+
+
+def rejection(answer: Decided, before: Versioned = FULL) -> Reason:
+    """The reason of a rejection that changed nothing."""
+    commit = answer.commit
+    assert (commit.outcome, commit.events, commit.version) == ("rejected", [], before.version)
+    assert answer.after == before
+    assert decode_event(Record(0, 0, 0, None, answer.value)) == commit
+    assert commit.reason is not None
+    assert len(commit.reason.message) <= MAX_MESSAGE
+    return commit.reason
+
+
+def purse(decide: Callable[[Any, Any], Any], evolve: Callable[[Any, Any], Any] = PURSE.evolve) -> Received:
+    """A command for a purse that decides, or evolves, in another way."""
+    return received(Fill(cents=5), replace(PURSE, decide=decide, evolve=evolve))
+
+
+# Accepted.
+
+
+def test_an_accepted_command_is_one_commit_with_all_that_readers_need() -> None:
+    answer = decided(received(Fill(cents=5, note="found"), expected_version=3))
+    assert answer.commit == Commit(
+        stream="purse/1",
+        version=4,
+        events=[EventRecord("Filled", msgspec.Raw(b'{"cents":5,"note":"found"}'))],
+        command_id="a",
+        command_offset=41,
+        fingerprint="f",
+        outcome="accepted",
+        reason=None,
+        epoch=17,
+        seq=5,
+    )
+    assert answer.after == Versioned(4, State(105))
+
+
+def test_the_bytes_are_those_of_the_commit() -> None:
+    answer = decided(received(Spend(cents=5)))
+    assert decode_event(Record(0, 0, 0, None, answer.value)) == answer.commit
+
+
+def test_the_version_rises_by_the_number_of_events() -> None:
+    two = decided(purse(lambda command, state: [Filled(cents=1), Spent(cents=2)]))
+    assert (two.commit.version, two.after) == (5, Versioned(5, State(99)))
+    assert [event.type for event in two.commit.events] == ["Filled", "Spent"]
+
+
+def test_a_command_that_changes_nothing_is_accepted_without_events() -> None:
+    none = decided(purse(lambda command, state: []))
+    assert (none.commit.outcome, none.commit.events, none.commit.version) == ("accepted", [], 3)
+    assert none.after == FULL
+
+
+def test_a_stream_begins_at_version_one() -> None:
+    assert decided(received(Fill(cents=5)), Versioned(0, State())).after == Versioned(1, State(5))
+
+
+def test_the_decision_is_made_on_the_state_that_was_given() -> None:
+    assert decided(received(Spend(cents=100))).commit.outcome == "accepted"
+    assert decided(received(Spend(cents=100)), Versioned(3, State(99))).commit.outcome == "rejected"
+
+
+# Rejected.
+
+
+def test_a_refusal_is_recorded_with_its_code_and_its_sentence() -> None:
+    assert rejection(decided(received(Spend(cents=101)))) == Reason("too-little", "There is less in the purse.")
+
+
+def test_a_rejection_keeps_what_tells_the_command_and_its_place() -> None:
+    commit = decided(received(Spend(cents=101))).commit
+    assert (commit.stream, commit.command_id, commit.command_offset) == ("purse/1", "a", 41)
+    assert (commit.fingerprint, commit.epoch, commit.seq) == ("f", 17, 5)
+
+
+@pytest.mark.parametrize("expected", [0, 2, 4, -1, 10**30])
+def test_another_version_than_expected_is_a_conflict(expected: int) -> None:
+    why = rejection(decided(received(Fill(cents=5), expected_version=expected)))
+    assert why == Reason("version-conflict", f"the stream is at version 3, not {expected}")
+
+
+def test_a_conflict_is_told_before_the_business_is_asked() -> None:
+    assert rejection(decided(received(Spend(cents=101), expected_version=2))).code == "version-conflict"
+
+
+def test_what_the_intake_rejected_stays_rejected() -> None:
+    malformed = received(None, rejection=reason("malformed", "no amount"), expected_version=None)
+    assert rejection(decided(malformed)) == Reason("malformed", "no amount")
+
+
+def test_a_record_of_no_context_is_rejected_at_version_zero() -> None:
+    nowhere = Versioned(0, None)
+    answer = decided(received(None, None, stream="-/2", rejection=reason("malformed", "?")), nowhere)
+    assert rejection(answer, nowhere).code == "malformed"
+
+
+def test_a_commit_beyond_its_bound_is_too_large_and_its_rejection_is_not() -> None:
+    size = len(decided(received(Fill(cents=5, note="x" * 200))).value)
+    assert decided(received(Fill(cents=5, note="x" * 200)), max_bytes=size).commit.outcome == "accepted"
+    answer = decided(received(Fill(cents=5, note="x" * 200)), max_bytes=size - 1)
+    assert rejection(answer) == Reason("too-large", f"its events take {size} bytes, more than {size - 1}")
+    assert len(answer.value) < size
+
+
+# A defect of the domain's code repeats on every try: it is recorded, or it would stop the partition.
+
+
+def raises(error: BaseException) -> Callable[[Any, Any], Any]:
+    def function(*_: Any) -> Any:
+        raise error
+
+    return function
+
+
+class Speechless(Exception):
+    """Its words can't be asked for, as where `__str__` has a defect of its own."""
+
+    def __str__(self) -> str:
+        raise IndexError
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), KeyError("x"), RecursionError(), ZeroDivisionError(), AssertionError(), Speechless()]
+)
+def test_a_defect_in_decide_or_evolve_is_recorded_as_failed(error: Exception) -> None:
+    for command in (purse(raises(error)), purse(PURSE.decide, raises(error))):
+        why = rejection(decided(command))
+        assert why.code == "failed"
+        assert type(error).__name__ in why.message
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), MemoryError()])
+def test_what_may_pass_is_not_recorded(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        decided(purse(raises(error)))
+
+
+@fact
+class Lost:
+    cents: int
+
+
+@fact
+class Weighed:
+    grams: float
+
+
+class FilledTwice(Filled):
+    """Would be stored under a name that nobody reads."""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        5,
+        Filled(cents=5),
+        "Filled",
+        [Lost(cents=5)],
+        [Fill(cents=5)],
+        [Filled(cents=5), None],
+        [FilledTwice(cents=5)],
+        (event for event in [Filled(cents=5)]),
+    ],
+    ids=repr,
+)
+def test_what_is_not_a_list_of_the_contexts_events_is_failed(answer: Any) -> None:
+    command = purse(lambda command, state: answer, lambda state, event: state)
+    assert rejection(decided(command)).code == "failed"
+
+
+def test_an_event_that_json_can_not_hold_is_failed() -> None:
+    unchecked = Filled(cents=5)
+    object.__setattr__(unchecked, "note", "\ud800")
+    command = purse(lambda command, state: [unchecked])
+    assert rejection(decided(command)).code == "failed"
+
+
+def test_an_event_that_no_reader_could_decode_is_failed() -> None:
+    # NaN is null in JSON; in the log it would stop every reader for ever
+    weighing = replace(PURSE, events={"Weighed": Weighed}, decide=lambda command, state: [Weighed(grams=float("nan"))])
+    assert rejection(decided(received(Fill(cents=5), weighing))).code == "failed"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Which checks nothing when it is made."""
+
+    grams: float | None = None
+    at: datetime | None = None
+    names: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Measured(grams=float("inf")),
+        Measured(grams=float("nan")),
+        Measured(grams=2**63 + 1),
+        Measured(at=datetime(1850, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))),
+        Measured(at=date(2026, 1, 1)),  # type: ignore[arg-type]
+        Measured(names="ab"),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_an_event_that_json_would_make_another_one_of_is_failed(event: Measured) -> None:
+    measuring = replace(
+        PURSE, events={"Measured": Measured}, decide=lambda command, state: [event], evolve=lambda state, event: state
+    )
+    why = rejection(decided(received(Fill(cents=5), measuring)))
+    assert why.code == "failed"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Measured(grams=3),
+        Measured(at=datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)),
+        Measured(names=["a", "b"]),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_an_event_is_what_every_reader_makes_of_it(event: Measured) -> None:
+    seen: list[Any] = []
+
+    def evolve(state: Any, event: Any) -> Any:
+        seen.append(event)
+        return state
+
+    measuring = replace(PURSE, events={"Measured": Measured}, decide=lambda command, state: [event], evolve=evolve)
+    answer = decided(received(Fill(cents=5), measuring))
+    assert answer.commit.outcome == "accepted"
+    assert seen == [msgspec.json.decode(answer.commit.events[0].data, type=Measured)]
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str = ""
+    cents: int = 0
+
+
+@pytest.mark.parametrize(
+    "after", [Named(cents=10**4300), Named(name="\ud800"), None, State(5)], ids=["int", "str", "none", "other"]
+)
+def test_a_state_that_could_not_be_stored_is_failed_before_an_agent_meets_it(after: Any) -> None:
+    naming = replace(PURSE, state=Named, evolve=lambda state, event: after)
+    assert rejection(decided(received(Fill(cents=5), naming))).code == "failed"
+
+
+def test_the_state_is_folded_from_what_is_in_the_log() -> None:
+    def decide_loosely(command: Any, state: Any) -> list[Any]:
+        loose = Filled(cents=5)
+        object.__setattr__(loose, "cents", True)  # 1 to Python, but no number in JSON
+        return [loose]
+
+    assert rejection(decided(purse(decide_loosely))).code == "failed"
+
+
+def test_a_defects_message_is_bounded_and_printable() -> None:
+    why = rejection(decided(purse(raises(ValueError("\x1b[2J" + "x" * 10_000)))))
+    assert len(why.message) == MAX_MESSAGE
+    assert why.message.isprintable()
+
+
+# The sample domain through the same door.
+
+
+def test_the_sample_bank_decides_and_its_dates_are_stored() -> None:
+    accounts = contexts()["accounts"]
+    day = date(1993, 1, 31)
+    opened = decided(
+        received(OpenAccount(overdraft_limit=200, on=day), accounts, stream="accounts/1"), Versioned(0, Account())
+    )
+    assert opened.commit.events == [
+        EventRecord("AccountOpened", msgspec.Raw(b'{"overdraft_limit":200,"on":"1993-01-31"}'))
+    ]
+    assert opened.after == Versioned(1, accounts.evolve(Account(), AccountOpened(overdraft_limit=200, on=day)))
+    withdrawn = decided(received(Withdraw(cents=200, on=day), accounts, stream="accounts/1"), opened.after)
+    assert withdrawn.after.state == accounts.evolve(opened.after.state, MoneyWithdrawn(cents=200, on=day))
+    refused = decided(received(Withdraw(cents=1, on=day), accounts, stream="accounts/1"), withdrawn.after)
+    assert rejection(refused, withdrawn.after).code == "insufficient-funds"

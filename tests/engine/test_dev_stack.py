@@ -1,0 +1,267 @@
+"""The embedded stack: idempotent, alone on loopback, whole again after kill -9, and gone when told to go."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from infra.dev.kafka import Kafka
+from infra.dev.postgres import Postgres
+from infra.dev.stack import Stack
+from infra.settings import DEV_ENV, Settings
+from infra.testing.fixtures import ROOT, Samefold
+
+LONGEST_SOCKET_PATH = 103  # bytes, on macOS; Linux has 107
+
+
+@pytest.fixture(scope="module")
+def own_stack() -> Iterator[Stack]:
+    """A stack to be mistreated, in a folder whose name is too long for a socket. Each test calls `up()` first."""
+    root = Path(tempfile.mkdtemp(prefix="samefold-"))
+    root.chmod(0o711)
+    folder = root / ("long" * 30) / "data"
+    stack = Stack(folder)
+    yield stack
+    stack.down()
+    shutil.rmtree(root)
+
+
+def processes_of(stack: Stack) -> list[psutil.Process]:
+    """Everything that runs out of the stack's folder: by arguments, by working directory."""
+    found = psutil.process_iter(["cmdline", "cwd"])
+    folder = str(stack.folder)
+    return [p for p in found if any(folder in text for text in (*(p.info["cmdline"] or ()), p.info["cwd"] or ""))]
+
+
+def pids(stack: Stack) -> tuple[int, int]:
+    broker, server = stack.kafka.process(), stack.postgres.process()
+    assert broker is not None
+    assert server is not None
+    return broker.pid, server.pid
+
+
+def wait(until: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, "waited in vain"
+
+
+def topics(stack: Stack) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": stack.kafka.bootstrap}).list_topics(timeout=10).topics)
+
+
+def make_topic(stack: Stack, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": stack.kafka.bootstrap})
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(timeout=20)
+
+
+def test_up_again_changes_nothing(stack: Stack) -> None:
+    before = pids(stack)
+    stack.up()
+    assert pids(stack) == before
+
+
+def test_nothing_listens_beyond_loopback(stack: Stack) -> None:
+    family = [p for pid in pids(stack) for p in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
+    listening = [c.laddr for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    # Java listens on ::ffff:127.0.0.1, the same address as an IPv6 socket sees it
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    assert len(listening) == 2  # for clients, for the controller; PostgreSQL has a Unix socket only
+
+
+def test_the_database_server_is_durable_and_sorts_by_code_point(stack: Stack) -> None:
+    with psycopg.connect(stack.postgres.url()) as connection:
+        row = connection.execute(
+            "select current_setting('fsync'), current_setting('server_version_num')::int / 10000,"
+            " (select string_agg(x, '' order by x) from unnest(array['a', 'B', 'é', 'z']) x)"
+        ).fetchone()
+    assert row == ("on", 18, "Bazé")
+
+
+def test_a_topic_is_never_made_by_asking_for_it(stack: Stack) -> None:
+    AdminClient({"bootstrap.servers": stack.kafka.bootstrap}).list_topics("asked-for", timeout=10)
+    assert "asked-for" not in topics(stack)
+
+
+def test_somebody_elses_kafka_on_our_port_is_not_taken_for_ours(stack: Stack, tmp_path: Path) -> None:
+    ours = Kafka(tmp_path)
+    shutil.copy(stack.kafka.configuration, ours.configuration)
+    shutil.copy(stack.kafka.folder / "cluster-id", tmp_path)
+    assert ours.answers()
+    (tmp_path / "cluster-id").write_text("another")
+    assert not ours.answers()
+
+
+def test_a_world_begins_empty(world: Settings, stack: Stack) -> None:
+    assert world.events_topic not in topics(stack)
+    with psycopg.connect(world.database) as connection:
+        assert connection.execute("select 1 from pg_tables where schemaname = 'public'").fetchone() is None
+    assert world.database != stack.postgres.url()
+
+
+@pytest.mark.parametrize("folder", [Path("/data"), Path("/", "x" * 70, "y" * 120), Path("/", "ü" * 60)])
+def test_the_sockets_path_is_short_enough_whatever_the_folder(folder: Path) -> None:
+    assert len(os.fsencode(Postgres(folder).socket_folder / ".s.PGSQL.5432")) <= LONGEST_SOCKET_PATH
+
+
+def test_a_folder_may_have_any_name_under_any_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    broker = Kafka(tmp_path / "Prüfung ☃" / "kafka")
+    try:
+        broker.start()
+    finally:
+        broker.stop()
+    assert (broker.folder / "data" / "meta.properties").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["Prüfung ☃"]
+
+
+@pytest.mark.parametrize("victims", [("kafka",), ("postgres",), ("kafka", "postgres")])
+def test_killed_processes_come_back_with_their_data(own_stack: Stack, victims: tuple[str, ...]) -> None:
+    own_stack.up()
+    name = "kept-" + "-".join(victims)
+    make_topic(own_stack, name)
+    with psycopg.connect(own_stack.postgres.url(), autocommit=True) as connection:
+        connection.execute(f'create table "{name}" ()')
+    before = dict(zip(("kafka", "postgres"), pids(own_stack), strict=True))
+    for victim in victims:
+        os.kill(before[victim], signal.SIGKILL)
+    own_stack.up()
+    after = dict(zip(("kafka", "postgres"), pids(own_stack), strict=True))
+    assert {which for which in before if before[which] != after[which]} == set(victims)
+    assert name in topics(own_stack)
+    with psycopg.connect(own_stack.postgres.url()) as connection:
+        assert connection.execute("select to_regclass(%s)::text", [f'"{name}"']).fetchone() == (f'"{name}"',)
+
+
+def test_a_stale_pid_file_that_names_a_living_stranger_does_not_stop_the_server(own_stack: Stack) -> None:
+    own_stack.up()
+    stale = (own_stack.postgres.data / "postmaster.pid").read_text().splitlines()
+    server = own_stack.postgres.process()
+    assert server is not None
+    server.kill()
+    wait(lambda: own_stack.postgres.process() is None)
+    # The pid was given to another process meanwhile: to this one's parent, say.
+    (own_stack.postgres.data / "postmaster.pid").write_text("\n".join([str(os.getppid()), *stale[1:]]) + "\n")
+    own_stack.up()
+    assert own_stack.postgres.answers()
+    assert psutil.pid_exists(os.getppid())
+
+
+def test_when_somebody_took_the_port_another_is_chosen_and_the_data_stays(own_stack: Stack) -> None:
+    own_stack.up()
+    make_topic(own_stack, "moves-along")
+    host, port = own_stack.kafka.bootstrap.split(":")
+    own_stack.down()
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind((host, int(port)))
+        thief.listen()
+        own_stack.up()
+        assert own_stack.kafka.bootstrap != f"{host}:{port}"
+        assert f"SAMEFOLD_KAFKA_BOOTSTRAP={own_stack.kafka.bootstrap}" in (own_stack.folder / DEV_ENV).read_text()
+        assert "moves-along" in topics(own_stack)
+
+
+def test_up_by_several_processes_at_once_is_one_stack(own_stack: Stack) -> None:
+    own_stack.up()
+    own_stack.down()
+    command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(own_stack.folder)}
+    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = {run.communicate(timeout=90)[0] for run in runs}
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert len(said) == 1
+    servers = [p for p in processes_of(own_stack) if p.name() == "java" or "-D" in p.cmdline()]
+    assert {p.pid for p in servers} == set(pids(own_stack))
+
+
+def test_a_folder_removed_under_running_processes_is_no_trap(own_stack: Stack) -> None:
+    own_stack.up()
+    before = set(processes_of(own_stack))
+    shutil.rmtree(own_stack.folder, ignore_errors=True)
+    own_stack.down()
+    own_stack.up()
+    assert topics(own_stack) == set()
+    assert before & set(processes_of(own_stack)) == set()
+
+
+def test_what_was_formatted_half_way_is_formatted_anew(own_stack: Stack) -> None:
+    own_stack.reset()
+    data = own_stack.kafka.folder / "data"
+    data.mkdir(parents=True)
+    (data / "meta.properties").write_text("version=1\ncluster.id=half-done\nnode.id=1\n")
+    own_stack.up()
+    assert topics(own_stack) == set()
+
+
+@pytest.mark.parametrize("moment", ["formatting", "broker"])
+def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, moment: str) -> None:
+    reached: dict[str, Callable[[], object]] = {
+        "formatting": own_stack.kafka.orphans,
+        "broker": own_stack.kafka.process,
+    }
+    own_stack.reset()
+    command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(own_stack.folder)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as first:
+        wait(lambda: bool(reached[moment]()))
+        first.kill()
+    assert not (own_stack.folder / DEV_ENV).exists()
+    own_stack.up()
+    assert own_stack.kafka.answers()
+    assert own_stack.postgres.answers()
+
+
+def test_after_down_nothing_runs_and_the_next_command_says_what_to_do(own_stack: Stack, samefold: Samefold) -> None:
+    own_stack.up()
+    settings = Settings(data_dir=own_stack.folder)
+    assert settings.kafka == own_stack.kafka.bootstrap
+    assert os.getsid(pids(own_stack)[0]) != os.getsid(0)  # a Ctrl-C here would not have reached it
+    own_stack.down()
+    assert processes_of(own_stack) == []
+    assert not own_stack.postgres.socket_folder.exists()
+    done = samefold("topics", settings=Settings(data_dir=own_stack.folder))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("not-configured: ")
+    assert "samefold dev up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_status_tells_what_answers(own_stack: Stack, samefold: Samefold) -> None:
+    own_stack.up()
+    settings = Settings(data_dir=own_stack.folder)
+    up = samefold("dev", "status", "--json", settings=settings)
+    assert up.returncode == 0
+    status = json.loads(up.stdout)
+    assert (status["kafka"]["pid"], status["postgres"]["pid"]) == pids(own_stack)
+    assert status["kafka"]["endpoint"] == own_stack.kafka.bootstrap
+    own_stack.down()
+    down = samefold("dev", "status", "--json", settings=settings)
+    assert down.returncode == 1
+    assert not json.loads(down.stdout)["kafka"]["running"]
+
+
+def test_reset_asks_and_removes_nothing_but_the_stacks_own(own_stack: Stack, samefold: Samefold) -> None:
+    own_stack.up()
+    (own_stack.folder / "mine.txt").write_text("kept")
+    settings = Settings(data_dir=own_stack.folder)
+    refused = samefold("dev", "reset", settings=settings, given="n\n")
+    assert refused.returncode == 1
+    assert own_stack.kafka.answers()
+    assert samefold("dev", "reset", "--yes", settings=settings).returncode == 0
+    assert processes_of(own_stack) == []
+    assert {path.name for path in own_stack.folder.iterdir()} == {"lock", "mine.txt"}
+    own_stack.up()
+    assert topics(own_stack) == set()

@@ -1,0 +1,93 @@
+"""The doctor: what is missing gets a cure, and it is never right about a broken machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra import doctor
+from infra.dev import jars
+from infra.dev.java import JavaMissing, find_java
+from infra.dev.kafka import Kafka
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+
+
+def finding(name: str) -> doctor.Finding:
+    return next(found for found in doctor.examine() if found.name == name)
+
+
+def fake_java(folder: Path, says: str) -> None:
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    java.chmod(0o755)
+
+
+def test_all_is_well_where_the_tests_run() -> None:
+    assert [found for found in doctor.examine() if not found.ok or found.cure] == []
+
+
+@pytest.mark.parametrize(
+    "says", ['openjdk version "11.0.2" 2019-01-15', 'java version "1.8.0_202"', "Unable to locate a Java Runtime."]
+)
+def test_a_java_that_will_not_do_is_named(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, says)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = finding("Java")
+    assert not found.ok
+    assert "apt-get install" in found.cure
+    assert "brew install" in found.cure
+
+
+def test_a_newer_java_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, 'openjdk version "25" 2025-09-16')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java().major == 25
+
+
+def test_no_java_at_all_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaMissing):
+        find_java()
+
+
+def test_a_missing_jar_is_noticed_before_java_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "FOLDER", tmp_path)
+    for name in list(jars.locked())[1:]:
+        (tmp_path / name).touch()
+    found = finding("Kafka's jars")
+    assert (found.ok, found.cure) == (False, "Run `make setup`.")
+    with pytest.raises(jars.JarsMissing, match=r"^1 of Kafka's"):
+        Kafka(tmp_path / "kafka").start()
+
+
+def test_too_little_disk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MIN_DISK_GB", 10**9)
+    assert not finding("data folder").ok
+
+
+def test_wrong_settings_are_a_finding_not_a_crash(samefold: Samefold, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_PARTITON", "3")
+    done = samefold("doctor", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert not found["ok"]
+    assert "SAMEFOLD_PARTITIONS" in next(f for f in found["findings"] if f["name"] == "settings")["found"]
+
+
+def test_what_is_configured_is_asked(samefold: Samefold, world: Settings) -> None:
+    found = {f["name"]: f for f in json.loads(samefold("doctor", "--json", settings=world).stdout)["findings"]}
+    assert found["Kafka"]["ok"]
+    assert f"not yet made: {world.commands_topic}, {world.events_topic}" in found["Kafka"]["found"]
+    assert found["PostgreSQL"]["found"] == "answers, version 18"
+
+
+def test_what_does_not_answer_is_a_fault(samefold: Samefold) -> None:
+    nobody = Settings(kafka_bootstrap="127.0.0.1:9", database_url="host=127.0.0.1 port=9 connect_timeout=2")
+    done = samefold("doctor", "--json", settings=nobody)
+    assert done.returncode == 1
+    wrong = {f["name"]: f["cure"] for f in json.loads(done.stdout)["findings"] if not f["ok"]}
+    assert set(wrong) == {"Kafka", "PostgreSQL"}
+    assert all("samefold dev up" in cure for cure in wrong.values())

@@ -1,0 +1,263 @@
+"""The fold: pure, in order, the same whatever the batches; poison stops or parks; rows held stay as they were."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.log.records import Commit, EventRecord
+from infra.log.rule import Counted
+from projections.engine.fold.errors import OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
+from projections.engine.fold.fold import NOTHING_BLOCKED, Blocked, Changes, Held, decode, fold, missing
+from projections.engine.fold.plan import Plan
+from tests.engine.purse import PURSE, State
+from tests.engine.viewkit import MOVES, PURSES, TOTALS, plan_of, views
+
+PARK = '\n    ON_POISON = "park"\n'
+
+
+def filled(cents: int, note: str = "") -> EventRecord:
+    return EventRecord("Filled", msgspec.Raw(msgspec.json.encode({"cents": cents, "note": note})))
+
+
+def spent(cents: int) -> EventRecord:
+    return EventRecord("Spent", msgspec.Raw(msgspec.json.encode({"cents": cents})))
+
+
+def history(*steps: tuple[str, Sequence[EventRecord]]) -> list[Counted]:
+    """Commits of purses in order, each of some events; no events: a rejected command."""
+    versions: dict[str, int] = {}
+    found = []
+    for offset, (name, events) in enumerate(steps, 1):
+        version = versions[name] = versions.get(name, 0) + len(events)
+        stream = f"purse/{name}"
+        commit = Commit(stream, version, list(events), f"c{offset}", offset, "", "accepted", None, 0, offset)
+        found.append(Counted(offset, offset * 1000, commit))
+    return found
+
+
+def fold_all(plan: Plan, counted: Sequence[Counted], held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
+    batch = decode(plan, 3, counted)
+    for name, keys in missing(plan, batch, held).items():
+        held.rows[name].update(dict.fromkeys(keys))
+    return fold(plan, batch, held, blocked)
+
+
+def rows_of(changes: Changes) -> dict[str, Any]:
+    """What a batch does, by kind of view."""
+    return {
+        "states": {name: dict(states) for name, states in changes.states.items()},
+        "rows": {name: dict(rows) for name, rows in changes.rows.items()},
+        "added": {name: list(rows) for name, rows in changes.added.items()},
+        "sums": {name: dict(sums) for name, sums in changes.sums.items()},
+    }
+
+
+def test_all_three_kinds_fold_one_history() -> None:
+    plan = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
+    held = Held(plan)
+
+    changes = fold_all(
+        plan, history(("a", [filled(5), spent(2)]), ("b", [filled(7)]), ("a", []), ("b", [spent(7)])), held
+    )
+
+    assert changes.states["streams_purse"] == {"purse/a": (2, State(3)), "purse/b": (2, State(0))}
+    assert changes.rows["purses"]["a"].cents == 3
+    assert changes.rows["purses"]["b"] is None
+    assert [(m.purse, m.move, m.cents, m.after) for m in changes.added["moves"]] == [
+        ("a", 1, 5, 5),
+        ("a", 2, -2, 3),
+        ("b", 1, 7, 7),
+        ("b", 2, -7, 0),
+    ]
+    assert changes.sums["totals"] == {("Filled",): [2, 12, 7, 5], ("Spent",): [2, 9, 7, 2]}
+    assert len(changes.counted) == 4
+
+
+def test_a_view_is_told_of_its_own_contexts_only_and_a_journal_never_a_state_of_the_event_before() -> None:
+    """Two contexts with one class of event are refused at the start; a plan that has them all the same keeps them apart."""
+    some = views(purses=PURSES, moves=MOVES, totals=TOTALS)
+    plan = Plan(some, {"purse": PURSE, "safe": dataclasses.replace(PURSE, name="safe")})
+    foreign = Commit("safe/a", 1, [filled(100)], "c", 9, "", "accepted", None, 0, 9)
+    changes = fold_all(plan, [*history(("a", [filled(5)])), Counted(9, 9000, foreign)], Held(plan))
+    assert list(changes.rows["purses"]) == ["a"]
+    assert [(m.purse, m.after) for m in changes.added["moves"]] == [("a", 5)]
+    assert changes.sums["totals"] == {("Filled",): [1, 5, 5, 5]}
+    assert list(changes.states) == ["streams_purse"]
+
+
+def test_at_tells_where_an_event_stands() -> None:
+    plan = plan_of(views(purses=PURSES))
+    items = decode(plan, 3, history(("a", [filled(5)]), ("a", [filled(1), spent(2)]))).items
+    assert [(i.at.stream, i.at.version, i.at.partition, i.at.offset) for i in items] == [
+        ("purse/a", 1, 3, 1),
+        ("purse/a", 2, 3, 2),
+        ("purse/a", 3, 3, 2),
+    ]
+    at = items[2].at
+    assert (at.context, at.id) == ("purse", "a")
+    assert at.time.isoformat() == "1970-01-01T00:00:02+00:00"
+
+
+def test_a_view_that_does_not_subscribe_is_not_decoded_for() -> None:
+    source = PURSES.replace("event: Filled | Spent", "event: Filled")
+    some = views(purses=source)
+    del some["streams_purse"]
+    plan = plan_of(some)
+    unreadable = EventRecord("Spent", msgspec.Raw(b'"no such body"'))
+    batch = decode(plan, 0, history(("a", [filled(5), unreadable, filled(1)])))
+    assert [item.at.version for item in batch.items] == [1, 3]
+
+
+def test_rows_asked_for_are_those_not_held() -> None:
+    plan = plan_of(views(purses=PURSES, moves=MOVES))
+    held = Held(plan)
+    batch = decode(plan, 0, history(("a", [filled(5)]), ("b", [filled(1)])))
+    held.rows["purses"]["b"] = None
+    wanted = {name: sorted(keys) for name, keys in missing(plan, batch, held).items()}
+    assert wanted == {"streams_purse": ["purse/a", "purse/b"], "purses": ["a"]}
+
+
+def test_rows_held_stay_as_they_were_until_absorbed() -> None:
+    plan = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
+    held = Held(plan)
+    counted = history(("a", [filled(5)]), ("a", [spent(2)]))
+    changes = fold_all(plan, counted[:1], held)
+    held.absorb(changes)
+    before = copy.deepcopy(held.rows)
+
+    first = rows_of(fold_all(plan, counted[1:], held))
+
+    assert held.rows == before
+    assert rows_of(fold_all(plan, counted[1:], held)) == first
+    assert first["rows"]["purses"]["a"].cents == 3
+
+
+def test_held_rows_are_dropped_when_there_are_too_many() -> None:
+    plan = plan_of(views(purses=PURSES))
+    held = Held(plan, limit=3)
+    held.absorb(fold_all(plan, history(("a", [filled(5)])), held))
+    assert held.rows["purses"].keys() == {"a"}
+    held.absorb(fold_all(plan, history(("b", [filled(5)])), held))
+    assert held.rows["purses"] == {} == held.rows["streams_purse"]
+
+
+AMOUNTS = st.integers(1, 9)
+EVENTS = st.one_of(AMOUNTS.map(filled), AMOUNTS.map(spent))
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(EVENTS, max_size=3)), max_size=12)
+
+
+ALL_KINDS = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
+
+
+@settings(deadline=None)
+@given(steps=STEPS, cuts=st.sets(st.integers(0, 12)))
+def test_the_batches_make_no_difference(steps: list[tuple[str, list[EventRecord]]], cuts: set[int]) -> None:
+    plan = ALL_KINDS
+    counted = history(*steps)
+    whole = Held(plan)
+    at_once = fold_all(plan, counted, whole)
+    whole.absorb(at_once)
+
+    held, added, sums = Held(plan), list[Any](), dict[Any, list[int]]()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(counted)), len(counted)]
+    for start, end in pairwise(edges):
+        changes = fold_all(plan, counted[start:end], held)
+        held.absorb(changes)
+        added += changes.added["moves"]
+        for key, (number, cents, largest, smallest) in changes.sums["totals"].items():
+            old = sums.get(key, [0, 0, largest, smallest])
+            sums[key] = [old[0] + number, old[1] + cents, max(old[2], largest), min(old[3], smallest)]
+
+    assert held.rows == whole.rows
+    assert added == at_once.added["moves"]
+    assert sums == at_once.sums["totals"]
+
+
+def test_an_event_that_this_code_does_not_know_stops_everything() -> None:
+    plan = plan_of(views(purses=PURSES))
+    with pytest.raises(UnknownEvent, match="event 'Stolen'") as stopped:
+        decode(plan, 3, history(("a", [filled(1)]), ("a", [EventRecord("Stolen", msgspec.Raw(b"{}"))])))
+    assert (stopped.value.partition, stopped.value.offset) == (3, 2)
+    known = history(("a", [filled(1)]))[0]
+    stranger = Counted(9, 0, msgspec.structs.replace(known.commit, stream="boxes/1"))
+    with pytest.raises(UnknownEvent, match="a context"):
+        decode(plan, 3, [stranger])
+
+
+def test_a_body_that_does_not_fit_its_class_stops_everything() -> None:
+    plan = plan_of(views(purses=PURSES))
+    with pytest.raises(UnreadableEvent, match="Filled of purse/a can't be read"):
+        decode(plan, 0, history(("a", [EventRecord("Filled", msgspec.Raw(b'{"note":"no cents"}'))])))
+
+
+def test_a_state_that_is_not_the_one_before_the_commit_stops_everything() -> None:
+    plan = plan_of(views(purses=PURSES))
+    held = Held(plan)
+    held.rows["streams_purse"]["purse/a"] = (4, State(1))
+    with pytest.raises(OutOfStep, match="stands at version 4"):
+        fold_all(plan, history(("a", [filled(1)])), held)
+
+
+@pytest.mark.parametrize(("name", "source"), [("purses", PURSES), ("totals", TOTALS)])
+def test_poison_stops_by_default(name: str, source: str) -> None:
+    plan = plan_of(views(**{name: source}))
+    with pytest.raises(PoisonEvent, match="can't take this") as stopped:
+        fold_all(plan, history(("a", [filled(1)]), ("b", [filled(1, "fail")])), Held(plan))
+    poison = stopped.value
+    assert (poison.view, poison.stream, poison.version, poison.offset) == (name, "purse/b", 1, 2)
+
+
+def test_poison_parks_the_stream_for_that_view_from_there_on() -> None:
+    plan = plan_of(views(purses=PARK + PURSES, other=PURSES.replace('"fail"', '"never"')))
+    steps = [("a", [filled(1)]), ("a", [filled(2)]), ("b", [filled(3)]), ("a", [filled(4)])]
+    healthy = fold_all(plan, history(*steps), Held(plan))
+    steps[1] = ("a", [filled(2, "fail")])
+
+    changes = fold_all(plan, history(*steps), Held(plan))
+
+    assert changes.rows["purses"]["a"].cents == 1
+    assert changes.rows["purses"]["b"].cents == 3
+    assert changes.rows["other"]["a"].cents == 7
+    assert changes.states == healthy.states
+    ((key, parked),) = changes.parked.items()
+    assert key == ("purses", "purse/a")
+    assert (parked.version, parked.offset, parked.error) == (2, 2, "ValueError: can't take this")
+
+
+def test_a_view_that_runs_out_of_memory_parks_nothing() -> None:
+    """Where there is more of it, the event may well be folded."""
+    plan = plan_of(views(purses=PARK + PURSES.replace('ValueError("can\'t take this")', "MemoryError")))
+    with pytest.raises(MemoryError):
+        fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")])), Held(plan))
+
+
+def test_a_summary_takes_all_of_a_poisonous_event_or_nothing() -> None:
+    plan = plan_of(views(totals=PARK + TOTALS))
+    changes = fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")]), ("b", [filled(4)])), Held(plan))
+    assert changes.sums["totals"] == {("Filled",): [2, 5, 4, 1]}
+
+
+def test_parked_streams_and_skips_are_left_out_of_their_view_only() -> None:
+    plan = plan_of(views(purses=PURSES, other=PURSES, moves=MOVES, totals=TOTALS))
+    blocked = Blocked(
+        parked={("purses", "purse/a"): 2, ("moves", "purse/a"): 3},
+        skips={("other", "purse/a"): [(1, 1), (3, 9)], ("totals", "purse/a"): [(1, 3)]},
+    )
+    counted = history(("a", [filled(1)]), ("a", [filled(2)]), ("a", [filled(4)]), ("b", [filled(8)]))
+
+    changes = fold_all(plan, counted, Held(plan), blocked)
+
+    assert changes.rows["purses"]["a"].cents == 1
+    assert changes.rows["other"]["a"].cents == 2
+    assert [move.move for move in changes.added["moves"]] == [1, 2, 1]
+    assert changes.sums["totals"] == {("Filled",): [1, 8, 8, 8]}
+    assert changes.states["streams_purse"]["purse/a"] == (3, State(7))

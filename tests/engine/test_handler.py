@@ -1,0 +1,680 @@
+"""The handler on real Kafka and PostgreSQL; the agent is replaced by `project`, so that the test decides when it folds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+
+import pytest
+from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
+from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.errors import GroupCoordinatorNotAvailableError
+from aiokafka.protocol.group import JoinGroupRequest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
+
+from commands import release
+from commands.handler import Handler, HandlerFenced, NotTaken, WorldChanged
+from commands.intake import reserved_stream
+from commands.snapshots import SnapshotReader
+from commands.writer import Limits, Wait, Writer
+from infra.database.connect import connect
+from infra.domain_model.contexts import UnreadableState
+from infra.log import clients, topics
+from infra.log.partitioner import partition_of
+from infra.log.records import UnreadableRecord, encode
+from infra.log.topics import TopicChanged, TopicMissing, TopicUnfit
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+from projections.engine.live.startup import ContractBroken
+from projections.engine.views.command_types import drop_other_types, live_types, own_types
+from tests.engine.spine import (
+    command,
+    commits,
+    delete,
+    deposit,
+    ended_with,
+    handler,
+    in_a_transaction,
+    members,
+    open_account,
+    openings,
+    outcomes,
+    produce,
+    project,
+    scalar,
+    send,
+    set_up,
+    until,
+    withdraw,
+)
+
+
+def test_commands_become_commits_and_rows(world: Settings) -> None:
+    set_up(world)
+    send(
+        world,
+        open_account("ada", limit=100),
+        deposit("ada", "d1", 500),
+        withdraw("ada", "w1", 601),
+        withdraw("ada", "w2", 600),
+    )
+    with handler(world):
+        until(lambda: len(commits(world)) == 4, "four commits")
+    assert [(c.command_id, c.outcome, c.version, c.reason and c.reason.code) for c in commits(world)] == [
+        ("open-ada", "accepted", 1, None),
+        ("d1", "accepted", 2, None),
+        ("w1", "rejected", 2, "insufficient-funds"),
+        ("w2", "accepted", 3, None),
+    ]
+    assert project(world) == 4
+    assert scalar(world, "select cents from balances_v1 where account = 'ada'") == -100
+
+
+def test_a_repeated_command_keeps_its_first_answer_whether_the_read_model_shows_it_yet_or_not(world: Settings) -> None:
+    set_up(world)
+    with handler(world):
+        send(
+            world, open_account("ada"), deposit("ada", "d1", 500), deposit("ada", "d1", 500), withdraw("ada", "w1", 900)
+        )
+        send(world, withdraw("ada", "w1", 900), deposit("ada", "d2", 1))
+        until(lambda: len(commits(world)) == 4, "answers from the overlay add nothing")
+        project(world)
+        send(world, deposit("ada", "d3", 1))
+        until(lambda: commits(world)[-1].command_id == "d3", "the overlay is evicted by this batch")
+        send(world, deposit("ada", "d1", 500), withdraw("ada", "w1", 900), deposit("ada", "d4", 1))
+        until(lambda: commits(world)[-1].command_id == "d4", "answers from the database add nothing")
+    assert [c.command_id for c in commits(world)] == ["open-ada", "d1", "w1", "d2", "d3", "d4"]
+
+
+def test_the_next_handler_goes_on_where_the_log_says_not_where_the_group_says(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 50)))
+    with handler(world, "first"):
+        until(lambda: len(commits(world)) == 50, "all decided")
+    send(world, *(deposit("ada", f"d{n}", n) for n in range(50, 80)))
+    with handler(world, "second"):
+        until(lambda: len(commits(world)) == 80, "the rest decided")
+    assert [c.command_id for c in commits(world)] == ["open-ada", *(f"d{n}" for n in range(1, 80))]
+    assert [c.version for c in commits(world)] == list(range(1, 81))
+    assert project(world) == 80
+
+
+def test_a_garbage_command_is_a_recorded_rejection_and_later_ones_go_on(world: Settings) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    send(world, open_account("ada"))
+    for value in (b"\x00\xff garbage", b"", None, b'{"samefold":"command/9"}', b"[" * 100_000):
+        produce(world, world.commands_topic, partition, b"accounts/ada", value)
+    send(world, deposit("ada", "d1", 5))
+    with handler(world):
+        until(lambda: len(commits(world)) == 7, "garbage answered, the deposit decided")
+    assert [c.reason.code for c in commits(world) if c.reason] == ["malformed"] * 5
+    assert {c.stream for c in commits(world) if c.reason} == {reserved_stream(partition)}
+    assert commits(world)[-1].command_id == "d1"
+    project(world)
+    assert scalar(world, "select count(*) from command_outcomes_v1 where code = 'malformed'") == 5
+
+
+def test_a_command_from_a_client_with_another_partitioner_is_rejected_as_misrouted(world: Settings) -> None:
+    set_up(world)
+    wrong = next(
+        n for n in map(str, range(40)) if _crc32_partition(world, f"accounts/{n}") != partition_of(f"accounts/{n}", 4)
+    )
+    stream = f"accounts/{wrong}"
+    produce(world, world.commands_topic, _crc32_partition(world, stream), stream.encode(), encode(open_account(wrong)))
+    with handler(world):
+        until(lambda: len(commits(world)) == 1, "an answer")
+        [rejected] = commits(world)
+        assert rejected.reason is not None
+        assert rejected.reason.code == "misrouted"
+        send(world, open_account(wrong))
+        until(lambda: len(commits(world)) == 2, "the same command, sent properly, is decided")
+    project(world)
+    assert outcomes(world, [(stream, f"open-{wrong}")])[stream, f"open-{wrong}"].outcome == "accepted"
+
+
+def _crc32_partition(world: Settings, stream: str) -> int:
+    import zlib
+
+    return zlib.crc32(stream.encode()) % world.partitions
+
+
+def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world: Settings) -> None:
+    set_up(world)
+    names = ["o'brien; drop table live; --", '"quoted" \\ back', "🏦 emoji", "ü" * 90, "a b\tc".replace("\t", " ")]
+    for name in names:
+        send(world, open_account(name), deposit(name, f"'; {name}", 7))
+    wrong = [
+        command("accounts/x", f"x{n}", "Deposit", cents=cents, on="2026-01-01")
+        for n, cents in enumerate([0, -1, 2**63, 2**64, True, "5", 1.5, None])
+    ]
+    wrong += [
+        command("accounts/x", "unknown-field", "Deposit", cents=1, on="2026-01-01", extra=1),
+        command("accounts/x", "unknown-command", "Steal", cents=1),
+        command("nowhere/x", "unknown-context", "Deposit", cents=1),
+        command("accounts/x", "nul", "Deposit", cents=1, on="2026-01-01", details={"purpose": "a\x00b"}),
+        command("accounts/x", "long", "Deposit", cents=1, on="2026-01-01", details={"purpose": "x" * 10_000}),
+    ]
+    send(world, *wrong)
+    with handler(world):
+        until(lambda: len(commits(world)) == 2 * len(names) + len(wrong), "every command has an answer")
+    project(world)
+    assert scalar(world, "select array_agg(account order by account) from balances_v1 where cents = 7") == sorted(names)
+    answers = outcomes(world, [(c.stream, c.id) for c in wrong])
+    assert {answer.code for answer in answers.values()} == {"malformed"}
+    assert len(answers) == len(wrong)
+
+
+def test_commits_beyond_the_limit_are_rejected_and_nothing_stops(world: Settings) -> None:
+    small = world.model_copy(update={"max_commit_bytes": 1_024})
+    set_up(world)
+    text = "x" * 200
+    details = {"operation": text, "purpose": text, "counter_bank": text, "counter_account": text}
+    send(
+        world, open_account("ada"), command("accounts/ada", "big", "Deposit", cents=1, on="2026-01-01", details=details)
+    )
+    send(world, deposit("ada", "d1", 5))
+    with handler(small):
+        until(lambda: len(commits(world)) == 3, "all answered")
+    assert [c.reason.code for c in commits(world) if c.reason] == ["too-large"]
+
+
+def test_the_handler_waits_while_it_is_too_far_ahead_of_the_read_model(world: Settings) -> None:
+    near = world.model_copy(update={"run_ahead": 20})
+    set_up(world)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 100)))
+    with handler(near) as running:
+        until(lambda: len(commits(world)) == 20, "the bound is reached")
+        writer = next(w for w in running.writers.values() if w.room == 0)
+        until(lambda: writer.partition in running._held, "commands are held back")
+        assert len(commits(world)) == 20
+        until(lambda: bool(project(world)) or len(commits(world)) == 100, "it goes on as the read model catches up")
+        until(lambda: (project(world), scalar(world, "select max(seq) from positions") == 100)[1], "all are folded")
+    assert len(commits(world)) == 100
+
+
+def test_a_writer_that_was_deposed_opens_again_and_loses_nothing(world: Settings) -> None:
+    """A foreign opening makes this handler's next commits void; it notices, opens again and decides them again."""
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    with handler(world):
+        send(world, open_account("ada"))
+        until(lambda: len(commits(world)) == 1, "serving")
+        opening = next(o for o in openings(world))
+        produce(world, world.events_topic, partition, None, encode(opening))
+        send(world, deposit("ada", "d1", 5), deposit("ada", "d2", 6))
+        until(lambda: (project(world), scalar(world, "select cents from balances_v1") == 11)[1], "decided again")
+    found = [c.command_id for c in commits(world)]
+    assert found.count("d1") >= 2, "the first try was void"
+    assert scalar(world, "select version from streams_accounts_v1") == 3
+
+
+def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> None:
+    """Rule 2: the read model goes back to an older state; decisions still rest on everything that counts."""
+    set_up(world)
+    with handler(world):
+        send(world, open_account("ada"), deposit("ada", "d1", 10))
+        until(lambda: len(commits(world)) == 2, "decided")
+        project(world)
+        send(world, withdraw("ada", "w0", 99))
+        until(lambda: len(commits(world)) == 3, "the overlay is evicted by now")
+        _restore_to_the_beginning(world)
+        send(world, withdraw("ada", "w1", 10), withdraw("ada", "w2", 10), deposit("ada", "d1", 10))
+        until(lambda: len({c.command_id for c in commits(world)}) == 5, "decided on the whole log")
+    project(world)
+    answers = outcomes(world, [("accounts/ada", "w1"), ("accounts/ada", "w2")])
+    assert [answers["accounts/ada", key].outcome for key in ("w1", "w2")] == ["accepted", "rejected"]
+    assert scalar(world, "select cents from balances_v1") == 0
+
+
+def _restore_to_the_beginning(world: Settings) -> None:
+    from infra.database.connect import connect
+
+    with connect(world, "test") as db, db.transaction():
+        db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
+        for table in ("balances_v1", "statement_v1", "daily_totals_v1", "streams_accounts_v1", "command_outcomes_v1"):
+            db.execute(f"delete from {table}")
+
+
+def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings) -> None:
+    set_up(world)
+    _execute(world, "update live set version = 99 where view = 'streams_accounts'")
+    send(world, open_account("ada"))
+    with handler(world) as running:
+        until(lambda: "another version" in running._said.get(0, ""), "it says what it waits for")
+        assert openings(world) == []
+        _execute(world, "update live set version = 1 where view = 'streams_accounts'")
+        until(lambda: len(commits(world)) == 1, "it goes on")
+
+
+def _execute(world: Settings, statement: str) -> None:
+    from infra.database.connect import connect
+
+    with connect(world, "test") as db:
+        db.execute(statement)
+
+
+def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
+    set_up(world)
+    with handler(world) as running:
+        until(lambda: len(openings(world)) == 4, "serving")
+        admin = clients.admin(world)
+        admin.create_partitions([NewPartitions(world.commands_topic, 6)])[world.commands_topic].result(10)
+        error = ended_with(running, TopicChanged)
+    assert "had 4 partitions and has 6" in str(error)
+
+
+def test_a_commands_topic_made_anew_is_refused_at_the_start_and_in_the_middle(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
+    set_up(world)
+    with handler(world) as running:
+        until(lambda: len(openings(world)) == 4, "serving")
+        _make_anew(world, world.commands_topic)
+        ended_with(
+            running, TopicChanged, TopicMissing, WorldChanged
+        )  # whichever check sees it first, or that it was gone
+    with handler(world) as running:
+        error = ended_with(running, ContractBroken)
+    assert "made anew" in str(error)
+    assert len(openings(world)) == 4, "nothing was written"
+
+
+def test_an_events_topic_made_anew_is_refused(world: Settings) -> None:
+    set_up(world)
+    _make_anew(world, world.events_topic)
+    with handler(world) as running:
+        ended_with(running, ContractBroken)
+    assert openings(world) == []
+
+
+def test_a_state_that_this_code_can_not_read_is_named_with_what_to_do(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"))
+    with handler(world):
+        until(lambda: len(commits(world)) == 1, "decided")
+    project(world)
+    with connect(world, "test") as db:
+        db.execute("update streams_accounts_v1 set state = '{\"balance\":null}'")
+    send(world, deposit("ada", "d1", 1))
+    with handler(world) as running:
+        error = ended_with(running, UnreadableState)
+    assert "'accounts/ada'" in str(error)
+    assert "STATE_VERSION" in str(error)
+
+
+def _make_anew(world: Settings, name: str) -> None:
+    from infra.log.topics import describe, ensure
+
+    before = describe(world, name).id
+    admin = clients.admin(world)
+    admin.delete_topics([name])[name].result(10)
+
+    def gone() -> bool:
+        try:
+            return describe(world, name).id != before
+        except TopicMissing:
+            return True
+
+    until(gone, "the topic is deleted")
+
+    def made() -> bool:
+        try:
+            ensure(world)
+        except (TopicMissing, KafkaException):
+            return False
+        return describe(world, name).id != before
+
+    until(made, "the topic is made anew")
+
+
+def test_a_trimmed_log_is_refused(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"), deposit("ada", "d1", 1))
+    with handler(world):
+        until(lambda: len(commits(world)) == 2, "decided")
+    partition = partition_of("accounts/ada", world.partitions)
+    delete(world, world.events_topic, {partition: 2})
+    with handler(world) as running:
+        error = ended_with(running, WorldChanged)
+    assert "trimmed" in str(error)
+
+
+def test_the_database_away_is_waited_out(world: Settings) -> None:
+    """Sessions ended in the middle, then no new one allowed for a while: the handler waits and goes on."""
+    set_up(world)
+    with handler(world) as running:
+        send(world, open_account("ada"))
+        until(lambda: len(commits(world)) == 1, "serving")
+        _lock_out(world)
+        send(world, deposit("ada", "d1", 5))
+        until(lambda: running._database_is_away, "it notices")
+        _let_in(world)
+        until(lambda: len(commits(world)) == 2, "it goes on")
+
+
+def _lock_out(world: Settings) -> None:
+    import psycopg
+
+    name = world.database.split("?")[0].rpartition("/")[2]
+    with psycopg.connect(world.database.replace(f"/{name}?", "/postgres?"), autocommit=True) as db:
+        db.execute(f'alter database "{name}" connection limit 0')
+        db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+
+
+def _let_in(world: Settings) -> None:
+    import psycopg
+
+    name = world.database.split("?")[0].rpartition("/")[2]
+    with psycopg.connect(world.database.replace(f"/{name}?", "/postgres?"), autocommit=True) as db:
+        db.execute(f'alter database "{name}" connection limit -1')
+
+
+def test_our_producers_use_murmur2(world: Settings) -> None:
+    """Delivered partitions, by librdkafka itself, are those that the code computes; with its default they would not be."""
+    set_up(world)
+    landed: dict[str, int] = {}
+    client: Producer = clients.producer(world)
+    names = [f"accounts/{n}" for n in range(50)]
+    for name in names:
+        client.produce(
+            world.commands_topic,
+            b"x",
+            key=name,
+            on_delivery=lambda _, m: landed.__setitem__(m.key().decode(), m.partition()),
+        )
+    client.flush(10)
+    assert landed == {name: partition_of(name, world.partitions) for name in names}
+    assert landed != {name: _crc32_partition(world, name) for name in names}
+
+
+def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"), deposit("ada", "d1", 1))
+    with handler(world):
+        until(lambda: len(commits(world)) == 2, "decided")
+    send(world, deposit("ada", "d2", 1), deposit("ada", "d3", 1))
+    partition = partition_of("accounts/ada", world.partitions)
+    delete(world, world.commands_topic, {partition: 3})
+    with handler(world) as running:
+        error = ended_with(running, WorldChanged)
+    assert "does not hold the next command" in str(error)
+    assert len(commits(world)) == 2, "d3 must not be decided as if d2 had never been"
+
+
+def test_commands_that_were_trimmed_after_they_were_decided_are_not_needed(world: Settings) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(5)))
+    with handler(world):
+        until(lambda: len(commits(world)) == 6, "decided")
+    delete(world, world.commands_topic, {partition: 3})
+    for turn in range(3):  # a read that comes before the pause is refused late, or never
+        send(world, deposit("ada", f"later {turn}", 1))
+        with handler(world, f"h{turn}"):
+            until(lambda n=turn: len(commits(world)) == 7 + n, "decided behind what was trimmed")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("turn", range(3))  # a read that comes before the pause is refused late, or never
+def test_commands_that_are_trimmed_while_a_handler_starts_never_stop_it_in_silence(
+    world: Settings, monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(5)))
+    with handler(world):
+        until(lambda: len(commits(world)) == 6, "decided")
+    look = topics.ensure
+
+    def then_trimmed(settings: Settings) -> tuple[topics.Topic, topics.Topic]:
+        found = look(settings)
+        delete(settings, settings.commands_topic, {partition: 3})
+        return found
+
+    send(world, deposit("ada", f"later {turn}", 1))
+    with monkeypatch.context() as trimmed, suppress(NotTaken):
+        trimmed.setattr(topics, "ensure", then_trimmed)
+        with handler(world, "h2") as running:
+            ended: list[BaseException] = running.errors  # type: ignore[attr-defined]
+            until(lambda: len(commits(world)) == 7 or bool(ended), "it goes on, or says why not")
+    with handler(world, "h3"):
+        until(lambda: len(commits(world)) == 7, "decided behind what was trimmed")
+
+
+def test_control_records_among_the_commands_are_passed_over(world: Settings) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    in_a_transaction(world, world.commands_topic, partition, b"accounts/ada", encode(open_account("ada")))
+    send(world, deposit("ada", "d1", 1))
+    with handler(world):
+        until(lambda: len(commits(world)) == 2, "both decided")
+        in_a_transaction(world, world.commands_topic, partition, b"accounts/ada", encode(deposit("ada", "d2", 1)))
+        in_a_transaction(world, world.commands_topic, partition, b"accounts/ada", encode(deposit("ada", "d3", 1)))
+        send(world, deposit("ada", "d4", 1))
+        until(lambda: len(commits(world)) == 5, "all decided")
+    assert [one.command_id for one in commits(world)] == ["open-ada", "d1", "d2", "d3", "d4"]
+
+
+def test_an_unknown_format_of_our_own_stops_the_handler_by_name(world: Settings) -> None:
+    set_up(world)
+    send(world, open_account("ada"))
+    partition = partition_of("accounts/ada", world.partitions)
+    produce(world, world.events_topic, partition, b"accounts/ada", b'{"samefold":"commit/2","something":"new"}')
+    with handler(world) as running:
+        error = ended_with(running, UnreadableRecord)
+    assert f"[{partition}] offset 0" in str(error)
+
+
+def test_garbage_in_the_log_is_void_for_the_handler_too(world: Settings) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    for value in (b"garbage", None, b"{}"):
+        produce(world, world.events_topic, partition, b"accounts/ada", value)
+    send(world, open_account("ada"))
+    with handler(world):
+        until(lambda: len(commits(world)) == 1, "decided in spite of it")
+    assert project(world) == 1
+
+
+def test_history_shows_what_counts_and_void_records_only_when_asked(world: Settings, samefold: Samefold) -> None:
+    set_up(world)
+    partition = partition_of("accounts/ada", world.partitions)
+    with handler(world):
+        send(world, open_account("ada"), withdraw("ada", "w1", 5))
+        until(lambda: len(commits(world)) == 2, "decided")
+    stale = commits(world)[0]
+    produce(world, world.events_topic, partition, b"accounts/ada", encode(stale))
+    plain = [
+        json.loads(line) for line in samefold("history", "accounts/ada", "--json", settings=world).stdout.splitlines()
+    ]
+    assert [(e["version"], e["command_id"], e["outcome"], e["void"]) for e in plain] == [
+        (1, "open-ada", "accepted", None),
+        (1, "w1", "rejected", None),
+    ]
+    everything = samefold("history", "accounts/ada", "--void", "--json", settings=world).stdout.splitlines()
+    assert [json.loads(line)["void"] for line in everything] == [None, None, "seq"]
+    table = samefold("history", "accounts/ada", settings=world).stdout
+    assert "AccountOpened" in table
+    assert "insufficient-funds" in table
+    assert "Nothing has happened" in samefold("history", "accounts/nobody", settings=world).stdout
+
+
+def test_topics_are_shown_made_and_checked(world: Settings, samefold: Samefold) -> None:
+    missing = samefold("topics", settings=world)
+    assert missing.returncode == 1
+    assert "topic-missing" in missing.stderr
+    made = json.loads(samefold("topics", "--create", "--json", settings=world).stdout)
+    assert {name: topic["partitions"] for name, topic in made.items()} == {
+        world.commands_topic: 4,
+        world.events_topic: 4,
+    }
+    admin = clients.admin(world)
+    entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, world.events_topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(10)
+    unfit = samefold("topics", settings=world)
+    assert unfit.returncode == 1
+    assert "retention.ms=1000" in unfit.stderr
+    assert "--add-config retention.ms=-1" in unfit.stderr
+    with handler(world) as running:
+        ended_with(running, TopicUnfit)
+
+
+def test_a_handler_whose_name_another_process_takes_ends_and_does_not_linger_without_partitions(
+    world: Settings,
+) -> None:
+    """Kafka tells it by an error of its own or as a fatal one; either is the end."""
+    set_up(world)
+    with handler(world, "h1") as first:
+        until(lambda: len(openings(world)) == world.partitions, "the first one has all partitions")
+        with handler(world, "h1"):
+            ended_with(first, HandlerFenced)
+
+
+def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> None:
+    """A broker that stood still gets a join twice, makes two members of it, and fences the one that goes on."""
+    set_up(world)
+    starting = Handler(world, "h1")
+    until(lambda: joined(world, starting.group, "silent"), "the group has a member, and a coordinator that stays")
+    with handler(world, "h1", running=starting):
+        until(lambda: "h1" in members(world, starting.group), "the handler waits until the silent one joins again")
+        assert joined(world, starting.group, "h1")
+        assert not starting.writers, "it is no member yet"
+        send(world, open_account("after"))
+        until(lambda: len(commits(world)) == 1, "it decides", 60)
+
+
+def test_a_member_that_a_join_by_its_name_has_fenced_ends_the_handler(world: Settings) -> None:
+    """Also where nothing that it polls says so."""
+    set_up(world)
+    with handler(world) as running:
+        until(lambda: len(openings(world)) == world.partitions, "it serves")
+        assert joined(world, running.group, "h1")
+        ended_with(running, HandlerFenced)
+
+
+def joined(world: Settings, group: str, instance: str) -> bool:
+    asyncio.run(join(world, group, instance))
+    return instance in members(world, group)
+
+
+SILENT_MS = 20_000
+"""How long the group waits for a member that joined, and says nothing more."""
+
+
+async def join(world: Settings, group: str, instance: str) -> None:
+    """Send a join by a static member's name, and nothing after it."""
+    client = AIOKafkaClient(bootstrap_servers=world.kafka)
+    await client.bootstrap()
+    try:
+        node = await _coordinator(client, group)
+        await client.ready(node, group=ConnectionGroup.COORDINATION)
+        subscribed = ConsumerProtocol.METADATA(0, [world.commands_topic], b"").encode()
+        request = JoinGroupRequest(
+            group, SILENT_MS, 60_000, "", instance, "consumer", [("cooperative-sticky", subscribed)]
+        )
+        with suppress(TimeoutError):  # the group answers when all its members have joined again
+            await asyncio.wait_for(client.send(node, request, group=ConnectionGroup.COORDINATION), 1)
+    finally:
+        await client.close()
+
+
+async def _coordinator(client: AIOKafkaClient, group: str) -> int:
+    """The first one of a broker's life has a topic made, and is to be asked for again."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return int(await client.coordinator_lookup(CoordinationType.GROUP, group))
+            except GroupCoordinatorNotAvailableError:
+                await asyncio.sleep(0.1)
+
+
+def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings) -> None:
+    """Right after a broker's restart librdkafka may know a topic and none of its partitions. One that is gone is told elsewhere."""
+
+    class KnowsNone:
+        def get_watermark_offsets(self, *_: object, **__: object) -> None:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+
+    set_up(world)
+    handler = Handler(world, "h1")
+    handler._log_reader = KnowsNone()
+    with connect(world, "test") as connection:
+        handler._snapshots = lambda: SnapshotReader(connection, world.events_topic)  # type: ignore[method-assign]
+        assert handler._load(Writer(0, "topic", Limits(1, 1, 1.0))) == Wait("Kafka is away")
+
+
+def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(world: Settings) -> None:
+    """It is not answered, and neither is what comes behind it in its partition; all others go on."""
+    set_up(world)
+    with connect(world, "test") as db:
+        db.execute("insert into command_types values ('accounts', 'Steal')")
+    here, there = (partition_of(f"accounts/{name}", world.partitions) for name in ("ada", "bob"))
+    assert here != there
+    send(world, open_account("ada"), open_account("bob"))
+    with handler(world) as running:
+        until(lambda: len(commits(world)) == 2, "serving")
+        send(world, command("accounts/ada", "steal", "Steal"), deposit("ada", "d1", 5), deposit("bob", "d1", 5))
+        until(lambda: running.writers[here].left is not None, "the partition is given up")
+        until(lambda: len(commits(world)) == 3, "the other partition goes on")
+        opened = len(openings(world))
+        send(world, command("accounts/bob", "rob", "Rob"), command("nowhere/bob", "nowhere", "Steal"))
+        partitions = {partition_of(stream, world.partitions) for stream in ("accounts/bob", "nowhere/bob")}
+        until(lambda: len(commits(world)) == 5 - (here in partitions), "garbage is malformed as ever")
+        assert len(openings(world)) == opened, "nobody tosses it to and fro"
+        assert not {("accounts/ada", "steal"), ("accounts/ada", "d1")} & {
+            (c.stream, c.command_id) for c in commits(world)
+        }
+        with connect(world, "test") as db:
+            assert drop_other_types(db, world.events_topic) == [("accounts", "Steal")]
+        until(lambda: any(c.command_id == "steal" for c in commits(world)), "nobody knows it any more: malformed")
+    project(world)
+    keys = [("accounts/ada", "steal"), ("accounts/ada", "d1"), ("accounts/bob", "rob")]
+    found = outcomes(world, keys)
+    assert [found[key].code for key in keys] == ["malformed", None, "malformed"]
+    assert len(commits(world)) == len({(c.stream, c.command_id) for c in commits(world)}) == 7
+
+
+def test_going_back_is_refused_while_handlers_run_that_know_more_commands(world: Settings, samefold: Samefold) -> None:
+    set_up(world)
+    with connect(world, "test") as db:
+        db.execute("insert into command_types values ('accounts', 'Steal')")
+        newer = Handler(world, "newer")
+        newer.group += "0"
+        with handler(world, "newer", running=newer):
+            until(lambda: newer.group in release.alive(topics.Admin(world), world.group_prefix), "it is there")
+            refused = samefold("switch", settings=world)
+            assert refused.returncode == 1
+            assert "other-release-runs" in refused.stderr
+            assert "accounts.Steal" in refused.stderr
+            assert live_types(db) > own_types()
+        until(lambda: samefold("switch", settings=world).returncode == 0, "it has ended, and its session with it")
+        assert live_types(db) == own_types()
+
+
+def test_commands_of_a_handler_that_is_about_to_serve_are_live_before_it_does(world: Settings) -> None:
+    set_up(world)
+    with connect(world, "test") as db:
+        assert live_types(db) == own_types(), "by the first start"
+        db.execute("delete from command_types")
+    send(world, open_account("ada"))
+    with handler(world), connect(world, "test") as db:
+        until(lambda: len(commits(world)) == 1, "serving")
+        assert live_types(db) == own_types()
+
+
+def test_a_database_that_lost_the_live_commands_while_a_handler_serves_gets_them_again(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was restored. No API appends what is not live: no command would ever have the handler look."""
+    monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
+    set_up(world)
+    send(world, open_account("ada"))
+    with handler(world), connect(world, "test") as db:
+        until(lambda: len(commits(world)) == 1, "serving")
+        db.execute("delete from command_types")
+        until(lambda: live_types(db) == own_types(), "they are live again")

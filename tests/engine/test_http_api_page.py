@@ -1,0 +1,261 @@
+"""docs/http-api.md is executed: every request on it, in its order, with the answer that its arrows promise."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import SecretStr
+
+from api import command_routes, problems
+from api.look import Seen
+from infra.domain_model.contexts import contexts
+from infra.settings import Settings
+from projections.engine.views.core_views import all_views
+from tests.engine.api import Api, everything, ready, serving
+from tests.engine.spine import set_up, until
+
+PAGE = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
+
+
+class Block(NamedTuple):
+    """One request of the page, and what its answer must be."""
+
+    arrangement: str
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    status: int
+    word: str
+    answered: list[tuple[str, str]]
+
+
+def blocks() -> list[Block]:
+    return [_block(text) for text in re.findall(r"^```http\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+
+
+def _block(text: str) -> Block:
+    lines = text.splitlines()
+    arrangement = lines.pop(0).removeprefix("# ") if lines[0].startswith("# ") else ""
+    method, path = lines.pop(0).split(" ")
+    arrows = [line.removeprefix("→ ") for line in lines if line.startswith("→ ")]
+    head, _, body = "\n".join(["", *(line for line in lines if not line.startswith("→ "))]).partition("\n\n")
+    headers = [(name, value) for name, _, value in (line.partition(": ") for line in head.splitlines() if line)]
+    status, word = arrows[0].split(" ")
+    answered = [(name, value) for name, _, value in (arrow.partition(": ") for arrow in arrows[1:])]
+    return Block(arrangement, method, path, headers, body.strip().encode(), int(status), word, answered)
+
+
+def test_every_request_of_the_page_is_answered_as_it_says(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = blocks()
+    assert len(found) > 25
+    with everything(world) as api:
+        for block in found:
+            with ExitStack() as stack:
+                patch = stack.enter_context(monkeypatch.context())
+                _answered(*arranged(block, api, world, stack, patch))
+
+
+def test_the_page_has_every_status_and_every_problem_that_a_command_may_be_answered_with(api: Api) -> None:
+    told = {block.status for block in blocks()}
+    document = api.client.get("/openapi.json").json()
+    described = {
+        int(status)
+        for path, operations in document["paths"].items()
+        for status in operations.get("post", {}).get("responses", {})
+    }
+    assert described <= told
+    declared = {code for code, kind in problems.KINDS.items() if kind.why and code in _of_commands()}
+    assert declared <= {block.word for block in blocks()}
+
+
+def _of_commands() -> set[str]:
+    """The codes that the sources of commands and outcomes declare, those apart that no request can bring about at will."""
+    by_chance = {"cut-off", "bad-length", "not-looked", "refused", "bad-request"}
+    folder = Path(command_routes.__file__).parent
+    files = (
+        "command_routes",
+        "outcomes",
+        "outcome_routes",
+        "limits",
+        "request_headers",
+        "segments",
+        "answering",
+        "connection",
+    )
+    text = "".join((folder / f"{name}.py").read_text() for name in files)
+    return set(re.findall(r"kind\(\s*\d+,\s*\"([a-z-]+)\"", text)) - by_chance
+
+
+def _answered(api: Api, block: Block) -> None:
+    headers = list(block.headers)
+    if block.method == "POST" and not any(name == "Content-Type" for name, _ in headers):
+        headers.append(("Content-Type", "application/json"))
+    answer = api.client.request(block.method, block.path, headers=headers, content=block.body)
+    told = answer.json()
+    word = told.get("outcome") if answer.is_success and "outcome" in told else told.get("code")
+    assert (answer.status_code, word) == (block.status, block.word), (block, told)
+    for name, value in block.answered:
+        assert answer.headers[name] == value, block
+
+
+def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: pytest.MonkeyPatch) -> tuple[Api, Block]:
+    """The API in the situation that the block begins with."""
+    match block.arrangement:
+        case "":
+            return api, block
+        case "while nobody decides":
+            patch.setattr(api.world.waits, "_due", _Nothing())
+            return api, block
+        case "with a body that stops in the middle":
+            return stack.enter_context(_stalling(world)), block
+        case "with a body of 300000 bytes":
+            return api, block._replace(body=b" " * 300_000)
+        case "with a header of 70000 bytes":
+            return api, block._replace(headers=[*block.headers, ("X-Long", "x" * 70_000)])
+        case "while the read model is far behind":
+            patch.setattr(Seen, "behind", lambda *_: 10**6)
+            return api, block
+        case "while too many wait":
+            patch.setattr(api.world.waits, "_count", 10**6)
+            return api, block
+        case "while the code of the business fails":
+            stack.enter_context(_failing_business())
+            return api, block
+        case "while the API itself fails":
+            patch.setattr(command_routes, "fingerprint_of", _fail)
+            return api, block
+        case "while Kafka is away":
+            return stack.enter_context(_lacking(world, "kafka", kafka_bootstrap="127.0.0.1:1")), block
+        case "while PostgreSQL is away":
+            nowhere = SecretStr("postgresql://127.0.0.1:1/nowhere")
+            return stack.enter_context(_lacking(world, "database", database_url=nowhere)), block
+        case "while an append is not acknowledged":
+            patch.setattr(api.world.appender._producer, "now", _Silent())
+            return api, block._replace(headers=[*block.headers, ("Prefer", "wait=1")])
+        case "while an append can't be queued":
+            patch.setattr(api.world.appender._producer, "now", _Full())
+            return api, block
+        case "while another version of the write model is live":
+            stack.enter_context(_other_version(api, patch))
+            return api, block
+        case other:
+            raise AssertionError(f"the page has a situation that nobody arranges: {other}")
+
+
+class _Nothing(dict[Any, None]):
+    """Keys that are due and never asked for."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class _Silent:
+    """A producer that never says what became of anything."""
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def poll(self, _: float) -> int:
+        return 0
+
+
+class _Full(_Silent):
+    def produce(self, *_: Any, **__: Any) -> None:
+        raise BufferError("full")
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("a defect")
+
+
+@contextmanager
+def _failing_business() -> Iterator[None]:
+    context = contexts()["accounts"]
+    decide = context.decide
+    object.__setattr__(context, "decide", _fail)  # frozen, and the handler's too
+    try:
+        yield
+    finally:
+        object.__setattr__(context, "decide", decide)
+
+
+@contextmanager
+def _lacking(world: Settings, subject: str, **nowhere: Any) -> Iterator[Api]:
+    with serving(world.model_copy(update=nowhere)) as api:
+        if subject == "kafka":
+            until(api.world.appender._connection.away.is_set, "it notices")
+        else:
+            until(lambda: subject in api.world.look.wrong, "it notices")
+        yield api
+
+
+@contextmanager
+def _stalling(world: Settings) -> Iterator[Api]:
+    """An API with little patience, asked by a client that stops in the middle."""
+
+    class Stalling:
+        def __init__(self, api: Api) -> None:
+            self.port = api.server.port
+
+        def request(self, method: str, path: str, headers: list[tuple[str, str]], content: bytes) -> Any:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            connection.putrequest(method, path)
+            for name, value in [*headers, ("Content-Length", str(len(content)))]:
+                connection.putheader(name, value)
+            connection.endheaders(content[: len(content) // 2])
+            return _Heard(connection.getresponse())
+
+    with serving(world.model_copy(update={"api_read_timeout_s": 0.2})) as api:
+        ready(api)
+        api.client.close()
+        client: Any = Stalling(api)
+        api.client = client
+        client.close = lambda: None
+        yield api
+
+
+class _Heard:
+    """What httpx would have made of it."""
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        import json
+
+        self.status_code = answer.status
+        self.is_success = answer.status < 300
+        self.headers = answer.headers
+        told = json.loads(answer.read())
+        self.json: Callable[[], Any] = lambda: told
+        answer.close()
+
+
+@contextmanager
+def _other_version(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if this process were of older code than what is live; nobody else's code changes."""
+    newer = {name: view.version + 1 for name, view in all_views().items()}
+    patch.setattr(api.world.look, "_versions", newer)
+    until(lambda: "views" in api.world.look.wrong, "it notices")
+    yield
+    patch.undo()
+    until(lambda: "views" not in api.world.look.wrong, "it notices")
+
+
+def test_mutant_a_page_that_promises_another_answer_is_caught(world: Settings) -> None:
+    set_up(world)
+    with serving(world) as api:
+        ready(api)
+        block = next(block for block in blocks() if block.word == "not-json")
+        _answered(api, block)
+        for other in (
+            block._replace(status=400),
+            block._replace(word="invalid"),
+            block._replace(answered=[("ETag", "")]),
+        ):
+            with pytest.raises((AssertionError, KeyError)):
+                _answered(api, other)

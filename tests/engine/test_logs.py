@@ -1,0 +1,121 @@
+"""Log lines: one an event, whatever the input holds, in text and in JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from opentelemetry import context
+
+from infra.observability import correlation, logs, tracing
+
+HOSTILE = "accounts/a\n2026-01-01 00:00:00,000 ERROR   all is lost\r\x1b[2J\x85\u2028\u2029\x0b\x0c\x00\ud800"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+Told = Callable[[], list[str]]
+"""The lines that were logged since."""
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Iterator[Told]:
+    before = logging.root.handlers[:], logging.root.level
+    # split where any reader of lines may, not where this one does
+    yield lambda: capsys.readouterr().err.removesuffix("\n").splitlines()
+    logging.root.handlers[:], logging.root.level = before
+
+
+def input_forges_no_line(told: Told) -> None:
+    """Neither in a message nor in what an exception says."""
+    logs.configure("INFO")
+    logging.getLogger("x").info("stream %s", HOSTILE)
+    (line,) = told()
+    assert line.isprintable()
+    fails()
+    first, *others = told()
+    assert first.endswith("ERROR   it failed")
+    assert [line for line in others if not line.startswith("  | ")] == []
+    assert "all is lost" in "".join(others)
+
+
+def fails() -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("x").exception("it failed")
+
+
+def test_input_can_not_forge_a_line(told: Told) -> None:
+    input_forges_no_line(told)
+
+
+@pytest.mark.parametrize("switched_off", ["formatMessage", "formatException"])
+def test_a_log_without_escaping_is_noticed(told: Told, monkeypatch: pytest.MonkeyPatch, switched_off: str) -> None:
+    monkeypatch.setattr(logs.OneLine, switched_off, getattr(logging.Formatter, switched_off))
+    with pytest.raises((AssertionError, ValueError)):
+        input_forges_no_line(told)
+
+
+def test_in_json_an_event_is_an_object_on_a_line(told: Told) -> None:
+    logs.configure("INFO", "json")
+    logging.getLogger("some.where").warning("stream %s", HOSTILE)
+    fails()
+    stream, failure = map(json.loads, told())
+    assert stream.keys() == {"time", "level", "logger", "message"}
+    assert (stream["level"], stream["logger"]) == ("WARNING", "some.where")
+    assert stream["message"].startswith("stream accounts/a")
+    assert "ValueError" in failure["exception"]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_of_a_request_have_its_ids(told: Told, form: logs.Format) -> None:
+    logs.configure("INFO", form)
+    parent = f"00-{TRACE}-b7ad6b7169203331-01".encode()
+    token = context.attach(tracing.context_of([("traceparent", parent)]))
+    given = correlation.current.set('a" trace_id=0')
+    try:
+        logging.getLogger("x").info("it happens")
+    finally:
+        correlation.current.reset(given)
+        context.detach(token)
+    (line,) = told()
+    if form == "json":
+        assert json.loads(line)["trace_id"] == TRACE
+        assert json.loads(line)["correlation_id"] == 'a" trace_id=0'
+    else:
+        assert line.endswith(f'it happens trace_id="{TRACE}" correlation_id="a\\" trace_id=0"')
+
+
+def test_what_a_process_itself_says_has_the_name_of_its_module(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure("INFO", "json")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec("commands.handler"))
+    logging.getLogger("__main__").info("it starts")
+    (line,) = told()
+    assert json.loads(line)["logger"] == "commands.handler"
+
+
+def test_below_its_level_nothing_is_told(told: Told) -> None:
+    logs.configure("WARNING", "json")
+    logging.getLogger("x").info("it happens")
+    assert told() == []
+
+
+def test_what_goes_on_is_said_once_however_the_driver_words_it(caplog: pytest.LogCaptureFixture) -> None:
+    said = logs.Said(logging.getLogger("said"), "api a")
+    caplog.set_level(logging.INFO, "said")
+    said.wrong("kafka", "Kafka does not answer (timed out).", "away")
+    said.wrong("kafka", "Kafka does not answer (refused).", "away")
+    said.wrong("views", "a is live as v1")
+    said.wrong("views", "a is live as v2")
+    said.well("kafka", "Kafka answers again")
+    said.wrong("kafka", "Kafka does not answer (refused).", "away")
+    assert [record.message.removeprefix("api a: ") for record in caplog.records] == [
+        "Kafka does not answer (timed out).",
+        "a is live as v1",
+        "a is live as v2",
+        "Kafka answers again",
+        "Kafka does not answer (refused).",
+    ]

@@ -1,0 +1,238 @@
+"""Migrations: made from the declarations, forward only, and never touching the table of a version that exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demo import tree
+from infra.database import migrate, revisions
+from infra.database.connect import DatabaseBehind, connect
+from infra.database.migrate import SchemaDrift, ViewChangedShape
+from infra.database.revisions import DatabaseAhead, MigrationsConflict
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+from projections.engine.views import core_views as system
+from projections.engine.views.view import View
+from tests.engine.viewkit import PURSES, view
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the migrations, to write more of them."""
+    copied = tmp_path / "migrations"
+    shutil.copytree(revisions.SCRIPTS, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(revisions, "SCRIPTS", copied)
+    return copied / "versions"
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, *views: View) -> None:
+    """The code declares these views too, or in place of those with the same name."""
+    there = {**system.all_views(), **{one.name: one for one in views}}
+    monkeypatch.setattr(system, "all_views", lambda: there)
+
+
+def tables(settings: Settings) -> set[str]:
+    with connect(settings, "test") as db:
+        return {name for (name,) in db.execute("select tablename from pg_tables where schemaname = 'public'")}
+
+
+def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: Settings) -> None:
+    before, after = migrate.upgrade(world)
+    assert before is None
+    assert {"positions", "live", "builds", "balances_v1", "streams_accounts_v1"} <= tables(world)
+    migrate.check(world)
+    assert migrate.upgrade(world) == (after, after)
+    with connect(world, "test") as db:
+        revisions.require_schema(db)
+
+
+def test_upgrades_at_once_take_turns(world: Settings) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        done = [future.result() for future in [pool.submit(migrate.upgrade, world) for _ in range(4)]]
+    assert sorted(before is None for before, _ in done) == [False, False, False, True]
+    migrate.check(world)
+
+
+def test_an_empty_database_is_behind(world: Settings) -> None:
+    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration none"):
+        revisions.require_schema(db)
+    with pytest.raises(DatabaseBehind):
+        migrate.check(world)
+
+
+def test_a_database_with_a_newer_migration_is_ahead(world: Settings) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("update alembic_version set version_num = '9999'")
+        with pytest.raises(DatabaseAhead, match="at migration 9999"):
+            revisions.require_schema(db)
+    for act in (migrate.upgrade, migrate.check):
+        with pytest.raises(DatabaseAhead):
+            act(world)
+    assert "balances_v1" in tables(world)
+
+
+def test_a_new_view_is_a_migration_that_makes_its_table(
+    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(world)
+    declare(monkeypatch, view(PURSES))
+    with pytest.raises(SchemaDrift, match="add table purses_v1"):
+        migrate.check(world)
+
+    written = migrate.revise(world, "purses")
+
+    assert written is not None
+    assert written.parent == scripts
+    text = written.read_text()
+    assert text.count("op.") == 1
+    assert '"purses_v1"' in text
+    migrate.upgrade(world)
+    migrate.check(world)
+    assert migrate.revise(world, "nothing") is None
+    assert list(scripts.glob("*nothing*")) == []
+
+
+def test_a_raised_version_is_a_table_beside_the_old_one(
+    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("create table balances_v1_r2 (like balances_v1 including all)")
+        db.execute("create table forgotten_v3 (a int)")
+    raised = replace(view(PURSES, "purses"), name="balances", version=2)
+    declare(monkeypatch, raised)
+
+    migrate.revise(world, "balances v2")
+    migrate.upgrade(world)
+
+    migrate.check(world)
+    assert {"balances_v1", "balances_v1_r2", "balances_v2", "forgotten_v3"} <= tables(world)
+    assert "drop" not in next(scripts.glob("*balances_v2*")).read_text()
+
+
+CHANGED = {
+    "a column more": PURSES.replace("note: str", "note: str\n        more: int"),
+    "a column less": PURSES.replace("        note: str\n", ""),
+    "a column that may be null": PURSES.replace("note: str", "note: str | None"),
+    "a column of another type": PURSES.replace("cents: int\n", "cents: str\n", 1),
+    "another key": PURSES.replace("note: str", "note: Key[str]") + "\n    def key(event: Any, at: At) -> Any: ...",
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.usefixtures("scripts")
+def test_a_versions_table_is_never_altered(world: Settings, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    declare(monkeypatch, view(PURSES))
+    migrate.upgrade(world)
+    migrate.revise(world, "purses")
+    migrate.upgrade(world)
+    declare(monkeypatch, view(CHANGED[change]))
+    for act in (migrate.check, lambda settings: migrate.revise(settings, "again")):
+        with pytest.raises(ViewChangedShape, match="View 'purses' changed its shape: raise its version to 2"):
+            act(world)
+
+
+def test_a_changed_state_asks_for_a_raised_state_version(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrate.upgrade(world)
+    declare(monkeypatch, replace(system.all_views()["streams_accounts"], shape="another"))
+    with pytest.raises(ViewChangedShape) as refused:
+        migrate.check(world)
+    assert "STATE_VERSION" in refused.value.cure
+
+
+def test_what_people_query_is_no_drift(world: Settings) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("create view balances as select * from balances_v1")
+    migrate.check(world)
+
+
+def test_the_commands(world: Settings, samefold: Samefold) -> None:
+    behind = samefold("db", "check", settings=world)
+    assert behind.returncode == 1
+    assert "samefold db upgrade" in behind.stderr
+    upgraded = samefold("db", "upgrade", "--json", settings=world).stdout
+    assert upgraded == f'{{"before": null, "after": "{revisions.head()}"}}\n'
+    assert "as this code needs it" in samefold("db", "upgrade", settings=world).stdout
+    assert samefold("db", "check", settings=world).returncode == 0
+    nothing = samefold("db", "revision", "-m", "nothing", settings=world)
+    assert (nothing.returncode, nothing.stderr) == (0, "")
+    assert nothing.stdout.startswith("Nothing to do")
+
+
+@pytest.mark.parametrize("names", [("9001", "9001"), ("9001_mine", "9001_theirs")])
+def test_two_branches_that_each_added_a_migration_are_told_both_files_and_what_to_type(
+    world: Settings, scripts: Path, names: tuple[str, str]
+) -> None:
+    migrate.upgrade(world)
+    before = revisions.head()
+    body = "\n\ndef upgrade() -> None: ...\n"
+    for whose, name in zip(("mine", "theirs"), names, strict=True):
+        text = f"revision: str = \"{name}\"\ndown_revision: str | None = '{before}'\n"
+        (scripts / f"9001_{whose}.py").write_text(text + body)
+    hints = set()
+    with connect(world, "test") as db:
+        for act in (
+            lambda: migrate.upgrade(world),
+            lambda: migrate.revise(world, "another"),
+            lambda: migrate.check(world),
+            lambda: revisions.require_schema(db),
+        ):
+            with pytest.raises(MigrationsConflict, match=r"9001_mine\.py and 9001_theirs\.py") as refused:
+                act()
+            hints.add(refused.value.cure)
+    [hint] = hints
+    typed = re.search(r"`git mv (\S+) (\S+)`.*`(revision = \S+)`.*`(down_revision = \S+)`", hint)
+    assert typed
+    there, renamed, revision, follows = typed.groups()
+    (scripts / there).unlink()
+    (scripts / renamed).write_text(f"{revision}\n{follows}\n{body}")
+    assert migrate.upgrade(world) == (before, revisions.head())
+
+
+def test_a_merge_of_two_migrations_is_the_newest(scripts: Path) -> None:
+    before = revisions.head()
+    for name in ("9001_mine", "9001_theirs"):
+        (scripts / f"{name}.py").write_text(f"revision = \"{name}\"\ndown_revision = '{before}'\n")
+    (scripts / "9002.py").write_text("revision = '9002'\ndown_revision = ('9001_mine', '9001_theirs')\n")
+    assert revisions.head() == "9002"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("db", "upgrade"), ("db", "revision", "-m", "x"), ("db", "check"), ("run", "all")], ids=" ".join
+)
+def test_every_command_tells_of_two_migrations_of_one_number(
+    world: Settings, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    tree.make(tmp_path / "tree")
+    versions = tmp_path / "tree" / "infra" / "database" / "migrations" / "versions"
+    for whose in ("mine", "theirs"):
+        (versions / f"9001_{whose}.py").write_text(f"revision = '9001'\ndown_revision = '{revisions.head()}'\n")
+    told = subprocess.run(
+        [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+        env=os.environ | world.environment() | tree.environment(tmp_path / "tree"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "9001_mine.py and 9001_theirs.py" in " ".join(told.stderr.split())
+    assert "Traceback" not in told.stderr
+
+
+def test_code_without_migrations_has_no_newest(scripts: Path) -> None:
+    for file in scripts.glob("*.py"):
+        file.unlink()
+    assert revisions.head() is None

@@ -1,0 +1,405 @@
+"""The agent's reading of the log, without Kafka and PostgreSQL: facts in, actions out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from infra.errors import SamefoldError
+from infra.log.records import Record
+from infra.log.rule import START, Reading
+from infra.testing.fixtures import SEED
+from projections.engine.fold.errors import UnknownEvent
+from projections.engine.fold.fold import NOTHING_BLOCKED
+from projections.engine.live import reader as reader_module
+from projections.engine.live.reader import (
+    NEWER_S,
+    Action,
+    Apply,
+    Done,
+    Fate,
+    Hold,
+    Newer,
+    Reader,
+    ReadPositions,
+    Seek,
+    Stop,
+)
+from projections.engine.store.positions import Live, Positions
+
+CODE = {"purses": 1}
+
+
+def positions_at(offsets: Mapping[int, int], live: Mapping[str, int] = CODE) -> Positions:
+    return Positions(
+        agent="core",
+        topic="events",
+        topic_id="t",
+        generation=UUID(int=1),
+        readings={p: START._replace(next_offset=offset) for p, offset in offsets.items()},
+        live={name: Live(version, f"{name}_v{version}") for name, version in live.items()},
+        blocked=NOTHING_BLOCKED,
+    )
+
+
+def some(partition: int, offsets: Iterable[int], size: int = 1) -> list[Record]:
+    return [Record(partition, offset, 0, None, b"x" * size) for offset in offsets]
+
+
+def reading(offsets: Mapping[int, int], *, batch: int = 10, max_age: float = 0.0, lanes: int = 1) -> Reader:
+    """A reader that has its partitions and positions."""
+    machine = Reader(CODE, batch=batch, max_age=max_age, lanes=lanes)
+    (ask,) = machine.assigned(list(offsets))
+    assert isinstance(ask, ReadPositions)
+    seeks = machine.positions(ask.turn, positions_at(offsets))
+    assert seeks == [Seek(partition, offset) for partition, offset in offsets.items()]
+    return machine
+
+
+def taken(actions: list[Action]) -> dict[int, list[int]]:
+    """Offsets of the one batch that is to be applied, by partition."""
+    (apply,) = actions
+    assert isinstance(apply, Apply)
+    return {partition: [record.offset for record in records] for partition, (_, records) in apply.takes.items()}
+
+
+def applied(offsets: Mapping[int, int]) -> Done:
+    return Done(Fate.APPLIED, {partition: START._replace(next_offset=offset) for partition, offset in offsets.items()})
+
+
+def test_what_is_there_is_applied_at_once_and_what_comes_meanwhile_afterwards() -> None:
+    machine = reading({0: 5, 1: 0})
+    assert taken(machine.records(0, some(0, [5, 6]), 7, 0)) == {0: [5, 6]}
+    assert machine.records(0, some(0, [7]), 8, 0) == []
+    assert machine.records(1, some(1, [0, 1]), 2, 0) == []
+    actions = machine.done(machine.turn, applied({0: 7}), 0)
+    assert taken(actions) == {0: [7], 1: [0, 1]}
+    assert isinstance(actions[0], Apply)
+    assert actions[0].takes[0][0].next_offset == 7
+    assert machine.done(machine.turn, applied({0: 8, 1: 2}), 0) == []
+
+
+def test_nothing_is_fetched_before_the_positions_are_known() -> None:
+    machine = Reader(CODE, batch=10, max_age=0)
+    machine.assigned([0])
+    assert machine.fetching == []
+    assert machine.records(0, some(0, [0]), 1, 0) == []
+    machine.positions(machine.turn, positions_at({0: 0}))
+    assert machine.fetching == [0]
+
+
+def test_a_hole_that_is_there_again_after_a_seek_is_the_logs_own() -> None:
+    machine = reading({0: 5})
+    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
+    assert taken(machine.records(0, some(0, [8, 9]), 10, 0)) == {0: [8, 9]}
+
+
+def test_a_fetch_lost_right_after_a_seek_is_no_hole_of_the_log() -> None:
+    machine = reading({0: 5})
+    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
+    assert taken(machine.records(0, some(0, [5, 6, 7]), 8, 0)) == {0: [5, 6, 7]}
+
+
+def test_a_hole_that_ends_elsewhere_after_a_seek_is_sought_again() -> None:
+    machine = reading({0: 5})
+    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
+    assert machine.records(0, some(0, [7, 8]), 10, 0) == [Seek(0, 5)]
+
+
+def test_any_other_hole_is_a_lost_fetch_and_sought_again() -> None:
+    machine = reading({0: 5})
+    machine.records(0, some(0, [5]), 20, 0)
+    assert machine.records(0, some(0, [8, 9]), 20, 0) == [Seek(0, 6)]
+    assert machine.records(0, some(0, [6, 7, 8]), 9, 0) == []
+    assert taken(machine.done(machine.turn, applied({0: 6}), 0)) == {0: [6, 7, 8]}
+
+
+def test_a_hole_within_a_fetch_cuts_it() -> None:
+    machine = reading({0: 5})
+    actions = machine.records(0, some(0, [5, 6, 8, 9]), 7, 0)
+    assert actions[0] == Seek(0, 7)
+    assert taken(actions[1:]) == {0: [5, 6]}
+    assert machine.records(0, some(0, [8, 9]), 10, 0) == []  # still missing after the seek: it is a hole
+    assert taken(machine.done(machine.turn, applied({0: 7}), 0)) == {0: [8, 9]}
+
+
+def test_records_that_were_had_already_are_passed_over() -> None:
+    machine = reading({0: 5})
+    assert taken(machine.records(0, some(0, [3, 4, 5]), 6, 0)) == {0: [5]}
+    machine.done(machine.turn, applied({0: 6}), 0)
+    assert machine.records(0, some(0, [4, 5]), 6, 0) == []
+
+
+def test_another_live_set_holds_until_it_is_this_ones() -> None:
+    machine = Reader(CODE, batch=10, max_age=0)
+    machine.assigned([0])
+    hold, again = machine.positions(machine.turn, positions_at({0: 0}, {"purses": 2}))
+    assert isinstance(hold, Hold)
+    assert "purses is live as v2, this code has v1" in hold.why
+    assert isinstance(again, ReadPositions)
+    assert again.after > 0
+    assert machine.fetching == []
+    assert machine.positions(again.turn, positions_at({0: 0})) == [Seek(0, 0)]
+
+
+def test_an_event_of_newer_code_holds_its_partition_until_somebody_folded_it() -> None:
+    machine = reading({0: 5, 1: 3})
+    machine.records(0, some(0, [5, 6]), 7, 0)
+    unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=6)
+    newer, ask = machine.done(machine.turn, replace(applied({0: 6}), stop=unknown), 0)
+    assert newer == Newer(unknown)
+    assert ask == ReadPositions(machine.turn, 0)
+    assert machine.positions(machine.turn, positions_at({0: 6, 1: 3})) == [Seek(1, 3)]
+    assert taken(machine.records(1, some(1, [3]), 4, 0)) == {1: [3]}
+    assert machine.done(machine.turn, applied({1: 4}), 0) == []
+    assert machine.tick(NEWER_S / 2) == []
+    assert machine.tick(NEWER_S) == [ReadPositions(machine.turn, 0)]
+    assert machine.positions(machine.turn, positions_at({0: 6, 1: 4})) == [Seek(1, 4)]
+    machine.assigned([0, 1])
+    assert machine.positions(machine.turn, positions_at({0: 8, 1: 4})) == [Seek(1, 4)], (
+        "it does not look at each reading"
+    )
+    assert machine.tick(NEWER_S * 2) == [ReadPositions(machine.turn, 0)]
+    assert machine.positions(machine.turn, positions_at({0: 8, 1: 4})) == [Seek(0, 8), Seek(1, 4)]
+    assert machine.tick(NEWER_S * 9) == []
+
+
+def test_what_another_partitions_newer_event_cut_short_is_read_again() -> None:
+    machine = reading({0: 5, 1: 3})
+    machine.records(0, some(0, [5]), 6, 0)
+    machine.records(1, some(1, [3, 4]), 6, 0)
+    machine.done(machine.turn, applied({0: 6}), 0)
+    machine.records(1, some(1, [5]), 6, 0)
+    # both partitions of the batch end before such an event, but one of them is told
+    unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=6)
+    machine.done(machine.turn, replace(applied({0: 6, 1: 4}), stop=unknown), 0)
+    assert machine.records(1, some(1, [6]), 7, 0) == []
+    assert machine.positions(machine.turn, positions_at({0: 6, 1: 4})) == [Seek(1, 4)]
+    assert taken(machine.records(1, some(1, [4, 5, 6]), 7, 0)) == {1: [4, 5, 6]}
+
+
+def test_a_database_restored_to_before_an_event_of_newer_code_is_folded_up_to_it() -> None:
+    machine = reading({0: 5})
+    machine.records(0, some(0, [5]), 6, 0)
+    unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=5)
+    machine.done(machine.turn, Done(Fate.APPLIED, stop=unknown), 0)
+    machine.tick(NEWER_S)
+    assert machine.positions(machine.turn, positions_at({0: 2})) == [Seek(0, 2)]
+
+
+def test_an_agent_that_has_never_run_holds() -> None:
+    machine = Reader(CODE, batch=10, max_age=0)
+    machine.assigned([0])
+    hold, _ = machine.positions(machine.turn, None)
+    assert isinstance(hold, Hold)
+
+
+@pytest.mark.parametrize("fate", [Fate.FENCED, Fate.UNKNOWN, Fate.AWAY])
+def test_whatever_is_not_applied_drops_everything_and_asks_for_the_positions(fate: Fate) -> None:
+    machine = reading({0: 0, 1: 0})
+    machine.records(0, some(0, [0]), 1, 0)
+    machine.records(1, some(1, [0, 1]), 2, 0)
+    before = machine.turn
+    (ask,) = machine.done(machine.turn, Done(fate), 0)
+    assert ask == ReadPositions(machine.turn, 0)
+    assert machine.turn != before
+    assert machine.fetching == []
+    assert machine.positions(ask.turn, positions_at({0: 1, 1: 0})) == [Seek(0, 1), Seek(1, 0)]
+    assert taken(machine.records(1, some(1, [0]), 1, 0)) == {1: [0]}
+
+
+def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
+    machine = reading({0: 0})
+    pauses = []
+    for _ in range(8):
+        machine.records(0, some(0, [0]), 1, 0)
+        (ask,) = machine.done(machine.turn, Done(Fate.FENCED), 0)
+        assert isinstance(ask, ReadPositions)
+        pauses.append(ask.after)
+        machine.positions(ask.turn, positions_at({0: 0}))
+    assert pauses[0] == 0
+    assert pauses[1] > 0
+    assert reader_module.BACKOFF_S[1] / 2 <= pauses[-1] <= reader_module.BACKOFF_S[1]
+
+
+def test_facts_of_an_earlier_turn_are_void() -> None:
+    machine = reading({0: 0})
+    machine.records(0, some(0, [0]), 1, 0)
+    old = machine.turn
+    machine.assigned([0])
+    assert machine.done(old, applied({0: 1}), 0) == []
+    assert machine.positions(old, positions_at({0: 9})) == []
+    assert machine.away(old) == []
+    assert machine.positions(machine.turn, positions_at({0: 1})) == [Seek(0, 1)]
+
+
+def test_without_partitions_nothing_is_asked() -> None:
+    machine = reading({0: 0})
+    assert machine.assigned([]) == []
+    assert machine.fetching == []
+
+
+def test_a_batch_waits_for_more_only_while_more_is_known_to_come_and_only_so_long() -> None:
+    machine = reading({0: 0}, batch=10, max_age=0.05)
+    assert machine.records(0, some(0, [0, 1]), 100, 7.0) == []
+    assert machine.due == pytest.approx(7.05)
+    assert machine.tick(7.04) == []
+    assert taken(machine.tick(7.05)) == {0: [0, 1]}
+
+    machine = reading({0: 0}, batch=10, max_age=0.05)
+    assert taken(machine.records(0, some(0, [0, 1]), 2, 7.0)) == {0: [0, 1]}
+
+    machine = reading({0: 0}, batch=10, max_age=0.05)
+    machine.records(0, some(0, [0, 1]), 100, 7.0)
+    assert taken(machine.records(0, some(0, range(2, 12)), 100, 7.0)) == {0: list(range(10))}
+
+
+def test_a_batch_is_bounded_in_records_and_of_few_partitions_in_turn() -> None:
+    machine = reading({0: 0, 1: 0}, batch=10)
+    machine.records(0, some(0, [0]), 1, 0)
+    machine.records(0, some(0, range(1, 13)), 13, 1)
+    machine.records(1, some(1, range(40)), 40, 2)
+    assert taken(machine.done(machine.turn, applied({0: 1}), 3)) == {1: list(range(10))}
+    assert taken(machine.done(machine.turn, applied({1: 10}), 4)) == {0: list(range(1, 11))}
+    assert taken(machine.done(machine.turn, applied({0: 11}), 5)) == {1: list(range(10, 20))}
+    assert taken(machine.done(machine.turn, applied({1: 20}), 6)) == {0: [11, 12], 1: list(range(20, 28))}
+
+
+def test_a_batch_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "BATCH_BYTES", 100)
+    machine = reading({0: 0}, batch=1000)
+    assert taken(machine.records(0, some(0, range(10), size=40), 10, 0)) == {0: [0, 1, 2]}
+    assert machine.fetching == []
+    assert taken(machine.done(machine.turn, applied({0: 3}), 0)) == {0: [3, 4, 5]}
+
+
+def test_what_is_fetched_ahead_is_bounded() -> None:
+    machine = reading({0: 0, 1: 0}, batch=10)
+    machine.records(0, some(0, [0]), 100, 0)
+    machine.records(0, some(0, range(1, 40)), 100, 0)
+    assert set(machine.fetching) == {0, 1}
+    machine.records(1, some(1, [0]), 100, 0)
+    assert machine.fetching == []
+
+
+def test_an_error_stops_after_what_could_be_applied() -> None:
+    machine = reading({0: 0})
+    machine.records(0, some(0, [0, 1]), 2, 0)
+    error = SamefoldError("poison")
+    assert machine.done(machine.turn, Done(Fate.APPLIED, {0: START._replace(next_offset=1)}, error), 0) == [Stop(error)]
+
+
+def test_lanes_have_one_batch_each_under_way_and_share_no_partition() -> None:
+    machine = reading({2: 0, 4: 0, 6: 0}, lanes=2)
+    (first,) = machine.records(2, some(2, [0]), 1, 0)
+    (second,) = machine.records(4, some(4, [0, 1]), 2, 0)
+    assert isinstance(first, Apply)
+    assert isinstance(second, Apply)
+    assert [(one.lane, set(one.takes)) for one in (first, second)] == [(0, {2}), (1, {4})]
+    assert machine.records(6, some(6, [0]), 1, 0) == []  # both are busy
+    assert machine.records(4, some(4, [2]), 3, 0) == []
+    assert taken(machine.done(machine.turn, applied({2: 1}), 0, 0)) == {6: [0]}
+    assert machine.records(2, some(2, [1]), 2, 0) == []
+    assert taken(machine.done(machine.turn, applied({4: 2}), 0, 1)) == {
+        2: [1],
+        4: [2],
+    }  # whichever is free takes what waits
+
+
+def test_a_fence_in_one_lane_drops_what_the_others_have() -> None:
+    machine = reading({0: 0, 1: 0}, lanes=2)
+    machine.records(0, some(0, [0]), 1, 0)
+    machine.records(1, some(1, [0]), 1, 0)
+    before = machine.turn
+    assert machine.done(before, Done(Fate.FENCED), 0, 0) == [ReadPositions(before + 1)]
+    assert machine.done(before, applied({1: 1}), 0, 1) == []  # it was applied; the positions will tell
+    assert machine.fetching == []
+    assert machine.positions(before + 1, positions_at({0: 0, 1: 1})) == [Seek(0, 0), Seek(1, 1)]
+    assert taken(machine.records(1, some(1, [1]), 2, 0)) == {1: [1]}
+
+
+class Hostile:
+    """A log, a database position and a consumer that loses fetches, repeats them, and is given partitions at any time."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.log = [offset for offset in range(200) if offset % 17]  # with holes of its own
+        self.position = 0
+        self.applied: list[int] = []
+        self.sought = 0
+        self.delivered = False
+        """Whether anything came since the last seek."""
+        self.machine = Reader(CODE, batch=7, max_age=0.0)
+        self.pending: list[Action] = []
+
+    def step(self) -> None:
+        match self.chance.randrange(8):
+            case 0 if self.chance.random() < 0.1:
+                self.do(self.machine.assigned([0]))
+            case 1 if self.delivered:
+                self.sought += self.chance.randrange(3)  # records that were fetched and never handed over
+            case 6 if self.delivered:
+                self.sought = max(self.sought - self.chance.randrange(5), 0)  # or handed over twice
+            case 2 if self.chance.random() < 0.2:
+                self.apply([offset for offset in self.log if offset >= self.position][:3])  # somebody else was faster
+            case 3 | 4 | 5:
+                self.fetch()
+            case _:
+                self.act()
+
+    def fetch(self) -> None:
+        if self.machine.fetching != [0]:
+            return
+        found = [offset for offset in self.log if offset >= self.sought][: self.chance.randrange(1, 6)]
+        if found:
+            self.sought, self.delivered = found[-1] + 1, True
+            self.do(self.machine.records(0, some(0, found), self.log[-1] + 1, 0))
+
+    def do(self, actions: list[Action]) -> None:
+        """Seeks take place at once, as the reader demands; all else takes its time."""
+        for action in actions:
+            if isinstance(action, Seek):
+                self.sought, self.delivered = action.offset, False
+            else:
+                self.pending.append(action)
+
+    def act(self) -> None:
+        if not self.pending:
+            self.do(self.machine.tick(0))
+            return
+        match self.pending.pop(0):
+            case ReadPositions(turn=turn):
+                self.do(self.machine.positions(turn, positions_at({0: self.position})))
+            case Apply(turn=turn, takes=takes):
+                ((was, records),) = takes.values()
+                fate = Fate.APPLIED if was.next_offset == self.position else Fate.FENCED
+                if fate is Fate.APPLIED:
+                    self.apply([record.offset for record in records])
+                done = Done(fate, {0: Reading(self.position, -1, 0, -1)})
+                self.do(self.machine.done(turn, done, 0))
+            case other:
+                raise AssertionError(other)
+
+    def apply(self, offsets: list[int]) -> None:
+        self.applied += offsets
+        self.position = offsets[-1] + 1 if offsets else self.position
+
+
+@pytest.mark.parametrize("walk", range(30))
+def test_every_record_is_applied_once_and_in_order_whatever_the_consumer_does(walk: int) -> None:
+    world = Hostile(random.Random(SEED + walk))
+    world.do(world.machine.assigned([0]))
+    for _ in range(3_000):
+        world.step()
+        if world.position > world.log[-1]:
+            break
+    for _ in range(3_000):  # the faults stop
+        if world.position > world.log[-1]:
+            break
+        world.act()
+        world.fetch()
+    assert world.applied == world.log

@@ -1,0 +1,447 @@
+"""Two releases side by side, each with its handler, agents and API as processes, through whatever a release may change.
+
+Each follows the one before, is started beside it, switches, and then the older one ends. All the while both APIs are sent the
+commands that they know, and asked for a view that nobody changes: they answer. In the end each command was decided once, rightly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from demo import tree
+from demo.proof import counted_in, rows_of
+from infra.processes.beside import Beside
+from infra.processes.supervisor import Child, Supervisor, agents, api, handlers
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from tests.engine.front import free_port
+from tests.engine.spine import openings, set_up, until
+
+pytestmark = pytest.mark.timeout(900)
+
+Posts = Mapping[str, Mapping[str, Any]]
+"""Commands by path, `{}` being a new name, and their bodies."""
+Edits = Mapping[str, Sequence[tuple[str, str]]]
+"""By file: what stands there and what is to stand there; from nothing, a new file; to nothing, none any more."""
+
+DEPOSITED = '''"""How much was ever paid into an account?"""
+
+from typing import NamedTuple
+
+from domain.accounts import MoneyDeposited
+from projections.engine import At, Key
+
+VERSION = 1
+
+
+class Deposited(NamedTuple):
+    account: Key[str]
+    cents: int
+
+
+def evolve(row: Deposited | None, event: MoneyDeposited, at: At) -> Deposited | None:
+    return Deposited(at.id, (row.cents if row else 0) + event.cents)
+'''
+ORDERS = '''"""Orders: they are placed once."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from domain.language import Refusal, fact
+
+
+@fact
+class OrderPlaced:
+    pieces: int
+
+
+@fact
+class PlaceOrder:
+    pieces: int
+
+
+Event: TypeAlias = OrderPlaced
+Command: TypeAlias = PlaceOrder
+
+
+class OrderIsPlaced(Refusal):
+    """The order was placed before."""
+
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    pieces: int = 0
+
+
+def decide(command: Command, state: State) -> list[Event]:
+    if state.pieces:
+        raise OrderIsPlaced
+    return [OrderPlaced(pieces=command.pieces)]
+
+
+def evolve(state: State, event: Event) -> State:
+    return State(state.pieces + event.pieces)
+'''
+MOVED = ("VERSION = 1\n", 'VERSION = 1\nAGENT = "side"\n')
+A_NOTE = """@fact
+class {}:
+    on: date
+
+
+"""
+NOTES: Edits = {
+    "domain/accounts.py": [
+        ("Movement: TypeAlias", A_NOTE.format("NoteTaken") + "Movement: TypeAlias"),
+        ("| Movement | AccountClosed", "| Movement | AccountClosed | NoteTaken"),
+        ("Command: TypeAlias", A_NOTE.format("TakeNote") + "Command: TypeAlias"),
+        ("| ChargeFee | CloseAccount", "| ChargeFee | CloseAccount | TakeNote"),
+        (
+            "        case CloseAccount(on=on):\n",
+            "        case TakeNote(on=on):\n            return [NoteTaken(on=on)]\n        case CloseAccount(on=on):\n",
+        ),
+        (
+            "        case AccountClosed():\n",
+            "        case NoteTaken():\n            return state\n        case AccountClosed():\n",
+        ),
+    ]
+}
+RAISED_STATE: Edits = {
+    "domain/accounts.py": [
+        ("STATE_VERSION = 1", "STATE_VERSION = 2"),
+        ("    overdraft_limit: int = 0\n", "    overdraft_limit: int = 0\n    notes: int = 0\n"),
+        (
+            "            return State(state.status, state.balance + change(event), state.overdraft_limit)",
+            "            return replace(state, balance=state.balance + change(event))",
+        ),
+        (
+            "        case NoteTaken():\n            return state\n",
+            "        case NoteTaken():\n            return replace(state, notes=state.notes + 1)\n",
+        ),
+    ]
+}
+
+
+GIFTS: Edits = {
+    "domain/accounts.py": [
+        ("Command: TypeAlias", "@fact\nclass Give:\n    cents: Cents\n    on: date\n\n\nCommand: TypeAlias"),
+        ("| CloseAccount | TakeNote", "| CloseAccount | TakeNote | Give"),
+        (
+            "        case TakeNote(on=on):\n",
+            "        case Give(cents=cents, on=on):\n            return [MoneyDeposited(cents=cents, on=on)]\n"
+            "        case TakeNote(on=on):\n",
+        ),
+    ]
+}
+PACKED: Edits = {
+    "domain/orders.py": [
+        (
+            "Event: TypeAlias = OrderPlaced\n",
+            "@fact\nclass OrderPacked:\n    pieces: int\n\n\nEvent: TypeAlias = OrderPlaced | OrderPacked\n",
+        ),
+        (
+            "Command: TypeAlias = PlaceOrder\n",
+            "@fact\nclass PackOrder:\n    pieces: int\n\n\nCommand: TypeAlias = PlaceOrder | PackOrder\n",
+        ),
+        (
+            "    if state.pieces:\n",
+            "    if isinstance(command, PackOrder):\n        return [OrderPacked(pieces=command.pieces)]\n    if state.pieces:\n",
+        ),
+    ]
+}
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release: what it changes in the one before, and what comes with it."""
+
+    edits: Edits
+    posts: Posts
+    """Commands that its API knows."""
+    agents: tuple[str, ...] = ("core",)
+    new: tuple[str, ...] = ()
+    """Those of the commands that the release before does not know."""
+
+
+DEPOSIT: Posts = {"/accounts/a1/deposit": {"cents": 1, "on": "2026-01-02"}}
+NOTE: Posts = {"/accounts/a2/take-note": {"on": "2026-01-02"}}
+GIFT: Posts = {"/accounts/a2/give": {"cents": 7, "on": "2026-01-02"}}
+ORDER: Posts = {"/orders/{}/place-order": {"pieces": 3}}
+PACK: Posts = {"/orders/{}/pack-order": {"pieces": 3}}
+RELEASES = [
+    Release({}, DEPOSIT),
+    # a view added, one raised, one moved to an agent of its own; a command and its event
+    Release(
+        {
+            "projections/deposited.py": [("", DEPOSITED)],
+            "projections/balances.py": tree.EDITS,
+            "projections/daily_totals.py": [MOVED],
+            **NOTES,
+        },
+        {**DEPOSIT, **NOTE},
+        agents=("core", "side"),
+        new=tuple(NOTE),
+    ),
+    # a view removed; an agent retired, whose view moved back; a context added; a state raised
+    Release(
+        {
+            "projections/deposited.py": [(DEPOSITED, "")],
+            "projections/daily_totals.py": [MOVED[::-1]],
+            "domain/orders.py": [("", ORDERS)],
+            **RAISED_STATE,
+        },
+        {**DEPOSIT, **NOTE, **ORDER},
+        new=tuple(ORDER),
+    ),
+    # a command alone, which leads to an event that there is already
+    Release(GIFTS, {**DEPOSIT, **ORDER, **GIFT}, new=tuple(GIFT)),
+    # a command and its event, in all partitions, which the agents of the release before do not know; no view's version is raised
+    Release(PACKED, {**DEPOSIT, **ORDER, **PACK}, new=tuple(PACK)),
+]
+
+
+def write_trees(folder: Path) -> list[Path]:
+    """A tree for each release; the first one's is the repository."""
+    found = [ROOT]
+    for number, release in enumerate(RELEASES[1:], 1):
+        here = folder / f"r{number}"
+        for package in tree.PACKAGES:
+            shutil.copytree(found[-1] / package, here / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, edits in release.edits.items():
+            file = here / name
+            text = file.read_text() if file.exists() else ""
+            for before, after in edits:
+                assert before == text == "" or text.count(before) == 1, (name, before)
+                text = text.replace(before, after, 1) if before else after
+            file.write_text(text) if text else file.unlink()
+        found.append(here)
+    return found
+
+
+@dataclass
+class Sent:
+    """A command, and what was answered: a status, and the code of a problem."""
+
+    path: str
+    stream: str
+    key: str
+    status: int
+    code: str
+
+
+class Client(Beside):
+    """Sends one API the commands that its release knows, one after the other, and reads a view that all releases have alike."""
+
+    def __init__(self, release: Release, url: str) -> None:
+        super().__init__("client")
+        self.release = release
+        self.url = url
+        self.sent: list[Sent] = []
+        self.reads: Counter[int] = Counter()
+        self._numbers = count()
+
+    def start(self) -> None:
+        self.__enter__()
+
+    def stop(self) -> None:
+        self._end()
+
+    def answered(self) -> Counter[str]:
+        """Commands that got their outcome, by path."""
+        return Counter(one.path for one in list(self.sent) if one.status == 200)
+
+    def _work(self) -> None:
+        with httpx.Client(base_url=self.url, timeout=60) as client:
+            while not self._ended.wait(0.02):
+                for path, body in self.release.posts.items():
+                    self._post(client, path, body)
+                self.reads[client.get("/views/statement?limit=1").status_code] += 1
+
+    def _post(self, client: httpx.Client, path: str, body: Mapping[str, Any]) -> None:
+        name = f"{self.url.rpartition(':')[2]}-{next(self._numbers)}"
+        where = path.format(name)
+        answer = client.post(where, json=body, headers={"Idempotency-Key": f'"{name}"'})
+        stream = where[1:].rpartition("/")[0]
+        code = "" if answer.status_code in (200, 202) else answer.json()["code"]
+        self.sent.append(Sent(path, stream, name, answer.status_code, code))
+
+
+@dataclass
+class Running:
+    """The processes of a release, and the client of its API."""
+
+    release: Release
+    client: Client
+    supervisor: Supervisor
+    thread: threading.Thread
+
+    def stop(self) -> None:
+        self.client.stop()
+        self.supervisor.stop()
+        self.thread.join(60)
+
+
+class Service:
+    """A service in production, to which one release after the other is deployed."""
+
+    def __init__(self, world: Settings, folder: Path) -> None:
+        self.world = world
+        self.folder = folder
+        self.trees = write_trees(folder)
+        self.running: list[Running] = []
+        self.clients: list[Client] = []
+
+    def start(self, number: int) -> Running:
+        release, port = RELEASES[number], free_port()
+        place = f"{self.world.group_prefix}-r{number}"
+        children: list[Child] = [*handlers(1, place), api(place, "127.0.0.1", port)]
+        for name in release.agents:
+            children += agents(1, place, name)
+        logs = self.folder / f"logs{number}"
+        logs.mkdir()
+        environment = self.world.environment() | tree.environment(self.trees[number])
+        supervisor = Supervisor(children, environment, logs)
+        thread = threading.Thread(target=supervisor.run, name=place, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: has_looked(url), "the API has looked at the stores", seconds=120)
+        for name in ("a1", "a2"):
+            until(partial(is_open, url, name), "accounts are opened", seconds=120)
+        client = Client(release, url)
+        started = Running(release, client, supervisor, thread)
+        self.running.append(started)
+        self.clients.append(client)
+        client.start()
+        return started
+
+    def samefold(self, number: int, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", "from infra.cli import main; main()", *words],
+            env=os.environ | self.world.environment() | tree.environment(self.trees[number]),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def until_answered(self, what: str, *, without: Sequence[str] = ()) -> None:
+        """Each API that runs answers more of all commands that its release knows, but for those."""
+        before = [(one.client, one.client.answered(), one.client.reads.copy()) for one in self.running]
+
+        def more() -> bool:
+            for client, was, reads in before:
+                assert client.error is None, client.error
+                now = client.answered()
+                if client.reads[200] <= reads[200] + 2:
+                    return False
+                if any(now[path] <= was[path] + 2 for path in client.release.posts if path not in without):
+                    return False
+            return True
+
+        try:
+            until(more, what, seconds=120)
+        except AssertionError:
+            for log in sorted(self.folder.glob("logs*/*.log")):
+                print(log, log.read_text()[-1_500:], sep="\n")
+            raise
+
+    def stop(self) -> None:
+        for one in self.running:
+            one.stop()
+
+
+@contextmanager
+def service(world: Settings, folder: Path) -> Iterator[Service]:
+    found = Service(world, folder)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def has_looked(url: str) -> bool:
+    try:
+        return "not-looked" not in httpx.get(f"{url}/health/ready", timeout=5).text
+    except httpx.TransportError:
+        return False
+
+
+def is_open(url: str, name: str) -> bool:
+    body = {"overdraft_limit": 0, "on": "2026-01-01"}
+    key = {"Idempotency-Key": f'"open-{name}"'}
+    return httpx.post(f"{url}/accounts/{name}/open-account", json=body, headers=key, timeout=60).status_code == 200
+
+
+def test_two_releases_side_by_side_answer_commands_and_reads_through_all_that_a_release_may_change(
+    world: Settings, tmp_path: Path
+) -> None:
+    set_up(world)
+    with service(world, tmp_path) as running:
+        old = running.start(0)
+        running.until_answered("the first release answers")
+        for number, release in enumerate(RELEASES[1:], 1):
+            changes_tables = any(name.startswith("projections/") for name in release.edits)
+            if changes_tables:
+                running.samefold(number, "db", "revision", "-m", f"release {number}")
+                for later in running.trees[number + 1 :]:
+                    copy_migrations(running.trees[number], later)
+                running.samefold(number, "db", "upgrade")
+            new = running.start(number)
+            running.until_answered("both answer before the switch", without=release.new if changes_tables else ())
+            if changes_tables:
+                running.samefold(number, "rebuild")
+            running.until_answered("both answer after the switch")
+            old.stop()
+            running.running.remove(old)
+            running.until_answered("the newer one answers alone")
+            old = new
+        for client in running.clients:
+            client.stop()
+        until(lambda: not missing(world, running.clients), "every command that was taken has its outcome", seconds=60)
+        verified = json.loads(running.samefold(len(RELEASES) - 1, "verify", "--engine", "local", "--json"))
+    assert verified["differences"] == 0
+    sent = [one for client in running.clients for one in client.sent]
+    assert {one.code for one in sent} <= {"", "command-not-live"}
+    assert {one.path for one in sent if one.code} <= {path for release in RELEASES for path in release.new}
+    for client in running.clients:
+        assert client.reads.keys() == {200}
+    counted, outcomes = counted_in(world), rows_of(world).outcomes
+    for one in sent:
+        key = (one.stream, one.key)
+        outcome = outcomes[key].outcome if key in outcomes else None
+        assert (counted.get(key, 0), outcome) == ((0, None) if one.code else (1, "accepted")), one
+    assert len(openings(world)) < 3 * len(RELEASES) * world.partitions, (
+        "no two handlers take partitions from each other for long"
+    )
+
+
+def missing(world: Settings, clients: Sequence[Client]) -> set[tuple[str, str]]:
+    taken = {(one.stream, one.key) for client in clients for one in client.sent if not one.code}
+    return taken - rows_of(world).outcomes.keys()
+
+
+def copy_migrations(before: Path, after: Path) -> None:
+    versions = Path("infra/database/migrations/versions")
+    for file in (before / versions).glob("*.py"):
+        shutil.copy2(file, after / versions / file.name)

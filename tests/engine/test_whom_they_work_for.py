@@ -1,0 +1,228 @@
+"""Whoever reads the log or writes a table for another process works on the same Kafka, database, archive and code, or says so.
+
+The executors of one Spark get other settings from their folder, and other code from their environment.
+"""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import SecretStr
+
+from infra.archive.jobs import archive_log
+from infra.database.connect import connect
+from infra.dev.kafka import Kafka
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.clients import KafkaAway
+from infra.processes.checkout import CODE, WrongCode
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT, dev_env
+from projections.engine.rebuild import workers
+from projections.engine.rebuild.engines import Engine, Local
+from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.rebuild.time_travel import look_back
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import all_views
+from spark_jobs.agent import Agent
+from tests.engine.bookkeeper import Bookkeeper, folded_lives
+from tests.engine.spine import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from infra.dev.stack import Stack
+
+pytestmark = pytest.mark.timeout(240)
+
+ACCOUNTS = [str(number) for number in range(12)]
+VIEWS = {"balances": all_views()["balances"]}
+
+Job = Callable[[Settings, Callable[[int], Engine]], object]
+JOBS: dict[str, Job] = {
+    "rebuild": lambda world, engines: rebuild(world, ["balances"], all_views(), engine_for=engines),
+    "time travel": lambda world, engines: look_back(world, VIEWS.values(), {}, engine_for=engines),
+    "verify": lambda world, engines: verify(world, VIEWS, engine_for=engines),
+    "archive": lambda world, engines: archive_log(world, engine_for=engines),
+}
+
+
+@pytest.fixture(scope="module")
+def bank(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> Bookkeeper:
+    """Nobody writes into its database or archive here, so that the tests may share it."""
+    folder = tmp_path_factory.mktemp("bank")
+    return folded_lives(shared_world.model_copy(update={"archive_url": str(folder / "archive")}), ACCOUNTS, 4)
+
+
+@pytest.fixture(scope="module")
+def misled(
+    bank: Bookkeeper,
+    spark: SparkSession,
+    spark_place: Path,
+    stack: Stack,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Iterator[str]:
+    """The executors have another Kafka, database or code than the driver, as the test's parameter says."""
+    what = str(request.param)
+    with ExitStack() as stack_of, pytest.MonkeyPatch.context() as patch:
+        theirs, folder = bank.world, tmp_path_factory.mktemp(what)
+        if what == "kafka":
+            theirs = stack_of.enter_context(other_kafka(theirs, folder))
+        elif what == "database":
+            theirs = stack_of.enter_context(copied(theirs, stack))
+        else:
+            environment = spark.sparkContext.environment
+            patch.setitem(environment, "PYTHONPATH", str(older_checkout(folder)))
+            patch.setitem(environment, "PYTHONSAFEPATH", "1")  # nothing from where the JVM was started
+        (spark_place / "dev.env").write_text(dev_env(theirs))
+        yield what
+
+
+@contextmanager
+def other_kafka(world: Settings, folder: Path) -> Iterator[Settings]:
+    """A Kafka with topics of the same names, and a longer life in them."""
+    broker = Kafka(folder / "kafka")
+    broker.start()
+    try:
+        other = world.model_copy(update={"kafka_bootstrap": broker.bootstrap})
+        until(lambda: _made(other), "it has the topics")
+        Bookkeeper(other).life(ACCOUNTS, 9)
+        yield other
+    finally:
+        broker.stop()
+
+
+def _made(world: Settings) -> bool:
+    with suppress(KafkaAway):
+        topics.ensure(world)
+        return True
+    return False
+
+
+@contextmanager
+def copied(world: Settings, stack: Stack) -> Iterator[Settings]:
+    """A copy of the database, row for row."""
+    name = str(conninfo_to_dict(world.database)["dbname"])
+    with psycopg.connect(stack.postgres.url(), autocommit=True) as admin:
+        admin.execute(f'create database "{name}_copy" template "{name}"'.encode())
+        yield world.model_copy(update={"database_url": SecretStr(stack.postgres.url(f"{name}_copy"))})
+        admin.execute(f'drop database "{name}_copy" with (force)'.encode())
+
+
+def older_checkout(folder: Path) -> Path:
+    """This code, but for one line of a view."""
+    for package in ("domain", "projections", "infra", "spark_jobs"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    view = folder / "projections" / "balances.py"
+    view.write_text(view.read_text() + "\n# of before\n")
+    return folder
+
+
+def written(world: Settings) -> list[object]:
+    """What is another one when somebody has written."""
+    tables = (
+        "table_name, state from builds where state <> 'abandoned'",
+        "agent, partition, next_offset, generation from positions",
+        "path, sha256 from archive_files",
+        "account, cents from balances_v1",
+    )
+    with connect(world, "test") as db:
+        return [db.execute(f"select {columns} order by 1, 2".encode()).fetchall() for columns in tables]
+
+
+@pytest.mark.parametrize("misled", ["kafka", "database", "code"], indirect=True)
+def test_executors_that_work_elsewhere_end_each_job_by_name_and_write_nothing(
+    bank: Bookkeeper, misled: str, spark: SparkSession
+) -> None:
+    from spark_jobs.engine import Spark
+
+    before = written(bank.world)
+    for job, run in JOBS.items():
+        with pytest.raises(SamefoldError) as refused:
+            run(bank.world, lambda _: Spark(spark))
+        assert refused.value.code == f"wrong-{misled}", job
+        assert socket.gethostname() in refused.value.message
+        assert "docs/operating.md" in refused.value.cure
+        assert written(bank.world) == before, job
+
+
+@pytest.mark.parametrize("misled", ["kafka", "database", "code"], indirect=True)
+def test_they_end_an_agent_on_spark_as_well(bank: Bookkeeper, misled: str, spark: SparkSession) -> None:
+    bank.life(ACCOUNTS[:1], 1)
+    before = written(bank.world)
+    agent = Agent(bank.world, "core", "misled", lambda: spark)
+    with pytest.raises(SamefoldError) as refused:
+        agent.run()
+    assert refused.value.code == f"wrong-{misled}"
+    assert written(bank.world) == before
+
+
+def test_a_local_worker_whose_code_was_changed_since_says_so(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the parent has is told to it when it begins; what it finds itself is what lies on the disk by then."""
+    monkeypatch.setattr(workers, "CODE", {**CODE, "projections/balances.py": "of before"})
+    before = written(bank.world)
+    for job, run in JOBS.items():
+        with pytest.raises(WrongCode, match=r"other code .*: projections/balances\.py\."):
+            run(bank.world, lambda _: Local(2))
+        assert written(bank.world) == before, job
+
+
+def test_line_endings_and_compiled_files_make_no_other_code(tmp_path: Path) -> None:
+    def code_of(checkout: Path) -> dict[str, str]:
+        told = "import json; from infra.processes.checkout import CODE; print(json.dumps(dict(CODE)))"
+        run = [sys.executable, "-P", "-c", told]
+        said = subprocess.run(run, env=os.environ | {"PYTHONPATH": str(checkout)}, capture_output=True, check=True)
+        return dict(json.loads(said.stdout))
+
+    checkout = older_checkout(tmp_path / "checkout")
+    older = code_of(checkout)
+    assert [name for name in CODE if older[name] != CODE[name]] == ["projections/balances.py"]
+    for source in checkout.rglob("*.py"):
+        source.write_bytes(source.read_bytes().replace(b"\n", b"\r\n"))
+    assert compileall.compile_dir(checkout, quiet=1)
+    assert code_of(checkout) == older
+    zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", checkout)
+    assert code_of(Path(zipped)) == older
+
+
+def test_a_file_that_python_can_not_import_is_no_code(tmp_path: Path) -> None:
+    """Emacs leaves such a link, to no file, beside each file that is being edited."""
+    checkout = older_checkout(tmp_path / "checkout")
+    (checkout / "domain" / ".#accounts.py").symlink_to("somebody@here.4711")
+    run = [sys.executable, "-P", "-c", "import infra.processes.checkout"]
+    subprocess.run(run, env=os.environ | {"PYTHONPATH": str(checkout)}, check=True)
+
+
+def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
+    """Whatever else they import says nothing about a row."""
+    others = {"__init__", "errors", "settings"}
+    others |= {
+        f"observability/{name}" for name in ("__init__", "correlation", "logs", "metrics", "metrics_folder", "tracing")
+    }
+    others |= {f"processes/{name}" for name in ("__init__", "checkout", "collector", "faultpoints", "sender")}
+    others |= {f"database/{name}" for name in ("__init__", "connect", "revisions")}
+    told = (
+        "import sys, projections.engine.rebuild.rebuild, projections.engine.verify.verify, infra.archive.jobs, spark_jobs.stream\n"
+        "projections.engine.views.core_views.all_views()\n"
+        "for module in list(sys.modules.values()): print(getattr(module, '__file__', None) or '')"
+    )
+    said = subprocess.run([sys.executable, "-c", told], capture_output=True, check=True, text=True, cwd=ROOT)
+    files = [Path(line) for line in said.stdout.splitlines()]
+    packages = [ROOT / package for package in ("domain", "projections", "infra", "spark_jobs")]
+    imported = {str(file.relative_to(ROOT)) for file in files for package in packages if file.is_relative_to(package)}
+    assert {"domain/accounts.py", "infra/domain_model/storable.py"} <= imported
+    assert imported - CODE.keys() == {f"infra/{name}.py" for name in others}
