@@ -13,7 +13,7 @@ VIEW = "balances"
 COLUMN = "spent"
 """What the next release's view has and this one's has not: all that ever went out of an account, in cents."""
 
-PACKAGES = ("domain", "commands", "projections", "spark_jobs", "infra")
+PACKAGES = ("domain", "commands", "projections", "api", "spark_jobs", "infra")
 CHANGED = "projections/balances.py"
 EDITS = (
     ("VERSION = 1\n", "VERSION = 2\n"),
