@@ -25,9 +25,9 @@ def upgrade(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
     if as_json:
         print_json({"before": before, "after": after})
     elif before == after:
-        stdout.print(f"The database is at migration {after}, as this code needs it.")
+        stdout.print(f"The database is at migration {' and '.join(after)}, as this code needs it.")
     else:
-        stdout.print(f"The database went from migration {before or 'none'} to {after}.")
+        stdout.print(f"The database went from migration {' and '.join(before) or 'none'} to {' and '.join(after)}.")
 
 
 def revision(

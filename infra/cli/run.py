@@ -114,7 +114,7 @@ def _supervise(name: str, children: Callable[[str], list[Child]]) -> None:
 
     settings = Settings()
     # refuse at once what every child would refuse
-    _ = settings.kafka, settings.database, revisions.head()
+    _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
     with place(settings.group_prefix) as here:
         supervisor = Supervisor(children(name or here))

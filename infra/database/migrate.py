@@ -1,36 +1,44 @@
 """Migrations: Alembic, told all it needs by code, so that no file holds a path or a connection string.
 
 They only go forward, and they only make tables of views, never alter or drop them: a version's table is for ever what it
-was, and going back is a switch (`samefold rebuild` with the older code).
+was, and going back is a switch (`samefold rebuild` with the older code). The branch `core` is Samefold's and comes with it;
+`views` is written by `samefold db revision`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
-from alembic.autogenerate import produce_migrations
+from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.operations.ops import MigrationScript, UpgradeOps
+from alembic.operations.ops import CreateTableOp, MigrationScript, UpgradeOps
+from alembic.script import ScriptDirectory
+from alembic.util import rev_id
 from sqlalchemy.pool import NullPool
 
 from infra.database import revisions, schema
 from infra.database.connect import Connection, connect
+from infra.database.revisions import BRANCHES, CORE, VIEWS
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
 T = TypeVar("T")
 
 VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_(r|asof_)\d+)?")
+
+FILE_TEMPLATE = "%(year)d_%(month).2d_%(day).2d_%(rev)s_%(slug)s"
 
 _LOCK = 0x53414D45464F4C44  # "SAMEFOLD": two upgrades at once take turns
 
@@ -43,57 +51,73 @@ class SchemaDrift(SamefoldError):
     """The database's tables are not those that the code declares."""
 
 
-def upgrade(settings: Settings) -> tuple[str | None, str | None]:
-    """Bring the database to this code's newest migration; the revisions before and after.
+def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
+    """Bring the database to this code's newest migrations; what it was at before and is at after.
 
     Raises DatabaseAhead, MigrationsConflict.
     """
 
-    def act(connection: sa.Connection, config: Config) -> tuple[str | None, str | None]:
+    def act(connection: sa.Connection, config: Config) -> tuple[list[str], list[str]]:
         connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        after = revisions.head()
-        before = MigrationContext.configure(connection).get_current_revision()
+        revisions.heads()
+        before = _applied(connection)
         revisions.require_known(before)
-        command.upgrade(config, "head")
-        return before, after
+        command.upgrade(config, "heads")
+        return before, _applied(connection)
 
     return _with(settings, act)
 
 
 def revise(settings: Settings, message: str) -> Path | None:
-    """Write the migration that leads from the database to what the code declares; None where there is nothing to do.
+    """Write the migration of `views` that leads from the database to what the code declares; None where there is nothing to do.
 
     Raises ViewChangedShape, DatabaseBehind, DatabaseAhead, MigrationsConflict.
     """
 
     def act(connection: sa.Connection, config: Config) -> Path | None:
-        revisions.require_head(MigrationContext.configure(connection).get_current_revision())
-        number = f"{len(revisions.revisions()) + 1:04d}"
-        written = command.revision(config, message, autogenerate=True, rev_id=number)
-        if written is None or isinstance(written, list):
-            return None
-        _tidy(Path(written.path))
-        return Path(written.path)
+        revisions.require_heads(_applied(connection))
+        place, label = _next()
+        return _written(command.revision(config, message, autogenerate=True, branch_label=label, **place))
 
     return _with(settings, act)
+
+
+def revise_without_database(message: str) -> Path | None:
+    """Write the first migration of `views`, for a service that has none: a table for each context and view. Needs no database."""
+    declares = declared()
+    tables = [table for table in declares.sorted_tables if branch_of(table.name) == VIEWS]
+    body = render_python_code(
+        UpgradeOps([CreateTableOp.from_table(table) for table in tables]),
+        migration_context=MigrationContext.configure(dialect_name="postgresql"),
+    )
+    place, label = _next()
+    scripts = ScriptDirectory.from_config(_config())
+    return _written(
+        scripts.generate_revision(rev_id(), message, upgrades=body, imports="", branch_labels=label, **place)
+    )
 
 
 def check(settings: Settings) -> None:
     """Raises SchemaDrift, ViewChangedShape, DatabaseBehind or DatabaseAhead; returns where code and database agree."""
 
     def act(connection: sa.Connection, _config: Config) -> None:
-        revisions.require_head(MigrationContext.configure(connection).get_current_revision())
+        revisions.require_heads(_applied(connection))
         context = MigrationContext.configure(connection, opts={"include_object": include_object})
         script = produce_migrations(context, declared())
         refuse_changed_views(script.upgrade_ops)
-        if script.upgrade_ops is not None and not script.upgrade_ops.is_empty():
-            found = "; ".join(_in_words(diff) for diff in script.upgrade_ops.as_diffs())
-            raise SchemaDrift(
-                f"The database's tables are not those that the code declares: {found}.",
-                "Run `samefold db revision -m '…'`, read what it wrote, then `samefold db upgrade`.",
-            )
+        for branch, cure in _CURES.items():
+            found = _of(branch, script.upgrade_ops)
+            if not found.is_empty():
+                told = "; ".join(_in_words(diff) for diff in found.as_diffs())
+                raise SchemaDrift(f"The database's tables are not those that the code declares: {told}.", cure)
 
     _with(settings, act)
+
+
+_CURES = {
+    CORE: "This is one of Samefold's own tables, which somebody changed by hand: put it back as the code declares it.",
+    VIEWS: "Run `samefold db revision -m '…'`, read what it wrote, then `samefold db upgrade`.",
+}
 
 
 def declared() -> sa.MetaData:
@@ -109,16 +133,30 @@ def declared() -> sa.MetaData:
     return metadata
 
 
+def branch_of(table: str) -> str:
+    """Whose migrations make a table."""
+    from projections.engine.views.core_views import OUTCOMES
+
+    found = VIEW_TABLE.fullmatch(table)
+    return CORE if (found["view"] == OUTCOMES if found else table in schema.metadata.tables) else VIEWS
+
+
 def include_object(_object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
     """Tables of older versions, other builds and the past are not drift, and never dropped by a migration."""
     return not (kind == "table" and reflected and compare_to is None and name and VIEW_TABLE.fullmatch(name))
 
 
-def only_new(_context: Any, _revision: Any, directives: list[MigrationScript]) -> None:
-    """What autogenerate found becomes a migration only if it is something, and leaves versions' tables alone."""
+def only_new(context: Any, _revision: Any, directives: list[MigrationScript]) -> None:
+    """What autogenerate found in its branch becomes a migration only if it is something, and leaves versions' tables alone."""
     script = directives[0]
     refuse_changed_views(script.upgrade_ops)
-    if script.upgrade_ops is None or script.upgrade_ops.is_empty():
+    if not getattr(context.config.cmd_opts, "autogenerate", False):  # `alembic check` looks at both branches
+        return
+    head = str(script.head)
+    known = revisions.revisions()
+    branch = known[head].branch if head in known else CORE if head.startswith(f"{CORE}@") else VIEWS
+    script.upgrade_ops = mine = _of(branch, script.upgrade_ops)
+    if mine.is_empty():
         directives.clear()
 
 
@@ -137,18 +175,24 @@ def refuse_changed_views(operations: UpgradeOps | None) -> None:
             )
 
 
-def _with(settings: Settings, act: Callable[[sa.Connection, Config], T]) -> T:
-    """Act in one transaction of a connection of ours, which Alembic uses too."""
+@contextmanager
+def connected(settings: Settings) -> Iterator[sa.Connection]:
+    """One transaction of a connection of ours, for Alembic."""
     engine = sa.create_engine(
         "postgresql+psycopg://", creator=lambda: _without_autocommit(settings), poolclass=NullPool
     )
     try:
         with engine.begin() as connection:
-            config = _config()
-            config.attributes["connection"] = connection
-            return act(connection, config)
+            yield connection
     finally:
         engine.dispose()
+
+
+def _with(settings: Settings, act: Callable[[sa.Connection, Config], T]) -> T:
+    with connected(settings) as connection:
+        config = _config()
+        config.attributes["connection"] = connection
+        return act(connection, config)
 
 
 def _without_autocommit(settings: Settings) -> Connection:
@@ -157,18 +201,41 @@ def _without_autocommit(settings: Settings) -> Connection:
     return connection
 
 
-def _tidy(migration: Path) -> None:
-    """Format a migration as the rest of the code, where the formatter is installed."""
+def _applied(connection: sa.Connection) -> list[str]:
+    return sorted(MigrationContext.configure(connection).get_current_heads())
+
+
+def _of(branch: str, operations: UpgradeOps | None) -> UpgradeOps:
+    ops = operations.ops if operations else []
+    return UpgradeOps([one for one in ops if branch_of(getattr(one, "table_name", "")) == branch])
+
+
+def _next() -> tuple[dict[str, Any], str | None]:
+    """Where the next migration of `views` goes, and the branch's name if it is the first, which stands on today's core."""
+    heads = revisions.heads()
+    if VIEWS in heads:
+        return {"head": heads[VIEWS]}, None
+    return {"head": "base", "version_path": str(BRANCHES[VIEWS]), "depends_on": heads[CORE]}, VIEWS
+
+
+def _written(found: Any) -> Path | None:
+    """The file that Alembic wrote, formatted as the rest of the code where the formatter is installed."""
+    if found is None or isinstance(found, list):
+        return None
+    written = Path(found.path)
     if find_spec("ruff") is not None:
-        for arguments in (["check", "--select=I", "--fix"], ["format"]):
-            subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", str(migration)], check=False)
+        for arguments in (["check", "--select=F401,I", "--fix"], ["format"]):
+            subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", str(written)], check=False)
+    return written
 
 
 def _config() -> Config:
-    config = Config(cmd_opts=Namespace(quiet=True))
-    config.set_main_option("script_location", str(revisions.SCRIPTS))
+    """The same as `[tool.alembic]` in pyproject.toml says to Alembic's own command line."""
+    config = Config(cmd_opts=Namespace(quiet=True, autogenerate=True))
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("version_locations", os.pathsep.join(map(str, BRANCHES.values())))
     config.set_main_option("path_separator", "os")
-    config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
+    config.set_main_option("file_template", FILE_TEMPLATE.replace("%", "%%"))
     return config
 
 

@@ -1,20 +1,28 @@
-"""Which migrations this code has, and whether the database is at the newest: asked by every process at its start.
+"""Which migrations this code has, and whether the database has them all: asked by every process at its start.
 
-Read from the files themselves, without Alembic, whose import alone would cost a restart a third of a second.
+There are two branches: `core`, Samefold's tables, and `views`, those of the contexts and views of this service. Read from the
+files themselves, without Alembic, whose import alone would cost a restart a third of a second.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from infra.database.connect import Connection, DatabaseBehind
 from infra.errors import SamefoldError
 
-SCRIPTS = Path(__file__).parent / "migrations"
+ROOT = Path(__file__).parents[2]
+CORE, VIEWS = "core", "views"
+BRANCHES: Final = {
+    CORE: ROOT / "infra" / "database" / "migrations" / "versions",
+    VIEWS: ROOT / "projections" / "migrations",
+}
+"""The folder of each branch's migrations."""
 
-_ASSIGNED = re.compile(r"^(revision|down_revision)\b[^=\n]*=(.*)$", re.MULTILINE)
+_ASSIGNED = re.compile(r"^(revision|down_revision|depends_on)\b[^=\n]*=(.*)$", re.MULTILINE)
 _NAME = re.compile(r"""["']([^"']+)["']""")
 
 
@@ -23,70 +31,90 @@ class DatabaseAhead(SamefoldError):
 
 
 class MigrationsConflict(SamefoldError):
-    """Two migrations have the same number, or follow the same one: two branches each added one."""
+    """Two migrations of a branch have the same id, or follow the same one."""
 
 
 class Migration(NamedTuple):
-    """One file of migrations, and of which others it is the successor."""
+    """A migration's file, and the migrations that must be there before it: of its own branch, and of the other."""
 
-    file: str
+    file: Path
+    branch: str
     follows: set[str]
+    depends_on: set[str]
 
 
 def revisions() -> dict[str, Migration]:
-    """This code's migrations by name. Raises MigrationsConflict."""
+    """This code's migrations by id. Raises MigrationsConflict."""
     found: dict[str, Migration] = {}
-    for file in sorted((SCRIPTS / "versions").glob("*.py")):
-        named = {variable: set(_NAME.findall(value)) for variable, value in _ASSIGNED.findall(file.read_text())}
-        (revision,) = named["revision"]
-        if revision in found:
-            raise _conflict(found[revision].file, file.name, f"both are '{revision}'", revision)
-        found[revision] = Migration(file.name, named["down_revision"])
+    for branch, folder in BRANCHES.items():
+        for file in sorted(folder.glob("*.py")):
+            named = {variable: set(_NAME.findall(value)) for variable, value in _ASSIGNED.findall(file.read_text())}
+            (revision,) = named["revision"]
+            if revision in found:
+                raise MigrationsConflict(
+                    f"Two migrations have the same id '{revision}': {found[revision].file.name} and {file.name}.",
+                    f"Give the one that was deployed nowhere yet an id of its own: a new `revision` in {_path(file)}.",
+                )
+            found[revision] = Migration(file, branch, named["down_revision"], named.get("depends_on", set()))
     return found
 
 
-def head() -> str | None:
-    """This code's newest migration; None where somebody deleted them to start with their own. Raises MigrationsConflict."""
+def heads() -> dict[str, str]:
+    """The newest migration of each branch that has any. Raises MigrationsConflict."""
     there = revisions()
-    newest = sorted(there.keys() - set[str]().union(*(one.follows for one in there.values())))
-    if len(newest) > 1:
-        files = [there[revision].file for revision in newest]
-        raise _conflict(", ".join(files[:-1]), files[-1], "none follows another", newest[-2])
-    return newest[0] if newest else None
+    followed = set[str]().union(*(one.follows for one in there.values()))
+    newest: dict[str, str] = {}
+    for revision, migration in there.items():
+        if revision in followed:
+            continue
+        if migration.branch in newest:
+            other = there[newest[migration.branch]].file
+            raise MigrationsConflict(
+                f"Two branches of the code each added a migration, {other.name} and {migration.file.name}: none follows another.",
+                f"Let the one that was deployed nowhere yet follow the other. If that is {migration.file.name}: write "
+                f'`down_revision = "{newest[migration.branch]}"` in {_path(migration.file)}.',
+            )
+        newest[migration.branch] = revision
+    return newest
 
 
-def _conflict(first: str, second: str, why: str, before: str) -> MigrationsConflict:
-    number = f"{len(list((SCRIPTS / 'versions').glob('*.py'))):04d}"
-    after = f"{number}_{second.removesuffix('.py').lstrip('0123456789_-') or 'migration'}.py"
-    return MigrationsConflict(
-        f"Two branches each added a migration, {first} and {second}: {why}.",
-        f"Let the one that was deployed nowhere yet follow the other. If that is {second}, in infra/database/migrations/versions: "
-        f'`git mv {second} {after}`, and in it `revision = "{number}"` and `down_revision = "{before}"`.',
-    )
-
-
-def require_known(revision: str | None) -> None:
-    """Raises DatabaseAhead for a revision that this code does not have."""
-    if revision is not None and revision not in revisions():
+def require_known(applied: Iterable[str]) -> None:
+    """Raises DatabaseAhead where the database has migrations that this code does not have."""
+    unknown = sorted(set(applied) - revisions().keys())
+    if unknown:
         raise DatabaseAhead(
-            f"The database is at migration {revision}, which this code does not have: newer code was here.",
+            f"The database is at migration {', '.join(unknown)}, which this code does not have: newer code was here.",
             "Deploy that newer code. Going back to this code needs no migration backwards: its tables are still there.",
         )
 
 
-def require_head(revision: str | None) -> None:
-    """Raises DatabaseAhead for a revision that this code does not have, DatabaseBehind for one that is not the newest."""
-    require_known(revision)
-    newest = head()
-    if revision != newest:
+def require_heads(applied: Iterable[str]) -> None:
+    """Raises DatabaseAhead for migrations that this code does not have, DatabaseBehind where its newest are missing.
+
+    `applied` are the rows of `alembic_version`, which names no migration that another one there follows or depends on.
+    """
+    rows = sorted(applied)
+    require_known(rows)
+    there, known = revisions(), set[str]()
+    waiting = list(rows)
+    while waiting:
+        if (revision := waiting.pop()) not in known:
+            known.add(revision)
+            waiting += there[revision].follows | there[revision].depends_on
+    missing = [revision for revision in heads().values() if revision not in known]
+    if missing:
         raise DatabaseBehind(
-            f"The database is at migration {revision or 'none'}, this code needs {newest}.",
+            f"The database is at migration {' and '.join(rows) or 'none'}, this code needs {' and '.join(missing)}.",
             "Run `samefold db upgrade`.",
         )
 
 
 def require_schema(connection: Connection) -> None:
-    """Raises DatabaseBehind or DatabaseAhead unless the database is at this code's newest migration."""
+    """Raises DatabaseBehind or DatabaseAhead unless the database has this code's newest migrations."""
     there = connection.execute("select to_regclass('alembic_version')").fetchone()
-    row = connection.execute("select version_num from alembic_version").fetchone() if there and there[0] else None
-    require_head(row[0] if row else None)
+    rows = connection.execute("select version_num from alembic_version").fetchall() if there and there[0] else []
+    require_heads(row[0] for row in rows)
+
+
+def _path(file: Path) -> str:
+    return str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,9 +18,9 @@ from demo import tree
 from infra.database import migrate, revisions
 from infra.database.connect import DatabaseBehind, connect
 from infra.database.migrate import SchemaDrift, ViewChangedShape
-from infra.database.revisions import DatabaseAhead, MigrationsConflict
+from infra.database.revisions import BRANCHES, CORE, VIEWS, DatabaseAhead, MigrationsConflict
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
+from infra.testing.fixtures import ROOT, Samefold
 from projections.engine.views import core_views as system
 from projections.engine.views.view import View
 from tests.engine.viewkit import PURSES, view
@@ -27,11 +28,11 @@ from tests.engine.viewkit import PURSES, view
 
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the migrations, to write more of them."""
+    """A copy of the views' migrations, to write more of them."""
     copied = tmp_path / "migrations"
-    shutil.copytree(revisions.SCRIPTS, copied, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(revisions, "SCRIPTS", copied)
-    return copied / "versions"
+    shutil.copytree(BRANCHES[VIEWS], copied, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setitem(BRANCHES, VIEWS, copied)
+    return copied
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, *views: View) -> None:
@@ -47,7 +48,7 @@ def tables(settings: Settings) -> set[str]:
 
 def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: Settings) -> None:
     before, after = migrate.upgrade(world)
-    assert before is None
+    assert before == []
     assert {"positions", "live", "builds", "balances_v1", "streams_accounts_v1"} <= tables(world)
     migrate.check(world)
     assert migrate.upgrade(world) == (after, after)
@@ -58,7 +59,7 @@ def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: 
 def test_upgrades_at_once_take_turns(world: Settings) -> None:
     with ThreadPoolExecutor(4) as pool:
         done = [future.result() for future in [pool.submit(migrate.upgrade, world) for _ in range(4)]]
-    assert sorted(before is None for before, _ in done) == [False, False, False, True]
+    assert sorted(before == [] for before, _ in done) == [False, False, False, True]
     migrate.check(world)
 
 
@@ -72,8 +73,8 @@ def test_an_empty_database_is_behind(world: Settings) -> None:
 def test_a_database_with_a_newer_migration_is_ahead(world: Settings) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:
-        db.execute("update alembic_version set version_num = '9999'")
-        with pytest.raises(DatabaseAhead, match="at migration 9999"):
+        db.execute("insert into alembic_version values ('9999')")
+        with pytest.raises(DatabaseAhead, match="at migration 9999,"):
             revisions.require_schema(db)
     for act in (migrate.upgrade, migrate.check):
         with pytest.raises(DatabaseAhead):
@@ -162,7 +163,7 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
     assert behind.returncode == 1
     assert "samefold db upgrade" in behind.stderr
     upgraded = samefold("db", "upgrade", "--json", settings=world).stdout
-    assert upgraded == f'{{"before": null, "after": "{revisions.head()}"}}\n'
+    assert json.loads(upgraded) == {"before": [], "after": sorted(revisions.heads().values())}
     assert "as this code needs it" in samefold("db", "upgrade", settings=world).stdout
     assert samefold("db", "check", settings=world).returncode == 0
     nothing = samefold("db", "revision", "-m", "nothing", settings=world)
@@ -170,16 +171,14 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
     assert nothing.stdout.startswith("Nothing to do")
 
 
-@pytest.mark.parametrize("names", [("9001", "9001"), ("9001_mine", "9001_theirs")])
-def test_two_branches_that_each_added_a_migration_are_told_both_files_and_what_to_type(
-    world: Settings, scripts: Path, names: tuple[str, str]
+def test_two_migrations_that_follow_the_same_one_are_both_named_with_what_to_type(
+    world: Settings, scripts: Path
 ) -> None:
     migrate.upgrade(world)
-    before = revisions.head()
-    body = "\n\ndef upgrade() -> None: ...\n"
-    for whose, name in zip(("mine", "theirs"), names, strict=True):
-        text = f"revision: str = \"{name}\"\ndown_revision: str | None = '{before}'\n"
-        (scripts / f"9001_{whose}.py").write_text(text + body)
+    before = revisions.heads()[VIEWS]
+    for whose in ("mine", "theirs"):
+        text = f"revision: str = '{whose}'\ndown_revision: str | None = '{before}'\n\n\ndef upgrade() -> None: ...\n"
+        (scripts / f"9001_{whose}.py").write_text(text)
     hints = set()
     with connect(world, "test") as db:
         for act in (
@@ -192,32 +191,43 @@ def test_two_branches_that_each_added_a_migration_are_told_both_files_and_what_t
                 act()
             hints.add(refused.value.cure)
     [hint] = hints
-    typed = re.search(r"`git mv (\S+) (\S+)`.*`(revision = \S+)`.*`(down_revision = \S+)`", hint)
+    typed = re.search(r"write `(down_revision = \S+)` in (\S+)\.$", hint)
     assert typed
-    there, renamed, revision, follows = typed.groups()
-    (scripts / there).unlink()
-    (scripts / renamed).write_text(f"{revision}\n{follows}\n{body}")
-    assert migrate.upgrade(world) == (before, revisions.head())
+    file = Path(typed[2])
+    file.write_text(re.sub(r"down_revision.*", typed[1], file.read_text()))
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        revisions.require_schema(db)
+    assert revisions.heads()[VIEWS] == "theirs"
+
+
+def test_two_migrations_with_the_same_id_are_both_named(scripts: Path) -> None:
+    for whose in ("mine", "theirs"):
+        (scripts / f"9001_{whose}.py").write_text("revision = '9001'\ndown_revision = None\n")
+    with pytest.raises(MigrationsConflict, match=r"9001_mine\.py and 9001_theirs\.py"):
+        revisions.heads()
 
 
 def test_a_merge_of_two_migrations_is_the_newest(scripts: Path) -> None:
-    before = revisions.head()
+    before = revisions.heads()[VIEWS]
     for name in ("9001_mine", "9001_theirs"):
         (scripts / f"{name}.py").write_text(f"revision = \"{name}\"\ndown_revision = '{before}'\n")
     (scripts / "9002.py").write_text("revision = '9002'\ndown_revision = ('9001_mine', '9001_theirs')\n")
-    assert revisions.head() == "9002"
+    assert revisions.heads()[VIEWS] == "9002"
 
 
 @pytest.mark.parametrize(
     "arguments", [("db", "upgrade"), ("db", "revision", "-m", "x"), ("db", "check"), ("run", "all")], ids=" ".join
 )
-def test_every_command_tells_of_two_migrations_of_one_number(
+def test_every_command_tells_of_two_migrations_that_follow_the_same_one(
     world: Settings, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     tree.make(tmp_path / "tree")
-    versions = tmp_path / "tree" / "infra" / "database" / "migrations" / "versions"
+    versions = tmp_path / "tree" / "projections" / "migrations"
     for whose in ("mine", "theirs"):
-        (versions / f"9001_{whose}.py").write_text(f"revision = '9001'\ndown_revision = '{revisions.head()}'\n")
+        (versions / f"9001_{whose}.py").write_text(
+            f"revision = '{whose}'\ndown_revision = '{revisions.heads()[VIEWS]}'\n"
+        )
     told = subprocess.run(
         [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
         env=os.environ | world.environment() | tree.environment(tmp_path / "tree"),
@@ -232,7 +242,83 @@ def test_every_command_tells_of_two_migrations_of_one_number(
     assert "Traceback" not in told.stderr
 
 
-def test_code_without_migrations_has_no_newest(scripts: Path) -> None:
+def test_a_service_without_views_has_no_newest_migration_of_theirs(world: Settings, scripts: Path) -> None:
     for file in scripts.glob("*.py"):
         file.unlink()
-    assert revisions.head() is None
+    assert revisions.heads().keys() == {CORE}
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        revisions.require_schema(db)
+
+
+def test_the_first_migration_is_written_without_a_database(world: Settings, scripts: Path) -> None:
+    """Its tables are those that autogenerate would write: nothing is left to do after it."""
+    for file in scripts.glob("*.py"):
+        file.unlink()
+    written = migrate.revise_without_database("first tables")
+    assert written is not None
+    assert written.parent == scripts
+    migrate.upgrade(world)
+    migrate.check(world)
+    assert "balances_v1" in tables(world)
+
+
+def test_the_first_migration_is_the_branchs_beginning_with_a_database_too(world: Settings, scripts: Path) -> None:
+    for file in scripts.glob("*.py"):
+        file.unlink()
+    migrate.upgrade(world)
+    migrate.revise(world, "first tables")
+    migrate.upgrade(world)
+    migrate.check(world)
+
+
+def test_a_database_from_before_the_branches_goes_on(world: Settings, scripts: Path) -> None:
+    """Core migration 0001 used to make the bank's tables, too."""
+    [bank] = scripts.glob("*.py")
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("delete from alembic_version")
+        db.execute("insert into alembic_version values ('0005')")
+        db.execute("insert into balances_v1 values ('1', 1, 1, current_date, current_date, 1, null, 0)")
+    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration 0005, this code needs"):
+        revisions.require_schema(db)
+    migrate.upgrade(world)
+    migrate.check(world)
+    with connect(world, "test") as db:
+        assert db.execute("select count(*) from balances_v1").fetchone() == (1,)
+    assert "if_not_exists" in bank.read_text()
+
+
+def test_a_core_table_that_was_changed_by_hand_is_no_migration_of_yours(world: Settings, scripts: Path) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("alter table live add column forgotten text")
+    with pytest.raises(SchemaDrift, match="remove column") as refused:
+        migrate.check(world)
+    assert "Samefold's own" in refused.value.cure
+    assert migrate.revise(world, "nothing of mine") is None
+    assert len(list(scripts.glob("*.py"))) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("heads",), ("upgrade", "heads"), ("check",), ("upgrade", "heads", "--sql")], ids=" ".join
+)
+def test_alembic_itself_works_at_the_root(world: Settings, arguments: tuple[str, ...]) -> None:
+    if arguments == ("check",):
+        migrate.upgrade(world)
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic", *arguments],
+        env=os.environ | world.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if arguments == ("heads",):
+        assert {line.split()[0] for line in done.stdout.splitlines()} == set(revisions.heads().values())
+    if arguments == ("upgrade", "heads"):
+        migrate.check(world)
+    if "--sql" in arguments:
+        assert "CREATE TABLE balances_v1" in done.stdout.replace("IF NOT EXISTS ", "")

@@ -442,6 +442,6 @@ def missing(world: Settings, clients: Sequence[Client]) -> set[tuple[str, str]]:
 
 
 def copy_migrations(before: Path, after: Path) -> None:
-    versions = Path("infra/database/migrations/versions")
+    versions = Path("projections/migrations")
     for file in (before / versions).glob("*.py"):
         shutil.copy2(file, after / versions / file.name)
