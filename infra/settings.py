@@ -1,7 +1,8 @@
 """All settings, in one class: `Settings()` reads them, `Settings(partitions=4)` overrides them.
 
 Where a value comes from, the first that has it: an argument, the environment (`SAMEFOLD_PARTITIONS=4`), the file `.env`
-in the working directory, the file `dev.env` in the data folder (written by `samefold dev up`), the default.
+in the working directory, the file `dev.env` in the data folder (written by `samefold dev up`), the service's own defaults in
+pyproject.toml (`[tool.samefold]`), the default.
 """
 
 import difflib
@@ -13,12 +14,19 @@ from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import Field, SecretStr, StringConstraints, ValidationError, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    PydanticBaseSettingsSource,
+    PyprojectTomlConfigSettingsSource,
+    SettingsConfigDict,
+)
 
 from infra.errors import BadSettings, NotConfigured
 
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
+SERVICE = Path(__file__).parents[1] / "pyproject.toml"
 CURE = "All settings, with what they mean: .env.example."
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
@@ -38,6 +46,7 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         extra="forbid",
         frozen=True,
+        pyproject_toml_table_header=("tool", "samefold"),
     )
 
     data_dir: Path = Field(Path(".samefold"), description="Where the development stack keeps its data and dev.env")
@@ -175,7 +184,8 @@ class Settings(BaseSettings):
         before = (init_settings, env_settings, dotenv_settings)
         # The data folder, which says where dev.env is, may itself come from any of the sources before it.
         data_dir = next((found for source in before if (found := source().get("data_dir"))), ".samefold")
-        return (*before, DotEnvSettingsSource(settings_cls, env_file=Path(data_dir) / DEV_ENV))
+        dev_env = DotEnvSettingsSource(settings_cls, env_file=Path(data_dir) / DEV_ENV)
+        return (*before, dev_env, PyprojectTomlConfigSettingsSource(settings_cls, SERVICE))
 
 
 def _not_configured(what: str, field: str) -> NoReturn:
