@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check mutants chaos bench clean
+.PHONY: help setup run demo test check mutants chaos bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,8 +14,13 @@ help: ## this list
 
 setup: $(VENV)/.installed $(VENV)/kafka/.verified $(VENV)/spark-kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
 
+run: setup ## Kafka, PostgreSQL, handler, agent and HTTP API on this machine; Ctrl-C stops all
+	@$(BIN)/samefold dev run
+
+ifneq ($(wildcard demo),)
 demo: setup ## load a bank's transactions, kill processes on the way, prove that nothing was lost or doubled
 	@$(BIN)/samefold demo $(ARGS)
+endif
 
 test: setup ## all tests, on real Kafka and PostgreSQL
 	@$(BIN)/python -m pytest $(ARGS)
@@ -26,14 +31,18 @@ check: setup ## lint, format, types and the quick tests that need no Kafka or Po
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -m "not integration and not search" $(ARGS)
 
+ifneq ($(wildcard proofs),)
 mutants: setup ## switch guarantees off one at a time, and see a test catch each (minutes)
 	@$(BIN)/python -m proofs.mutations $(ARGS)
 
 chaos: setup ## real processes killed, frozen and cut off at random, judged all the while (MINUTES=10 SEED=...)
 	@$(BIN)/python -m proofs.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+endif
 
+ifneq ($(wildcard benchmarks),)
 bench: setup ## how fast it is, beside its peers, on a stack of its own (about an hour, on a quiet machine)
 	@$(BIN)/samefold bench $(ARGS)
+endif
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi

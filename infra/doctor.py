@@ -42,6 +42,7 @@ def examine() -> list[Finding]:
         ("Java", _java),
         ("Kafka's jars", _jars),
         ("PostgreSQL's binaries", _binaries),
+        ("Samefold's files", _files),
         ("settings", read_settings),
     ]
     findings = [_look(name, look) for name, look in looks]
@@ -96,6 +97,18 @@ def _binaries() -> str:
     from infra.dev.postgres import VERSION, binaries
 
     return f"{VERSION} ({binaries()})"
+
+
+def _files() -> str:
+    """Changed ones are no fault: an update merges them."""
+    from infra.scaffold.copying import MANIFEST, answers, changed
+
+    root = Path(__file__).parents[1]
+    found = changed(root)
+    if found is None:
+        return f"this is Samefold itself (no {MANIFEST})"
+    told = f"{len(found)} changed here: {', '.join(found)}" if found else "none changed here"
+    return f"Samefold {answers(root)['_commit']}, {told}"
 
 
 def _data_folder(folder: Path) -> str:

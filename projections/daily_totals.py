@@ -20,6 +20,6 @@ class DailyTotal(NamedTuple):
 
 def delta(
     event: MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged,
-    at: At,  # noqa: ARG001  # every view's function takes it
+    at: At,
 ) -> Iterable[DailyTotal]:
     yield DailyTotal(event.on, event.details.operation or kind(event), 1, change(event), event.cents)

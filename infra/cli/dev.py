@@ -1,4 +1,4 @@
-"""`samefold dev up | down | status | reset`: the embedded development stack."""
+"""`samefold dev up | run | down | status | reset`: the embedded development stack."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
         help="Kafka and PostgreSQL on this machine, under one data folder, without Docker.", no_args_is_help=True
     )
     dev.command()(up)
+    dev.command()(run)
     dev.command()(down)
     dev.command()(status)
     dev.command()(reset)
@@ -32,6 +33,26 @@ def up() -> None:
     typer.echo(f"PostgreSQL  {stack.postgres.url()}")
     typer.echo(f"Data        {stack.folder}")
     typer.echo("\nNext: `samefold db upgrade`, then `samefold run all`. To stop: `samefold dev down`.")
+
+
+def run() -> None:
+    """Start both, bring tables and topics up to date, and run handler, agent and HTTP API. One Ctrl-C stops all; the data stays."""
+    from infra.cli.run import run_all
+    from infra.database.migrate import upgrade
+    from infra.log.topics import ensure
+    from infra.settings import Settings
+
+    stack = _stack()
+    try:
+        stack.up()
+        settings = Settings()
+        upgrade(settings)
+        ensure(settings)
+        url = f"http://{settings.api_host}:{settings.api_port}"
+        typer.echo(f"The API: {url}/docs. What it takes and shows: {url}/openapi.json. Ctrl-C stops everything.")
+        run_all()
+    finally:
+        stack.down()
 
 
 def down() -> None:

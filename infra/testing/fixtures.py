@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
 SEARCHES = {"model", "model_read", "test_hot_path"}
-NEEDS_STACK = {"stack", "world", "shared_world", "own_stack", "ground", "field"}
+NEEDS_STACK = {"stack", "service", "world", "shared_world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parents[2]
 
 _worlds = count(1)
@@ -110,19 +110,19 @@ def stack() -> Iterator["Stack"]:
 @pytest.fixture
 def world(stack: "Stack") -> Iterator[Settings]:
     """Settings of a test's own topics (not made yet), consumer groups and empty database, on the shared stack."""
-    with _world(stack) as settings:
+    with world_of(stack) as settings:
         yield settings
 
 
 @pytest.fixture(scope="module")
 def shared_world(stack: "Stack") -> Iterator[Settings]:
     """A world that the tests of a module share."""
-    with _world(stack) as settings:
+    with world_of(stack) as settings:
         yield settings
 
 
 @contextmanager
-def _world(stack: "Stack") -> Iterator[Settings]:
+def world_of(stack: "Stack") -> Iterator[Settings]:
     import psycopg
 
     number = next(_worlds)

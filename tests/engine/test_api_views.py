@@ -24,7 +24,7 @@ from infra.log import topics
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, decode_event
 from infra.settings import Settings
-from infra.testing.fixtures import _world
+from infra.testing.fixtures import world_of
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.commit import channel
 from projections.engine.views.core_views import all_views
@@ -473,7 +473,7 @@ def parked_api(stack: Any) -> Iterator[tuple[Api, Settings]]:
     """An API whose code has a view that parks, with an account that is parked in it and one that is not."""
     sums = view(SUMS, "sums", BROKEN)
     totals = view(SUMMED, "totals", BROKEN)
-    with _world(stack) as world, ExitStack() as running, with_views({"sums": sums, "totals": totals}) as views:
+    with world_of(stack) as world, ExitStack() as running, with_views({"sums": sums, "totals": totals}) as views:
         core = {name: one for name, one in views.items() if one.agent == "core"}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tests.engine.spine.agent_views", lambda _agent: core)
