@@ -1,7 +1,5 @@
 """The sample bank: given these events, when this command, then those events or that refusal."""
 
-import pickle
-from dataclasses import fields
 from datetime import date
 from functools import reduce
 
@@ -42,7 +40,6 @@ from domain.accounts import (
 )
 from domain.language import Refusal
 from infra.domain_model.contexts import contexts
-from infra.log.records import Commit, EventRecord, Record, decode_event, encode
 from infra.testing.facts import facts, members
 
 TODAY = date(1993, 1, 31)
@@ -184,7 +181,6 @@ def test_an_account_is_closed_once() -> None:
 
 
 EVERY_COMMAND = pytest.mark.parametrize("cls", members(Command), ids=lambda cls: cls.__name__)
-EVERY_EVENT = pytest.mark.parametrize("cls", members(Event), ids=lambda cls: cls.__name__)
 
 any_command = st.one_of([facts(cls) for cls in members(Command)])
 any_event = st.one_of([facts(cls) for cls in members(Event)])
@@ -229,36 +225,6 @@ def test_whatever_is_asked_for_the_account_stays_sound(state: State, commands: l
 @for_all(event=any_event, history=st.lists(any_event, max_size=10))
 def test_evolve_takes_every_event_after_every_history(event: Event, history: list[Event]) -> None:
     assert isinstance(evolve(given(*history), event), State)
-
-
-@EVERY_EVENT
-@settings(deadline=None)
-@for_all(data=st.data())
-def test_every_event_comes_back_from_the_log_as_it_went_in(cls: type, data: st.DataObject) -> None:
-    event = data.draw(facts(cls))
-    written = EventRecord(cls.__name__, msgspec.Raw(msgspec.json.encode(event)))
-    commit = Commit("accounts/576", 1, [written], "berka-1", 0, "", "accepted", None, epoch=0, seq=1)
-    read = decode_event(Record(0, 0, 0, None, encode(commit)))
-    assert isinstance(read, Commit)
-    body = read.events[0].data
-    assert msgspec.json.decode(body, type=cls) == event
-    assert TypeAdapter(cls).validate_json(bytes(body)) == event, "what is in the log would pass at the door again"
-
-
-@EVERY_COMMAND
-@settings(deadline=None)
-@for_all(data=st.data())
-def test_every_command_comes_in_through_json_as_it_was_meant(cls: type, data: st.DataObject) -> None:
-    command = data.draw(facts(cls))
-    assert TypeAdapter(cls).validate_json(msgspec.json.encode(command)) == command
-
-
-@pytest.mark.parametrize("cls", [*members(Command), *members(Event)], ids=lambda cls: cls.__name__)
-@settings(deadline=None, max_examples=10)
-@for_all(data=st.data())
-def test_facts_can_be_sent_to_another_process(cls: type, data: st.DataObject) -> None:
-    fact = data.draw(facts(cls))
-    assert pickle.loads(pickle.dumps(fact)) == fact
 
 
 @settings(deadline=None)
@@ -347,14 +313,6 @@ def test_odd_text_is_text(purpose: str) -> None:
 def test_code_can_not_make_what_json_may_not_say(cents: object) -> None:
     with pytest.raises(ValidationError):
         Deposit(cents=cents, on=TODAY)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("cls", [*members(Command), *members(Event), Details], ids=lambda cls: cls.__name__)
-def test_facts_are_frozen_and_slotted_and_name_their_fields(cls: type) -> None:
-    parameters = cls.__dataclass_params__  # type: ignore[attr-defined]
-    assert parameters.frozen
-    assert "__slots__" in vars(cls)
-    assert all(field.kw_only for field in fields(cls))
 
 
 # Refusals

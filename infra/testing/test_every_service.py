@@ -1,0 +1,117 @@
+"""What holds in every service, whatever its contexts and views: `domain/` is pure, and what it declares can be stored."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+import domain
+from infra.database import migrate
+from infra.domain_model.contexts import contexts
+from infra.log.records import Commit, EventRecord, Record, decode_event, encode
+from infra.settings import Settings
+from infra.testing.facts import facts
+
+# What can be imported without reaching out of the process or into its surroundings. Anything else is refused, so that a
+# module nobody thought of is refused too.
+PURE = {
+    *("__future__", "abc", "bisect", "calendar", "collections", "copy", "dataclasses", "datetime", "decimal", "enum"),
+    *(
+        "fractions",
+        "functools",
+        "heapq",
+        "itertools",
+        "math",
+        "operator",
+        "re",
+        "statistics",
+        "string",
+        "types",
+        "typing",
+    ),
+    *("pydantic", "domain"),
+}
+CLOCKS = {"now", "utcnow", "today"}
+REACHES_OUT = {"open", "print", "input", "eval", "exec", "compile", "__import__", "breakpoint"}
+
+EVENTS = [event for context in contexts().values() for event in context.events.values()]
+COMMANDS = [command for context in contexts().values() for command in context.commands.values()]
+
+
+def impurities(source: str) -> Iterator[str]:
+    """What in a module's text is not pure, each with its line."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found = [alias.name for alias in names if not _is_pure(alias.name)]
+            case ast.ImportFrom(module=str(module), level=0) if not _is_pure(module):
+                found = [module]
+            case ast.Attribute(attr=name) if name in CLOCKS:
+                found = [name]
+            case ast.Name(id=name) if name in REACHES_OUT:
+                found = [name]
+            case _:
+                continue
+        yield from (f"line {node.lineno}: {name}" for name in found)
+
+
+def _is_pure(module: str) -> bool:
+    return module.partition(".")[0] in PURE
+
+
+def test_the_domain_is_pure() -> None:
+    """It decides by its arguments alone: no clock, no chance, no input or output, nothing of the program."""
+    files = Path(domain.__path__[0]).rglob("*.py")
+    assert {file.name: found for file in files if (found := list(impurities(file.read_text())))} == {}
+
+
+@settings(deadline=None)
+@for_all(data=st.data())
+def test_every_event_comes_back_from_the_log_as_it_went_in(data: st.DataObject) -> None:
+    for cls in EVENTS:
+        event = data.draw(facts(cls))
+        written = EventRecord(cls.__name__, msgspec.Raw(msgspec.json.encode(event)))
+        commit = Commit("context/1", 1, [written], "command", 0, "", "accepted", None, epoch=0, seq=1)
+        read = decode_event(Record(0, 0, 0, None, encode(commit)))
+        assert isinstance(read, Commit)
+        body = read.events[0].data
+        assert msgspec.json.decode(body, type=cls) == event
+        assert TypeAdapter(cls).validate_json(bytes(body)) == event, "what is in the log would pass at the door again"
+
+
+@settings(deadline=None)
+@for_all(data=st.data())
+def test_every_command_comes_in_through_json_as_it_was_meant(data: st.DataObject) -> None:
+    for cls in COMMANDS:
+        command = data.draw(facts(cls))
+        assert TypeAdapter(cls).validate_json(msgspec.json.encode(command)) == command
+
+
+@settings(deadline=None, max_examples=10)
+@for_all(data=st.data())
+def test_commands_and_events_can_be_sent_to_another_process(data: st.DataObject) -> None:
+    for cls in [*COMMANDS, *EVENTS]:
+        fact = data.draw(facts(cls))
+        assert pickle.loads(pickle.dumps(fact)) == fact
+
+
+def test_commands_and_events_are_frozen_and_slotted_and_name_their_fields() -> None:
+    for cls in [*COMMANDS, *EVENTS]:
+        assert cls.__dataclass_params__.frozen, cls  # type: ignore[attr-defined]
+        assert "__slots__" in vars(cls), cls
+        assert all(field.kw_only for field in fields(cls)), cls
+
+
+def test_migrations_make_every_table_that_the_code_declares(world: Settings) -> None:
+    """Fails where a context or view is new or has a raised version: `samefold db revision` writes the migration."""
+    migrate.upgrade(world)
+    migrate.check(world)

@@ -1,0 +1,333 @@
+"""A service of one's own: made by `samefold new`, grown by `samefold add`, run, and updated to a newer Samefold.
+
+Samefold itself is here a repository made of this very tree, changes that are not committed included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import httpx
+import pytest
+
+from infra.settings import PREFIX
+from infra.testing.fixtures import ROOT
+from tests.engine.spine import until
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.integration]
+
+SAMEFOLD = "from infra.cli import main; main()"
+ENGINE_FILE = "projections/engine/live/reader.py"
+
+
+class Tree:
+    """A checkout whose code processes run, with no other settings, and a home where nothing is."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.folder = folder
+        others = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "GIT_", "PYTHON"))}
+        self.environment = others | {
+            "HOME": str(home),
+            "PYTHONPATH": str(folder),
+            "PYTHONSAFEPATH": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def use(self, data: Path, port: int = 8000) -> None:
+        """From now on the development stack in this folder, and an API on this port."""
+        self.environment |= {"SAMEFOLD_DATA_DIR": str(data), "SAMEFOLD_API_PORT": str(port)}
+
+    def run(self, *command: str, code: int | None = 0) -> CompletedProcess[str]:
+        """Run it there; it must end with this exit code, or with any."""
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert code in (None, done.returncode), f"{command}: {done.stdout}{done.stderr}"
+        return done
+
+    def samefold(self, *arguments: str, code: int | None = 0) -> CompletedProcess[str]:
+        return self.run(sys.executable, "-c", SAMEFOLD, *arguments, code=code)
+
+    def git(self, *arguments: str) -> str:
+        identity = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
+        return self.run("git", *identity, *arguments).stdout
+
+    def commit(self, message: str) -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", message)
+
+    def check(self) -> None:
+        """What `make check` runs, and its tests."""
+        for command in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), ("pytest", "-q")):
+            self.run(sys.executable, "-m", *command)
+
+    def write(self, name: str, old: str, new: str) -> None:
+        text = (self.folder / name).read_text()
+        assert text.count(old) == 1, f"{name} has {old!r} {text.count(old)} times"
+        (self.folder / name).write_text(text.replace(old, new))
+
+    def digests(self) -> dict[str, str]:
+        files = (name for name in self.git("ls-files").splitlines() if (self.folder / name).is_file())
+        return {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in files}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Tree:
+    """Samefold's repository."""
+    tree = Tree(tmp_path_factory.mktemp("samefold"), home)
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().splitlines():
+        if (ROOT / name).is_file():
+            (tree.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree.folder / name)
+    tree.git("init", "--quiet", "--initial-branch", "main")
+    tree.commit("Samefold")
+    return tree
+
+
+@pytest.fixture(scope="module")
+def made(source: Tree, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "hotel"
+    told = source.samefold("new", str(folder), "--context", "rooms").stdout
+    assert "make run" in told
+    return folder
+
+
+@pytest.fixture
+def hotel(made: Path, home: Path, tmp_path: Path) -> Tree:
+    """A copy of the service for each test, as it was made."""
+    return Tree(Path(shutil.copytree(made, tmp_path / "hotel", symlinks=True)), home)
+
+
+def yours(tree: Tree) -> dict[str, str]:
+    """The files that are the service's own."""
+    own = re.compile(r"README\.md|domain/(?!__init__|language)|projections/(?!engine/|__init__)|tests/(?!__init__)")
+    return {name: digest for name, digest in tree.digests().items() if own.match(name)}
+
+
+def test_a_new_service_is_committed_and_its_checks_and_tests_pass(hotel: Tree) -> None:
+    assert hotel.git("status", "--porcelain") == ""
+    assert "github.com" in (hotel.folder / ".samefold.yml").read_text()
+    assert str(ROOT) not in (hotel.folder / ".samefold.yml").read_text()
+    hotel.check()
+
+
+def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> None:
+    mine = yours(hotel)
+    assert {
+        "domain/rooms.py",
+        "projections/room_names.py",
+        "tests/test_rooms.py",
+        "tests/test_service.py",
+    } <= mine.keys()
+    for name in mine:
+        assert not re.search(r"account|balance|bank|\bthings?\b", (hotel.folder / name).read_text(), re.IGNORECASE), (
+            name
+        )
+    assert {path.name for path in hotel.folder.iterdir() if path.is_dir() and not path.name.startswith(".")} == {
+        *("api", "commands", "docs", "domain", "infra", "projections", "spark_jobs", "tests"),
+        *(name for name in ("requirements",) if (ROOT / name).is_dir()),
+    }
+    assert 'name = "hotel"' in (hotel.folder / "pyproject.toml").read_text()
+    assert "image: hotel:" in (hotel.folder / "docker-compose.yml").read_text()
+    program = (
+        "from infra.settings import Settings as S; s = S(); print(s.group_prefix, s.commands_topic, s.events_topic)"
+    )
+    assert hotel.run(sys.executable, "-c", program).stdout == "hotel hotel.commands hotel.events\n"
+
+
+@contextmanager
+def service(tree: Tree, folder: Path) -> Iterator[httpx.Client]:
+    """What `make run` runs, with an API that answers; one Ctrl-C ends it, and its stack."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    tree.use(folder, port)
+    with (folder / "run.log").open("w") as log:
+        command = [sys.executable, "-c", SAMEFOLD, "dev", "run"]
+        process = subprocess.Popen(command, cwd=tree.folder, env=tree.environment, stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            until(lambda: process.poll() is not None or _is_ready(client), "the service is ready", seconds=120)
+            yield client
+    finally:
+        process.send_signal(signal.SIGINT)
+        ended = process.wait(60)
+    assert ended == 0, (folder / "run.log").read_text()
+    down = json.loads(tree.samefold("dev", "status", "--json", code=1).stdout)
+    assert not down["kafka"]["running"]
+    assert not down["postgres"]["running"]
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder that PostgreSQL gets into where it has to run as another user."""
+    folder = tmp_path_factory.mktemp("data")
+    folder.chmod(0o711)
+    for parent in folder.parents[:2]:
+        parent.chmod(0o711)
+    return folder
+
+
+def add_room(client: httpx.Client, name: str) -> dict[str, Any]:
+    answer = client.post(
+        f"/rooms/{name}/add-room", json={"name": f"Room {name}"}, headers={"Idempotency-Key": f'"{name}"'}
+    )
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def test_one_command_runs_it_and_one_ctrl_c_ends_it(hotel: Tree, data: Path) -> None:
+    with service(hotel, data) as client:
+        assert add_room(client, "12")["outcome"] == "accepted"
+        assert client.get("/views/room_names/12").json()["row"] == {"room": "12", "name": "Room 12"}
+
+
+def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hotel: Tree, data: Path) -> None:
+    told = [
+        hotel.samefold("add", "event", "RoomRenamed", "name:Text"),
+        hotel.samefold("add", "command", "RenameRoom", "--event", "RoomRenamed"),
+        *(hotel.samefold("add", "view", f"room_{kind}", "--kind", kind) for kind in ("entity", "journal", "summary")),
+        hotel.samefold("add", "context", "guests"),
+        hotel.samefold("add", "view", "guest_list", "--context", "guests"),
+    ]
+    assert all("Next:" in one.stdout for one in told)
+    hotel.use(data)
+    hotel.samefold("dev", "up")
+    try:
+        hotel.samefold("db", "upgrade")
+        written = hotel.samefold("db", "revision", "-m", "renaming").stdout
+        assert "projections/migrations" in written
+    finally:
+        hotel.samefold("dev", "down")
+    hotel.check()
+    hotel.commit("Rooms are renamed")
+    mine = yours(hotel)
+
+    newer = Tree(Path(shutil.copytree(source.folder, data / "newer", symlinks=True)), data)
+    newer.write(ENGINE_FILE, '"""How an agent reads the log', '"""A newer word on how an agent reads the log')
+    newer.commit("A newer engine")
+    done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD")
+
+    assert "A newer word" in (hotel.folder / ENGINE_FILE).read_text()
+    assert "samefold db upgrade" in done.stdout
+    assert yours(hotel) == mine
+    hotel.check()
+    assert "none changed here" in hotel.samefold("doctor", code=None).stdout
+    hotel.commit("A newer Samefold")
+    assert "already" in hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD").stdout
+
+
+def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel: Tree, tmp_path: Path) -> None:
+    hotel.write(ENGINE_FILE, '"""How an agent reads the log', '"""Our own word on how an agent reads the log')
+    merged = "projections/engine/live/worker.py"
+    with (hotel.folder / merged).open("a") as file:
+        file.write("\n\nOURS = 1\n")
+    refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
+    assert "not committed" in refused.stderr
+    hotel.commit("Changes of our own to Samefold's files")
+    told = hotel.samefold("doctor", code=None).stdout
+    assert f"2 changed here: {ENGINE_FILE}, {merged}" in told
+
+    newer = Tree(Path(shutil.copytree(source.folder, tmp_path / "newer", symlinks=True)), tmp_path)
+    newer.write(ENGINE_FILE, '"""How an agent reads the log', '"""A newer word on how an agent reads the log')
+    (newer.folder / "infra" / "errors.py").write_text(
+        (newer.folder / "infra" / "errors.py").read_text() + "\n\nNEWER = 1\n"
+    )
+    first, rest = (newer.folder / merged).read_text().split("\n", 1)
+    (newer.folder / merged).write_text(
+        f"{first} Newer.\n{rest}" if not first.startswith('"""') else f"# newer\n{first}\n{rest}"
+    )
+    newer.commit("A newer engine")
+    done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
+
+    assert [line.strip() for line in done.stderr.splitlines() if line.startswith("  ") and "→" not in line] == [
+        ENGINE_FILE
+    ]
+    assert "<<<<<<<" in (hotel.folder / ENGINE_FILE).read_text()
+    both = (hotel.folder / merged).read_text()
+    assert both.startswith("# newer")
+    assert both.endswith("OURS = 1\n")
+    assert "NEWER = 1" in (hotel.folder / "infra" / "errors.py").read_text()
+
+
+def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: Path) -> None:
+    newer = Tree(Path(shutil.copytree(source.folder, data / "newer", symlinks=True)), data)
+    versions = newer.folder / "infra" / "database" / "migrations" / "versions"
+    program = "from infra.database.revisions import heads; print(heads()['core'])"
+    head = newer.run(sys.executable, "-c", program).stdout.strip()
+    (versions / "2026_12_01_0123456789ab_more.py").write_text(
+        '"""more"""\n\nfrom alembic import op\n\nrevision = "0123456789ab"\n'
+        f'down_revision = "{head}"\n\n\ndef upgrade() -> None:\n    op.execute("create table more_v1 (a int)")\n'
+    )
+    newer.write("projections/engine/views/core_views.py", "OUTCOMES_VERSION = 1 ", "OUTCOMES_VERSION = 2 ")
+    newer.commit("A core migration")
+    hotel.use(data)
+    hotel.samefold("dev", "up")
+    try:
+        hotel.samefold("db", "upgrade")
+        done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD")
+        assert "samefold rebuild" in done.stdout
+        assert "'command_outcomes' is at version 2" in done.stdout
+        behind = hotel.samefold("run", "all", code=1)
+        assert "samefold db upgrade" in behind.stderr
+        upgraded = json.loads(hotel.samefold("db", "upgrade", "--json").stdout)
+        assert "0123456789ab" in upgraded["after"]
+    finally:
+        hotel.samefold("dev", "down")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("new", "{here}", "--context", "rooms"), "is not empty"),
+        (("new", "{empty}", "--context", "Rooms"), "can't be the name of a context"),
+        (("new", "{empty}", "--context", "rooms", "--name", "no name"), "can't be the name of a service"),
+        (("add", "event", "roomBooked"), "can't be the name of an event"),
+        (("add", "event", "AccountOpened"), "has a class AccountOpened already"),
+        (("add", "event", "NameGiven", "name"), "is not a field"),
+        (("add", "event", "NameGiven", "name:Wrong"), "is not a type"),
+        (("add", "command", "Foo", "--event", "Nothing"), "has no class Nothing"),
+        (("add", "view", "balances"), "exists already"),
+        (("add", "view", "sums", "--context", "nowhere"), "There is no context"),
+        (("add", "context", "accounts"), "exists already"),
+        (("update",), "has no .samefold.yml"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_what_can_not_be_done_is_told_and_changes_nothing(
+    source: Tree, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    before = source.digests()
+    places = {"here": source.folder, "empty": tmp_path / "empty"}
+    said = source.samefold(*(one.format(**places) for one in arguments), code=1).stderr
+    assert told in " ".join(said.split())
+    assert "→" in said
+    assert "Traceback" not in said
+    assert source.digests() == before
+    assert not (tmp_path / "empty").exists()
