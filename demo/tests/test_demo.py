@@ -95,10 +95,10 @@ def running_in(folder: Path) -> list[list[str]]:
     return found
 
 
-def assert_the_readme_shows(printed: str) -> None:
-    """The blocks in which README shows the proof and the next release have the rows that are printed, under these names."""
+def assert_the_page_shows(printed: str) -> None:
+    """The blocks in which docs/demo.md shows the proof and the next release have the rows that are printed, under these names."""
     blocks = re.findall(
-        r"^```\n((?:The next release|Killed).*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```\n((?:The next release|Killed).*?)^```", (ROOT / "docs" / "demo.md").read_text(), re.MULTILINE | re.DOTALL
     )
     assert len(blocks) == 2
     labels = {
@@ -106,7 +106,7 @@ def assert_the_readme_shows(printed: str) -> None:
     }
     assert labels >= {"accounts", "lost", "commands", "caught up", "spent"}
     for label in labels - {"at", "killed"}:  # nobody is killed in this one
-        assert re.search(rf"^  {label}  +[0-9]", printed, re.MULTILINE), f"README shows {label}"
+        assert re.search(rf"^  {label}  +[0-9]", printed, re.MULTILINE), f"docs/demo.md shows {label}"
 
 
 def answered(line: str) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
     assert "-VERSION = 1" in done.stdout
     assert "samefold rebuild balances --as-of 20" in done.stdout
     assert f"samefold views drop balances {found['then']['table']}" in done.stdout
-    assert_the_readme_shows(done.stdout)
+    assert_the_page_shows(done.stdout)
     assert running_in(place.data_dir) == []
 
 

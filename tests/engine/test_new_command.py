@@ -28,7 +28,7 @@ SENTENCE = "The account is overdrawn by more than the new limit allows."
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree to which the README's diff was applied."""
+    """A copy of the tree to which the diff of docs/first-event.md was applied."""
     folder = tmp_path_factory.mktemp("changed")
     for package in tree.PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))

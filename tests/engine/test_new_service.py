@@ -154,6 +154,30 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
     assert hotel.run(sys.executable, "-c", program).stdout == "hotel hotel.commands hotel.events\n"
 
 
+def test_the_readmes_context_and_view_are_a_service(hotel: Tree) -> None:
+    shown = re.findall(r"^```python\n# (\S+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in shown] == ["domain/rooms.py", "projections/room_names.py"]
+    for name, text in shown:
+        (hotel.folder / name).write_text(text)
+    hotel.check()
+
+
+def test_without_the_bank_checks_and_tests_pass(source: Tree, home: Path, tmp_path: Path) -> None:
+    """README's list of what to delete, and nothing else."""
+    clone = Tree(Path(shutil.copytree(source.folder, tmp_path / "clone", symlinks=True)), home)
+    [listed] = re.findall(r"^```\n(domain/.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    paths = listed.split()
+    assert len(paths) <= 10
+    for path in paths:
+        place = clone.folder / path
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    assert clone.run("make", "help").stdout.count("make demo") == 0
+    clone.check()
+    clone.samefold("add", "context", "rooms")
+    clone.samefold("add", "view", "room_list")
+    clone.run(sys.executable, "-m", "pytest", "-q", "tests")
+
+
 @contextmanager
 def service(tree: Tree, folder: Path) -> Iterator[httpx.Client]:
     """What `make run` runs, with an API that answers; one Ctrl-C ends it, and its stack."""

@@ -1,4 +1,4 @@
-"""The README is executed: what it tells a newcomer to type works, in the order in which it says it."""
+"""README and the page on the first event are executed: what they tell a newcomer to type works, in that order."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from tests.engine.spine import until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+FIRST_EVENT = (ROOT / "docs" / "first-event.md").read_text()
 BIN = Path(sys.executable).parent
 
 
-def section(title: str) -> str:
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
-    assert found, f"README has no section '{title}'"
+def section(title: str, page: str = FIRST_EVENT) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found, f"there is no section '{title}'"
     return found[1]
 
 
@@ -109,7 +110,7 @@ def newcomer() -> Iterator[Newcomer]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(400)
-def test_the_readme_from_the_first_command_to_a_new_event(newcomer: Newcomer) -> None:
+def test_the_page_from_the_first_command_to_a_new_event(newcomer: Newcomer) -> None:
     play = section("Play with it")
     first, run, then = commands(play)[:3], commands(play)[3], commands(play)[4:]
     for line in first:
@@ -182,10 +183,10 @@ def test_every_command_that_the_documents_name_exists() -> None:
             assert second in inner, f"the documents name `samefold {first} {second}`"
 
 
-def test_the_readme_tells_the_two_commands_that_exist() -> None:
+def test_the_readme_tells_commands_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert commands(section("Two commands")) == ["make demo", "make test"]
-    for target in ("demo", "test"):
+    assert commands(section("The commands", README)) == ["make demo", "make run", "make test"]
+    for target in ("demo", "run", "test"):
         assert re.search(rf"^{target}: setup", makefile, re.MULTILINE)
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
