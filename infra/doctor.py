@@ -101,14 +101,12 @@ def _binaries() -> str:
 
 def _files() -> str:
     """Changed ones are no fault: an update merges them."""
-    from infra.scaffold.copying import MANIFEST, answers, changed
+    from infra.scaffold.copying import MANIFEST, changed
 
-    root = Path(__file__).parents[1]
-    found = changed(root)
+    found = changed(Path(__file__).parents[1])
     if found is None:
         return f"this is Samefold itself (no {MANIFEST})"
-    told = f"{len(found)} changed here: {', '.join(found)}" if found else "none changed here"
-    return f"Samefold {answers(root)['_commit']}, {told}"
+    return f"{len(found)} changed here: {', '.join(found)}" if found else "none changed here"
 
 
 def _data_folder(folder: Path) -> str:

@@ -51,6 +51,8 @@ def new(
             f"{root} is not a git repository, from which a service could be updated.", "Clone Samefold with git."
         )
     typer.echo(f"Copying Samefold's files into {folder}")
+    if copying.git(root, "status", "--porcelain"):
+        typer.echo(f"Changes in {root} that are not committed are left out.", err=True)
     copying.copy(root, folder, name)
     written = Parts(folder).service(context)
     readme = names.told((SKELETON / "readme.txt").read_text()).replace("SERVICE", name)
@@ -74,7 +76,7 @@ def new(
     typer.echo(
         f"\nNext:\n"
         f"  1. cd {folder}\n"
-        f"  2. make run      sets it up, starts everything, and prints a command to try\n"
+        f"  2. make run      sets it up and starts everything; README.md has a command to try\n"
         f"  3. make test     its tests, on a real Kafka and PostgreSQL\n"
         f"  4. Say in domain/{context}.py what {context} are; `samefold add --help` writes more events, commands and views."
     )

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from infra.errors import SamefoldError
 
 PUBLIC = "https://github.com/samefold/samefold.git"
@@ -73,6 +71,8 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
 
 def answers(root: Path) -> Mapping[str, str]:
     """What `.samefold.yml` says: the service's name, and the commit of Samefold that it stands at. Raises NotAService."""
+    import yaml  # comes with Copier, which a production image does not hold
+
     try:
         told: dict[str, str] = yaml.safe_load((root / ANSWERS).read_text())
     except FileNotFoundError:
