@@ -9,7 +9,7 @@ import signal
 import sys
 
 from api.serving import server_of
-from infra.observability import logs, metrics
+from infra.observability import logs
 from infra.processes.collector import collect_seldom
 from infra.processes.ending import exit_code_of
 from infra.settings import Settings
@@ -32,7 +32,6 @@ def main() -> None:
         # every lost connection is told by us, once
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    metrics.PROCESS_STARTS.labels("api").inc()
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn, which takes them over while it serves, raises them once more at its end
         signal.signal(number, lambda *_: None)

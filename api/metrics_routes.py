@@ -1,4 +1,4 @@
-"""`GET /metrics`, for Prometheus: of this process, and of all that the same supervisor runs."""
+"""`GET /metrics`, for Prometheus: of this process."""
 
 from __future__ import annotations
 

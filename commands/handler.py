@@ -794,13 +794,17 @@ def main() -> NoReturn:
     name = arguments.parse_args().name
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
-    metrics.PROCESS_STARTS.labels("handler").inc()
     handler = Handler(settings, name)
     collect_seldom()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: handler.stop())
+
+    def work() -> None:
+        metrics.serve(settings)
+        handler.run()
+
     # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
-    os._exit(exit_code_of(handler.run, log, f"handler {name}"))
+    os._exit(exit_code_of(work, log, f"handler {name}"))
 
 
 if __name__ == "__main__":

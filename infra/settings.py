@@ -121,6 +121,15 @@ class Settings(BaseSettings):
         30, ge=0, description="How far back a database may be restored: younger archive files are never trimmed on"
     )
 
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="Where handlers and agents tell their metrics: several that are started together take the ports from this one "
+        "on, one each; without, none does. The API tells its own on its own port",
+    )
+    metrics_host: str = Field("127.0.0.1", description="The address of that port")
+
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"
 

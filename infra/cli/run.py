@@ -36,7 +36,9 @@ Name = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(min=1, max=65_535, help="Tell the metrics of these processes on this port, at /metrics."),
+    typer.Option(
+        min=0, max=65_535, help="Tell metrics from this port on, each process on one; by default SAMEFOLD_METRICS_PORT."
+    ),
 ]
 
 
@@ -47,9 +49,9 @@ def register(app: typer.Typer) -> None:
 @run.command()
 def handler(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run handlers: they decide commands and append the commits. Several share the partitions."""
-    from infra.processes.supervisor import exporter, handlers
+    from infra.processes.supervisor import handlers
 
-    _supervise(name, lambda place: [*handlers(count, place), *exporter(metrics_port, place)])
+    _supervise(name, metrics_port, lambda place: handlers(count, place))
 
 
 @run.command()
@@ -62,16 +64,17 @@ def agent(
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run agents: they fold the log into the read models. Several share the partitions."""
-    from infra.processes.supervisor import agents, exporter, spark_agent
+    from infra.processes.supervisor import agents, spark_agent
 
-    if on is On.FAUST:
-        _supervise(name, lambda place: [*agents(count, place, agent), *exporter(metrics_port, place)])
-        return
-    if count > 1:
+    if on is On.SPARK and count > 1:
         raise typer.BadParameter(
             "one query has a task for each partition: give it a larger --master", param_hint="--count"
         )
-    _supervise(name, lambda place: [spark_agent(place, agent, master), *exporter(metrics_port, place)])
+    _supervise(
+        name,
+        metrics_port,
+        lambda place: agents(count, place, agent) if on is On.FAUST else [spark_agent(place, agent, master)],
+    )
 
 
 @run.command()
@@ -79,7 +82,15 @@ def api(host: Host = None, port: Port = None, name: Name = "") -> None:
     """Run the HTTP API: commands in, their outcomes and the read models out."""
     from infra.processes.supervisor import api
 
-    _supervise(name, lambda place: [api(place, host, port)])
+    _supervise(name, None, lambda place: [api(place, host, port)])
+
+
+@run.command()
+def exporter(name: Name = "", metrics_port: MetricsPort = None) -> None:
+    """Tell the agents' lag and parked streams as metrics, where there is no API, which tells them too."""
+    from infra.processes.supervisor import exporter
+
+    _supervise(name, metrics_port, lambda place: [exporter(place)], needs_port=True)
 
 
 @run.command("all")
@@ -90,6 +101,7 @@ def run_all(
     host: Host = None,
     port: Port = None,
     name: Name = "",
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Run handlers, agents for every agent that a view names, and the HTTP API."""
     from infra.processes.supervisor import agents, api, handlers
@@ -98,6 +110,7 @@ def run_all(
     names = sorted({view.agent for view in all_views().values()})
     _supervise(
         name,
+        metrics_port,
         lambda place: [
             *handlers(handler_count, place),
             *(child for agent in names for child in agents(agent_count, place, agent)),
@@ -106,18 +119,22 @@ def run_all(
     )
 
 
-def _supervise(name: str, children: Callable[[str], list[Child]]) -> None:
+def _supervise(
+    name: str, metrics_port: int | None, children: Callable[[str], list[Child]], *, needs_port: bool = False
+) -> None:
     from infra.database import revisions
     from infra.observability import logs
     from infra.processes.supervisor import Supervisor, place
     from infra.settings import Settings
 
-    settings = Settings()
+    settings = Settings(**({} if metrics_port is None else {"metrics_port": metrics_port}))
+    if needs_port and settings.metrics_port is None:
+        raise typer.BadParameter("say where, or set SAMEFOLD_METRICS_PORT", param_hint="--metrics-port")
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
     with place(settings.group_prefix) as here:
-        supervisor = Supervisor(children(name or here))
+        supervisor = Supervisor(children(name or here), metrics_port=settings.metrics_port)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: supervisor.stop())
         supervisor.run()

@@ -1,41 +1,28 @@
 """All metrics, in one place; docs/observability.md says what to make of each.
 
 They are set once a batch or a request, never once an event. No label takes a value from outside: partitions, agents, views and
-routes are those of the topics and the code.
-
-The processes of one `samefold run` share a folder that their supervisor made, so that one of them can tell the sums of all. Each
-writes to files of its own name, not of its id: started again, it goes on counting where it was.
+routes are those of the topics and the code. Each process tells its own, and Prometheus adds them up.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import logging
+import threading
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from infra.observability.metrics_folder import FOLDER, PROCESS, stem
+from infra.errors import SamefoldError
+from infra.processes.ending import PartEnded
+from infra.settings import Settings
 
+log = logging.getLogger(__name__)
 
-def _value_class() -> type[values.MutexValue]:
-    # taken away: processes that this one starts (Spark's, for one) would write to the same files
-    name = os.environ.pop(PROCESS, None)
-    if name is None:
-        return values.MutexValue
-    pid, apart = os.getpid(), stem(name)
-    kind: type[values.MutexValue] = values.MultiProcessValue(  # type: ignore[no-untyped-call]
-        lambda: apart if os.getpid() == pid else f"{apart}-{os.getpid()}"
-    )
-    return kind
-
-
-values.ValueClass = _value_class()
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
 
 _MS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
@@ -53,30 +40,20 @@ def _counts(name: str, told: str, *labels: str) -> Histogram:
     return Histogram(name, told, labels, namespace="samefold", registry=REGISTRY, buckets=_COUNTS)
 
 
-def _sum(name: str, told: str, *labels: str) -> Gauge:
-    """Of all processes."""
-    return Gauge(name, told, labels, namespace="samefold", registry=REGISTRY, multiprocess_mode="livesum")
+def _gauge(name: str, told: str, *labels: str) -> Gauge:
+    return Gauge(name, told, labels, namespace="samefold", registry=REGISTRY)
 
-
-def _newest(name: str, told: str, *labels: str) -> Gauge:
-    """Of that process which looked last: they all look at the same."""
-    return Gauge(name, told, labels, namespace="samefold", registry=REGISTRY, multiprocess_mode="livemostrecent")
-
-
-# ── the processes ──
-
-PROCESS_STARTS = _counter("process_starts", "Processes that started.", "process")
 
 # ── the API ──
 
 HTTP_REQUESTS = _seconds(
     "http_request", "From a request's arrival to the beginning of its answer.", "method", "route", "status"
 )
-HTTP_IN_PROGRESS = _sum("http_requests_in_progress", "Requests under way.")
+HTTP_IN_PROGRESS = _gauge("http_requests_in_progress", "Requests under way.")
 API_APPENDS = _counter("api_appends", "Commands that the API handed to the log, by whether they got there.", "appended")
 API_APPEND_SECONDS = _seconds("api_append", "From handing a command to the producer to its acknowledgement.")
 API_OUTCOME_SECONDS = _seconds("api_outcome", "From handing a command to the producer to its outcome.")
-API_WAITING = _sum("api_waiting", "Requests that wait for an outcome.")
+API_WAITING = _gauge("api_waiting", "Requests that wait for an outcome.")
 
 # ── the handlers ──
 
@@ -100,23 +77,37 @@ AGENT_PARKED = _counter("agent_parked", "Streams that were parked.", "agent", "v
 
 # ── what an API or an exporter sees ──
 
-LAG_EVENTS = _newest("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
-LAG_SECONDS = _newest("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
-PARKED_STREAMS = _newest("parked_streams", "Streams that a live view leaves out.", "view")
-READY = _newest("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
+LAG_EVENTS = _gauge("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
+LAG_SECONDS = _gauge("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
+PARKED_STREAMS = _gauge("parked_streams", "Streams that a live view leaves out.", "view")
+READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 
 
-def gathered() -> CollectorRegistry:
-    """The metrics of all processes that share this one's folder; without one, this process's own."""
-    if not values.ValueClass._multiprocess:
-        return REGISTRY
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, os.environ[FOLDER])  # type: ignore[no-untyped-call]
-    return registry
+class PortTaken(SamefoldError):
+    """Something else listens where this process should."""
+
+
+def serve(settings: Settings) -> None:
+    """Tell this process's metrics at `/metrics` of its port, if it has one, as long as it lives. Raises PortTaken."""
+    if settings.metrics_port is None:
+        return
+    try:
+        server, thread = start_http_server(settings.metrics_port, settings.metrics_host, REGISTRY)
+    except OSError as error:
+        raise PortTaken(
+            f"Port {settings.metrics_port} can't be listened on: {error.strerror}.",
+            "Give another --metrics-port or SAMEFOLD_METRICS_PORT.",
+        ) from error
+    log.info("metrics are at http://%s:%d/metrics", settings.metrics_host, server.server_port)
+
+    def must_not_end() -> None:
+        thread.join()
+        raise PartEnded("The server of this process's metrics has ended.")  # which ends the process
+
+    threading.Thread(target=must_not_end, name="metrics' server", daemon=True).start()
 
 
 def exposition(accept: str = "") -> tuple[bytes, str]:
-    """All metrics in the format that the header `Accept` asks for, and its media type. Reads files: not for an event loop."""
-    encode: Callable[[CollectorRegistry], bytes]
+    """This process's metrics in the format that the header `Accept` asks for, and its media type."""
     encode, media_type = choose_encoder(accept)
-    return encode(gathered()), media_type
+    return encode(REGISTRY), media_type

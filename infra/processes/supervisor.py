@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.observability import metrics_folder
+from infra.settings import PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +52,18 @@ class Supervisor:
     children: Sequence[Child]
     environment: dict[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
+    metrics_port: int | None = None
+    """Of the first child; each further one tells its metrics on the next port. 0: each on a free one."""
     stopping: threading.Event = field(default_factory=threading.Event)
-    _metrics: Path = field(init=False)
 
     def run(self) -> None:
         """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
-        with metrics_folder.made() as self._metrics:
-            try:
-                while not self.stopping.is_set():
-                    self._look()
-                    self.stopping.wait(0.05)
-            finally:
-                self._end()
+        try:
+            while not self.stopping.is_set():
+                self._look()
+                self.stopping.wait(0.05)
+        finally:
+            self._end()
 
     def stop(self) -> None:
         self.stopping.set()
@@ -90,6 +90,8 @@ class Supervisor:
         child.due_at = time.monotonic() + pause
 
     def _start(self, child: Child) -> None:
+        port = self.metrics_port
+        ports = {} if port is None else {f"{PREFIX}METRICS_PORT": str(port and port + self.children.index(child))}
         with (self.log_dir / f"{child.name}.log").open("ab") if self.log_dir else nullcontext() as output:
             # a session of its own: Ctrl-C reaches this process only, which then ends the children in order
             child.process = subprocess.Popen(
@@ -97,7 +99,7 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=os.environ | self.environment | metrics_folder.environment(self._metrics, child.name),
+                env=os.environ | self.environment | ports,
                 start_new_session=True,
             )
         child.starts += 1
@@ -125,7 +127,6 @@ class Supervisor:
         if child.process and child.process.stdin:
             child.process.stdin.close()
         child.process = None
-        metrics_folder.ended(self._metrics, child.name)
 
 
 @contextmanager
@@ -172,11 +173,9 @@ def spark_agent(place: str, agent: str, master: str) -> Child:
     return Child(name, "spark_jobs.agent", ("--agent", agent, "--name", f"{place}-{name}", "--master", master))
 
 
-def exporter(port: int | None, place: str) -> list[Child]:
-    """What tells the metrics of its siblings on that port, if there is to be one."""
-    if port is None:
-        return []
-    return [Child("exporter", "projections.engine.live.exporter", ("--name", f"{place}-exporter", "--port", str(port)))]
+def exporter(place: str) -> Child:
+    """What tells the lag where there is no API."""
+    return Child("exporter", "projections.engine.live.exporter", ("--name", f"{place}-exporter"))
 
 
 def _ended(code: int) -> str:

@@ -21,7 +21,7 @@ from tests.engine.spine import set_up
 ROOT = Path(__file__).parents[2]
 API, AGENT, HANDLER = "api.__main__", "projections.engine.live.agent", "commands.handler"
 EXPORTER = "projections.engine.live.exporter"
-PORT = {API: ("--port", "0"), EXPORTER: ("--port", "0")}
+PORT = {API: ("--port", "0")}
 THREADS = (THREAD, "raise")
 PARTS = {
     API: [
@@ -43,7 +43,11 @@ PARTS = {
         ("projections.engine.live.agent:_App.should_stop", "return"),
         THREADS,
     ],
-    HANDLER: [("commands.handler:Handler._turn", "raise"), THREADS],
+    HANDLER: [
+        ("commands.handler:Handler._turn", "raise"),
+        ("socketserver:BaseServer.serve_forever", "return"),
+        THREADS,
+    ],
     EXPORTER: [
         ("projections.engine.live.exporter:Exporter._look", "raise"),
         ("socketserver:BaseServer.serve_forever", "return"),
@@ -81,7 +85,7 @@ def _lingers(world: Settings, module: str, number: int) -> str | None:
                 *PORT.get(module, ()),
             ],
             cwd=ROOT,
-            env=os.environ | world.environment(),
+            env=os.environ | world.environment() | {"SAMEFOLD_METRICS_PORT": "0"},
             capture_output=True,
             text=True,
             timeout=ENDS_WITHIN_S,

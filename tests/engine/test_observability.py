@@ -1,13 +1,11 @@
-"""Metrics are documented, bounded and right; processes share them; correlation ids reach the commit."""
+"""Metrics are documented, bounded and right; each process tells its own; correlation ids reach the commit."""
 
 from __future__ import annotations
 
 import json
 import re
 import socket
-import subprocess
-import sys
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -29,8 +27,8 @@ from commands.writer import Doubt
 from infra.log.history import history_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
-from infra.observability import metrics, metrics_folder
-from infra.processes.supervisor import Child, Supervisor, exporter
+from infra.observability import metrics
+from infra.processes.supervisor import Child, Supervisor, exporter, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from projections.engine.live.reader import Fate
@@ -135,7 +133,6 @@ def labels_are_bounded(api: Api) -> None:
         "outcome": {"accepted", "rejected"},
         "appended": {"yes", "no", "unknown"},
         "check": CHECKS,
-        "process": {"api", "handler", "agent", "exporter"},
         "why": {*_RESERVED, *Doubt, "refused", "garbage", "epoch", "seq", "locked"},
     }
     added = values(api.client.get("/metrics").text).keys() - there.keys()
@@ -198,86 +195,59 @@ def test_the_format_is_the_one_that_was_asked_for(api: Api) -> None:
 
 # ── processes ──
 
-COUNT = """
-from infra.observability import metrics
-metrics.HANDLER_EPOCHS.inc(2)
-metrics.HTTP_IN_PROGRESS.inc()
-metrics.LAG_EVENTS.labels("core", "0").set({lag})
-print(metrics.exposition()[0].decode())
-"""
 
-
-def counting(folder: Path, process: str, lag: int) -> dict[tuple[str, Labels], float]:
-    """What /metrics tells in a process of that name, after it counted two epochs."""
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT.format(lag=lag)],
-        env={"PYTHONPATH": str(ROOT)} | metrics_folder.environment(folder, process),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return values(done.stdout)
-
-
-def test_processes_tell_the_sums_of_all_and_those_that_ended_only_what_they_counted(tmp_path: Path) -> None:
-    lag = ("samefold_lag_events", (("agent", "core"), ("partition", "0")))
-    epochs, under_way = ("samefold_handler_epochs_total", ()), ("samefold_http_requests_in_progress", ())
-    counting(tmp_path, "handler_1", lag=5)
-    both = counting(tmp_path, "handler-2", lag=7)
-    assert (both[epochs], both[under_way], both[lag]) == (4.0, 2.0, 7.0)
-    metrics_folder.ended(tmp_path, "handler_1")
-    metrics_folder.ended(tmp_path, "handler-2")
-    again = counting(tmp_path, "handler_1", lag=1)
-    assert (again[epochs], again[under_way], again[lag]) == (6.0, 1.0, 1.0)
-    assert len(list(tmp_path.glob("counter_*.db"))) == 2, "a process that starts again needs no file more"
-
-
-def test_what_a_killed_supervisor_left_is_removed_by_the_next_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with metrics_folder.made() as living:
-        killed = tmp_path / f"{metrics_folder.NAME}killed"
-        killed.mkdir()
-        (killed / metrics_folder.LOCK).touch()
-        with metrics_folder.made():
-            assert living.exists()
-            assert not killed.exists()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_exporter_tells_the_lag_and_what_its_siblings_count(world: Settings) -> None:
+def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(world: Settings) -> None:
+    """The lag too, where there is no API."""
     set_up(world)
     send(world, open_account("a"))
-    port = nowhere()
-    children = [Child("handler-1", "commands.handler", ("--name", "h1")), *exporter(port, "here")]
-    running = Supervisor(children, world.environment())
+    port = two_free_ports()
+    children = [*handlers(1, "here"), exporter("here")]
+    running = Supervisor(children, world.environment(), metrics_port=port)
     thread = Thread(target=running.run)
     thread.start()
 
-    def now() -> dict[tuple[str, Labels], float]:
+    def now(port: int) -> dict[tuple[str, Labels], float]:
         try:
             return values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
         except httpx.TransportError:
             return {}
 
     def lag() -> float:
-        return sum(value for (name, _), value in now().items() if name == "samefold_lag_events")
+        return sum(value for (name, _), value in now(port + 1).items() if name == "samefold_lag_events")
 
-    starts = ("samefold_process_starts_total", (("process", "handler"),))
+    epochs, started = ("samefold_handler_epochs_total", ()), ("process_start_time_seconds", ())
     try:
-        until(lambda: now().get(("samefold_handler_epochs_total", ())) == world.partitions, "the handler serves")
+        until(lambda: now(port).get(epochs) == world.partitions, "the handler serves")
         # an opening each, and a commit: nobody folds them
         until(lambda: lag() == world.partitions + 1, "the lag is seen")
-        assert now()[starts] == 1
+        before = now(port)[started]
         assert children[0].pid
         psutil.Process(children[0].pid).kill()
-        until(lambda: now()[starts] == 2, "it counts on where the killed one was")
+        until(lambda: now(port).get(started, before) != before, "it tells that it was started again")
     finally:
         running.stop()
         thread.join(30)
     assert not thread.is_alive()
-    assert not running._metrics.exists()
+
+
+def two_free_ports() -> int:
+    """The first of two that lie together."""
+    for _ in range(100):
+        port = nowhere()
+        with socket.socket() as one, socket.socket() as two, suppress(OSError, OverflowError):
+            one.bind(("127.0.0.1", port))
+            two.bind(("127.0.0.1", port + 1))
+            return port
+    raise AssertionError("no two ports are free")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(metrics.PortTaken, match=str(port)):
+            metrics.serve(Settings(metrics_port=port))
 
 
 # ── correlation ──
@@ -364,8 +334,7 @@ def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Pat
     thread.start()
     try:
         until(lambda: answers(port, b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"), "it serves")
-        told = values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
-        assert told["samefold_process_starts_total", (("process", "api"),)] == 1
+        assert ("process_start_time_seconds", ()) in values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
         assert b"400" in answers(port, b"GET / HTTP/1.1\r\n" + PASSWORD.encode() + b"\r\n{}\r\n\r\n")
         until(lambda: "database-away" in codes(port), "it has looked for the database")
     finally:

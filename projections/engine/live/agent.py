@@ -432,11 +432,11 @@ def main() -> NoReturn:
         # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
         for library in ("aiokafka", "faust", "mode", "psycopg"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
-    metrics.PROCESS_STARTS.labels("agent").inc()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_seldom()
 
     def work() -> None:
+        metrics.serve(settings)
         asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.agent, arguments.name))
 
     # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here

@@ -1,4 +1,4 @@
-"""`python -m projections.engine.live.exporter --port N`: `/metrics` where there is no API, for all processes of its supervisor.
+"""`python -m projections.engine.live.exporter`: tells the lag and the parked streams where there is no API, which tells them too.
 
 Both stores are asked for the lag every few seconds, not when somebody scrapes.
 """
@@ -13,13 +13,11 @@ import threading
 import time
 from typing import NoReturn
 
-from prometheus_client import start_http_server
-
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.observability import logs, metrics
-from infra.processes.ending import Parts, exit_code_of
+from infra.processes.ending import exit_code_of
 from infra.settings import Settings
 from projections.engine.live.lag import Lags
 from projections.engine.live.measures import tell_lags
@@ -29,10 +27,6 @@ log = logging.getLogger(__name__)
 LOOK_S = 2.0
 
 
-class PortTaken(SamefoldError):
-    """Something else listens where this process should."""
-
-
 class Exporter:
     """Looks until it is stopped. What it can't see stays as it last saw it."""
 
@@ -40,13 +34,13 @@ class Exporter:
         self.settings = settings
         self.name = name
         self.stopping = threading.Event()
-        self.error: SamefoldError | None = None
-        self.parts = Parts(name, self._failed)
         self._said = logs.Said(log, name)
         self._admin = topics.Admin(settings)
         self._lags = Lags()
 
     def run(self) -> None:
+        """Raises PortTaken."""
+        metrics.serve(self.settings)
         while not self.stopping.is_set():
             try:
                 self._look()
@@ -55,13 +49,6 @@ class Exporter:
             else:
                 self._said.well("stores", "both stores are as they should be")
             self.stopping.wait(LOOK_S)
-        self.parts.over()
-        if self.error is not None:
-            raise self.error
-
-    def _failed(self, error: SamefoldError) -> None:
-        self.error = error
-        self.stopping.set()
 
     def _look(self) -> None:
         positions: dict[str, dict[int, int]] = {}
@@ -82,32 +69,17 @@ select l.view, count(p.stream) from live l left join parked p using (table_name)
 """
 
 
-def serve(exporter: Exporter, port: int) -> None:
-    """Tell what the exporter sees, until it is stopped. Raises PortTaken."""
-    try:
-        server, thread = start_http_server(port, exporter.settings.api_host, metrics.gathered())
-    except OSError as error:
-        raise PortTaken(
-            f"Port {port} can't be listened on: {error.strerror}.", "Give another --metrics-port."
-        ) from error
-    exporter.parts.thread("metrics' server", thread.join)
-    exporter.run()
-    server.shutdown()
-
-
 def main() -> NoReturn:
     """Serve until SIGTERM or SIGINT. Exit code 1 after an error."""
     parser = argparse.ArgumentParser(prog="python -m projections.engine.live.exporter")
     parser.add_argument("--name", default="exporter")
-    parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
     exporter = Exporter(settings, arguments.name)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: exporter.stopping.set())
-    metrics.PROCESS_STARTS.labels("exporter").inc()
-    os._exit(exit_code_of(lambda: serve(exporter, arguments.port), log, arguments.name))
+    os._exit(exit_code_of(exporter.run, log, arguments.name))
 
 
 if __name__ == "__main__":
