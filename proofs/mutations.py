@@ -30,6 +30,13 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     Mutation(
+        "what is not printable stands in the log as it came",
+        "infra/observability/logs.py",
+        "    return text if text.isprintable() else ",
+        "    return text or ",
+        "tests/engine/test_logs.py -k forge",
+    ),
+    Mutation(
         "garbage in commands is an error instead of a rejection",
         "commands/intake.py",
         "    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:\n",

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
+import structlog
 from opentelemetry import trace
+from structlog.stdlib import ProcessorFormatter
+from structlog.typing import EventDict
 
 from infra.observability import correlation
 
@@ -22,70 +24,46 @@ Format = Literal["text", "json"]
 
 def configure(level: str, form: Format = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if form == "json" else OneLine("%(asctime)s %(levelname)-7s %(message)s"))
+    handler.setFormatter(formatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-class OneLine(logging.Formatter):
-    """Lines of text; those of a traceback begin with a bar."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the library's name
-        # quoted: an id that holds a space could pass for another id
-        ids = "".join(f" {name}={_encode(value)}" for name, value in _ids().items())
-        return _printable(super().formatMessage(record) + ids)
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802
-        return _barred(super().formatException(ei))
-
-    def formatStack(self, stack_info: str) -> str:  # noqa: N802
-        return _barred(super().formatStack(stack_info))
+def formatter(form: Format) -> logging.Formatter:
+    render = structlog.processors.JSONRenderer() if form == "json" else _text
+    return ProcessorFormatter(processors=[structlog.processors.format_exc_info, _event, render])
 
 
-class Json(logging.Formatter):
-    """An object a line: time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception where known."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, str] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": _module(record),
-            "message": record.getMessage(),
-        }
-        told |= _ids()
-        if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return _encode(told)
-
-
-def _encode(told: str | dict[str, str]) -> str:
-    try:
-        text = msgspec.json.encode(told).decode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        plain = _printable(told) if isinstance(told, str) else {name: _printable(text) for name, text in told.items()}
-        text = msgspec.json.encode(plain).decode()
-    # some readers of lines take these for the end of one, and JSON need not escape them
-    return text.translate({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
-
-
-def _module(record: logging.LogRecord) -> str:
+def _event(_logger: object, _method: str, told: EventDict) -> EventDict:
+    """Time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception where known."""
+    record: logging.LogRecord = told["_record"]
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return str(spec.name) if record.name == "__main__" and spec else record.name
-
-
-def _ids() -> dict[str, str]:
+    event = {
+        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+        "level": record.levelname,
+        "logger": spec.name if record.name == "__main__" and spec else record.name,
+        "message": told["event"],
+    }
     span = trace.get_current_span().get_span_context()
-    traced = {"trace_id": trace.format_trace_id(span.trace_id)} if span.is_valid else {}
-    given = correlation.current.get()
-    return traced | ({"correlation_id": given} if given else {})
+    ids = {
+        "trace_id": trace.format_trace_id(span.trace_id) if span.is_valid else None,
+        "correlation_id": correlation.current.get(),
+        "exception": told.get("exception"),
+    }
+    return event | {name: value for name, value in ids.items() if value is not None}
+
+
+def _text(_logger: object, _method: str, event: EventDict) -> str:
+    """A line of text; those of a traceback begin with a bar."""
+    # quoted: an id that holds a space could pass for another id
+    ids = [f" {name}={event[name]!r}" for name in ("trace_id", "correlation_id") if name in event]
+    told = _printable(f"{event['time']} {event['level']:<7} {event['message']}{''.join(ids)}")
+    trace = event["exception"].split("\n") if "exception" in event else ()
+    return "\n".join([told, *(f"  | {_printable(line)}" for line in trace)])
 
 
 def _printable(text: str) -> str:
     """The text with everything escaped that is not to be printed as it is."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _barred(text: str) -> str:
-    return "\n".join(f"  | {_printable(line)}" for line in text.split("\n"))
 
 
 class Said:
