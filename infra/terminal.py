@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,15 +21,46 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text as Text  # noqa: PLC0414  # for those who print
 
 # no terminal, no terminal's width: tables in a pipe or a file keep their lines whole
 stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 stderr = Console(stderr=True, highlight=False)
 
 
+def show(result: Any, text: Callable[[Any], Iterable[RenderableType]], *, as_json: bool) -> None:
+    """What a command found, the same for both: as one line of JSON, or as text for people, in which no markup counts."""
+    if as_json:
+        print_json(result)
+        return
+    for one in text(result):
+        stdout.print(one, soft_wrap=isinstance(one, str | Text), markup=False)
+
+
 def print_json(value: Any) -> None:
     """One line of JSON, whatever the terminal's width."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, default=str) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """The value for JSON: a dataclass as an object, its measured times to a tenth."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: round(one, 1) if isinstance(one, float) else one for name, one in found.items()}
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table of texts, in which no markup counts; an empty cell is a dash."""
+    made = Table(*columns)
+    for row in rows:
+        made.add_row(
+            *(cell if isinstance(cell, Text) else Text("–" if cell in ("", None) else str(cell)) for cell in row)
+        )
+    return made
 
 
 @contextmanager

@@ -15,12 +15,22 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Annotated
 
 import typer
 
 from infra.errors import SamefoldError
 
 INTERRUPTED = 130
+
+# options that several commands have
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+EngineName = Annotated[str, typer.Option("--engine", help="auto, local or spark; auto chooses by the log's size.")]
+Master = Annotated[str | None, typer.Option(help="Where Spark runs: spark://…, k8s://…, yarn, local[2].")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Worker processes of the local engine.")]
+StreamName = Annotated[str, typer.Argument(help="A stream's name, e.g. rooms/12.")]
+ViewName = Annotated[str, typer.Argument(help="A view.")]
 
 
 def build() -> typer.Typer:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from infra.archive.trim import Cut
+from infra.cli import EngineName, Json, Master, Processes, Yes
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-EngineName = Annotated[str, typer.Option("--engine", help="local, spark or auto.")]
-Master = Annotated[str | None, typer.Option(help="Where Spark runs: spark://…, k8s://…, yarn, local[2].")]
-Processes = Annotated[int | None, typer.Option(min=1, help="Worker processes of the local engine.")]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def register(app: typer.Typer) -> None:
@@ -39,66 +37,63 @@ def archive(
 
     from infra.archive.jobs import archive_log
     from infra.settings import Settings
-    from infra.terminal import Stages, print_json, stdout
+    from infra.terminal import Stages, show
     from spark_jobs.choose import engine_for
 
     settings = Settings()
     began = time.monotonic()
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=_quiet) as engines:
         done = archive_log(settings, engine_for=engines, progress=stages)
-    seconds = time.monotonic() - began
-    files, records, size = (sum(getattr(one, name) for one in done) for name in ("files", "records", "size"))
-    if as_json:
-        print_json(
-            {
-                "url": settings.archive,
-                "files": files,
-                "records": records,
-                "bytes": size,
-                "swept": sum(one.swept for one in done),
-                "ms": round(1000 * seconds, 1),
-                "partitions": {one.partition: {"first": one.first, "end": one.end} for one in done},
-            }
-        )
-    elif not files:
-        stdout.print("Nothing is new: all of the log is archived.")
-    else:
-        rate = records / seconds
-        stdout.print(
-            f"{records:,} records archived in {files:,} files, {_size(size)}, in {seconds:,.1f} s ({rate:,.0f}/s): "
-            f"{settings.archive}",
-            soft_wrap=True,
-            markup=False,
-        )
+    result = _sums(settings.archive, done) | {
+        "swept": sum(one.swept for one in done),
+        "ms": round(1000 * (time.monotonic() - began), 1),
+        "partitions": {one.partition: {"first": one.first, "end": one.end} for one in done},
+    }
+
+    def text(found: dict[str, Any]) -> Iterator[str]:
+        seconds = found["ms"] / 1000
+        if not found["files"]:
+            yield "Nothing is new: all of the log is archived."
+        else:
+            yield (
+                f"{found['records']:,} records archived in {found['files']:,} files, {_size(found['bytes'])}, in {seconds:,.1f} s "
+                f"({found['records'] / seconds:,.0f}/s): {found['url']}"
+            )
+
+    show(result, text, as_json=as_json)
 
 
 def status(as_json: Json = False) -> None:
     """What is archived, and what Kafka still holds."""
-    from rich.table import Table
-
     from infra.archive.jobs import status as ask
+    from infra.log.records import time_of
     from infra.settings import Settings
-    from infra.terminal import print_json, stdout
+    from infra.terminal import plain, show, table
 
     settings = Settings()
-    found = ask(settings)
-    if as_json:
-        named = {"partition", "first", "end", "archived", "files", "records"}
-        partitions = [
-            {name: getattr(one, name) for name in sorted(named)} | {"bytes": one.size, "until": _time(one.until_ms)}
-            for one in found
-        ]
-        print_json({"url": settings.archive, "partitions": partitions})
-        return
-    table = Table("partition", "in the archive", "until", "files", "size", "in Kafka", "not archived")
-    for one in found:
-        archived = f"[0, {one.archived:,})"
-        kafka = f"[{one.first:,}, {one.end:,})"
-        new = f"{one.end - one.archived:,}"
-        until = (_time(one.until_ms) or "")[:19].replace("T", " ")
-        table.add_row(str(one.partition), archived, until, f"{one.files:,}", _size(one.size), kafka, new)
-    stdout.print(table)
-    stdout.print(settings.archive, soft_wrap=True, markup=False)
+    partitions = [plain(one) for one in ask(settings)]
+    for one in partitions:
+        one["bytes"] = one.pop("size")
+        one["until"] = None if (until := one.pop("until_ms")) is None else time_of(until).isoformat()
+
+    def text(found: dict[str, Any]) -> Iterator[RenderableType]:
+        columns = ("partition", "in the archive", "until", "files", "size", "in Kafka", "not archived")
+        rows = (
+            (
+                f"{one['partition']}",
+                f"[0, {one['archived']:,})",
+                (one["until"] or "")[:19].replace("T", " "),
+                f"{one['files']:,}",
+                _size(one["bytes"]),
+                f"[{one['first']:,}, {one['end']:,})",
+                f"{one['end'] - one['archived']:,}",
+            )
+            for one in found["partitions"]
+        )
+        yield table(columns, rows)
+        yield found["url"]
+
+    show({"url": settings.archive, "partitions": partitions}, text, as_json=as_json)
 
 
 def check(
@@ -107,20 +102,21 @@ def check(
     """Read every file again: hashes, records, and that they follow one another. Exit code 1 when anything differs."""
     from infra.archive.jobs import check_archive
     from infra.settings import Settings
-    from infra.terminal import Stages, print_json, stdout
+    from infra.terminal import Stages, Text, show
     from spark_jobs.choose import engine_for
 
     settings = Settings()
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=_quiet) as engines:
-        found = check_archive(settings, engine_for=engines, progress=stages)
-    files, records, size = (sum(getattr(one, name) for one in found) for name in ("files", "records", "size"))
-    wrong = [sentence for one in found for sentence in one.wrong]
-    if as_json:
-        print_json({"url": settings.archive, "files": files, "records": records, "bytes": size, "wrong": wrong})
-    else:
-        for sentence in wrong:
-            stdout.print(sentence, style="red", soft_wrap=True, markup=False)
-        stdout.print(f"{files:,} files, {records:,} records, {_size(size)}: {len(wrong):,} files differ")
+        done = check_archive(settings, engine_for=engines, progress=stages)
+
+    def text(found: dict[str, Any]) -> Iterator[RenderableType]:
+        yield from (Text(sentence, "red") for sentence in found["wrong"])
+        yield (
+            f"{found['files']:,} files, {found['records']:,} records, {_size(found['bytes'])}: {len(found['wrong']):,} files differ"
+        )
+
+    wrong = [sentence for one in done for sentence in one.wrong]
+    show(_sums(settings.archive, done) | {"wrong": wrong}, text, as_json=as_json)
     if wrong:
         raise typer.Exit(1)
 
@@ -130,60 +126,50 @@ def trim(
         datetime | None, typer.Option(help="Only records older than this, in UTC: 2026-01-31 or 2026-01-31T12:00:00.")
     ] = None,
     keep: Annotated[int, typer.Option(min=0, help="Keep so many newest records of each partition.")] = 0,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Have Kafka delete what the archive holds and nobody is about to read; the archive's files are checked first.
 
     Never `commands`, and never beyond the slowest agent, a build that is made or could catch up, or what a restored database knows.
     """
-    from datetime import UTC
-
     from infra.archive.jobs import plan_trim, trim_log
     from infra.settings import Settings
-    from infra.terminal import Stages, print_json, stdout
+    from infra.terminal import Stages, show, stdout
 
     settings = Settings()
     topic, cuts = plan_trim(settings, before=before and before.replace(tzinfo=before.tzinfo or UTC), keep=keep)
     asked = [cut for cut in cuts if cut.records]
-    if not as_json:
-        _tell(topic.name, cuts)
+    for cut in () if as_json else cuts:
+        what = f"[{cut.first:,}, {cut.to:,}) can go" if cut.records else "nothing can go"
+        why = f"; held by {cut.held}" if cut.held else ""
+        stdout.print(f"{topic.name}[{cut.partition}]: {what}{why}", soft_wrap=True, markup=False)
     if asked and not yes:
         typer.confirm(f"Delete {sum(cut.records for cut in asked):,} records from Kafka?", abort=True, err=True)
     with Stages(quiet=as_json) as stages:
         done = trim_log(settings, topic, asked, progress=stages) if asked else []
-    if as_json:
-        held = {cut.partition: cut.held for cut in cuts if cut.held}
-        print_json(
-            {"records": sum(cut.records for cut in done), "to": {cut.partition: cut.to for cut in done}, "held": held}
-        )
-    elif done:
-        stdout.print(f"{sum(cut.records for cut in done):,} records deleted from Kafka; the archive has them.")
-    else:
-        stdout.print("Nothing was deleted.")
+    result = {
+        "records": sum(cut.records for cut in done),
+        "to": {cut.partition: cut.to for cut in done},
+        "held": {cut.partition: cut.held for cut in cuts if cut.held},
+    }
+
+    def text(found: dict[str, Any]) -> Iterator[str]:
+        deleted = f"{found['records']:,} records deleted from Kafka; the archive has them."
+        yield deleted if found["to"] else "Nothing was deleted."
+
+    show(result, text, as_json=as_json)
 
 
-def _tell(topic: str, cuts: list[Cut]) -> None:
-    from infra.terminal import stdout
-
-    for cut in cuts:
-        what = f"[{cut.first:,}, {cut.to:,}) can go" if cut.records else "nothing can go"
-        why = f"; held by {cut.held}" if cut.held else ""
-        stdout.print(f"{topic}[{cut.partition}]: {what}{why}", soft_wrap=True, markup=False)
+def _sums(url: str, done: list[Any]) -> dict[str, Any]:
+    files, records, size = (sum(getattr(one, name) for one in done) for name in ("files", "records", "size"))
+    return {"url": url, "files": files, "records": records, "bytes": size}
 
 
 def _size(size: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"
+    from rich.filesize import decimal
 
-
-def _time(time_ms: int | None) -> str | None:
-    from infra.log.records import time_of
-
-    return None if time_ms is None else time_of(time_ms).isoformat()
+    return decimal(int(size))
 
 
 def _quiet(_why: str) -> None:

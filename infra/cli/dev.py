@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from infra.cli import Json, Yes
+
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
 def register(app: typer.Typer) -> None:
     dev = typer.Typer(
         help="Kafka and PostgreSQL on this machine, under one data folder, without Docker.", no_args_is_help=True
     )
-    dev.command()(up)
-    dev.command()(run)
-    dev.command()(down)
-    dev.command()(status)
-    dev.command()(reset)
+    for command in (up, run, down, status, reset):
+        dev.command()(command)
     app.add_typer(dev, name="dev")
 
 
@@ -63,20 +60,22 @@ def down() -> None:
 
 def status(as_json: Json = False) -> None:
     """What runs, where, and where it logs. Exit code 1 unless both answer."""
-    found = _stack().status()
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
+    from infra.terminal import show
+
+    def text(found: Any) -> Iterator[str]:
         for name, service in (("Kafka", found["kafka"]), ("PostgreSQL", found["postgres"])):
             state = (
                 "answers" if service["answers"] else "runs, but does not answer" if service["running"] else "is down"
             )
-            typer.echo(f"{name:<12}{state:<28}{service['endpoint'] or ''}  (log: {service['log']})")
+            yield f"{name:<12}{state:<28}{service['endpoint'] or ''}  (log: {service['log']})"
+
+    found = _stack().status()
+    show(found, text, as_json=as_json)
     if not (found["kafka"]["answers"] and found["postgres"]["answers"]):
         raise typer.Exit(1)
 
 
-def reset(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+def reset(yes: Yes = False) -> None:
     """Stop both and remove their data."""
     stack = _stack()
     if not yes:

@@ -1,27 +1,35 @@
-"""`samefold doctor`: what is there, what is missing, and the cure."""
+"""`samefold doctor`: what is there, what is missing, and how to get it."""
 
-import json
-from typing import Annotated
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from infra.cli import Json
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False) -> None:
+def doctor(as_json: Json = False) -> None:
     """Look at all that Samefold needs. Exit code 1 if something is missing; changes nothing."""
     from infra.doctor import examine
+    from infra.terminal import Text, show
+
+    def text(found: dict[str, Any]) -> Iterator[Text]:
+        for one in found["findings"]:
+            yield Text.assemble(("ok", "green") if one.ok else ("no", "red"), f"  {one.name:<22}{one.found}")
+            if one.cure:
+                yield Text(f"    {'':<22}→ {one.cure}")
 
     findings = examine()
-    if as_json:
-        typer.echo(json.dumps({"ok": all(f.ok for f in findings), "findings": [f.as_dict() for f in findings]}))
-    else:
-        for finding in findings:
-            mark = typer.style("ok", fg="green") if finding.ok else typer.style("no", fg="red")
-            typer.echo(f"{mark}  {finding.name:<22}{finding.found}")
-            if finding.cure:
-                typer.echo(f"    {'':<22}→ {finding.cure}")
-    if not all(finding.ok for finding in findings):
+    ok = all(finding.ok for finding in findings)
+    show({"ok": ok, "findings": findings}, text, as_json=as_json)
+    if not ok:
         raise typer.Exit(1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
+
+from infra.cli import StreamName
 
 
 def register(app: typer.Typer) -> None:
@@ -12,58 +16,39 @@ def register(app: typer.Typer) -> None:
 
 
 def history(
-    stream: Annotated[str, typer.Argument(help="A stream's name, e.g. rooms/12.")],
+    stream: StreamName,
     void: Annotated[
         bool, typer.Option("--void", help="Show the stream's void records too: they have no effect.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
-    from rich.table import Table
-
     from infra.log.history import history_of
     from infra.settings import Settings
-    from infra.terminal import print_json, stdout
+    from infra.terminal import print_json, stdout, table
 
-    entries = list(history_of(Settings(), stream))
-    if not void:
-        entries = [entry for entry in entries if entry["void"] is None]
+    entries = [entry for entry in history_of(Settings(), stream) if void or entry["void"] is None]
     if as_json:
         for entry in entries:
             print_json(entry)
-        return
-    if not entries:
-        stdout.print(f"Nothing has happened to '{stream}' (names are case-sensitive).")
-        return
-    table = Table("version", "time", "what", "data", "command", "at")
-    for entry in entries:
-        for row in _rows(entry):
-            table.add_row(*row)
-    stdout.print(table)
+    elif not entries:
+        stdout.print(f"Nothing has happened to '{stream}' (names are case-sensitive).", markup=False)
+    else:
+        rows = (row for entry in entries for row in _rows(entry))
+        stdout.print(table(("version", "time", "what", "data", "command", "at"), rows))
 
 
-def _rows(entry: dict[str, Any]) -> list[tuple[str, ...]]:
-    import json
+def _rows(entry: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    from infra.terminal import Text
 
-    from rich.markup import escape
-
-    where = f"{entry['partition']}:{entry['offset']}"
     time = entry["time"][:19].replace("T", " ")
-    tail = (escape(entry["command_id"]), where)
+    tail = (entry["command_id"], f"{entry['partition']}:{entry['offset']}")
     if entry["void"]:
-        return [("", time, f"[dim]void ({entry['void']})[/dim]", "", *tail)]
-    if entry["reason"]:
-        return [
-            (
-                "",
-                time,
-                f"[yellow]rejected: {escape(entry['reason']['code'])}[/yellow]",
-                escape(entry["reason"]["message"]),
-                *tail,
-            )
-        ]
-    first = entry["version"] - len(entry["events"]) + 1
-    return [
-        (str(first + index), time, event["type"], escape(json.dumps(event["data"], ensure_ascii=False)), *tail)
-        for index, event in enumerate(entry["events"])
-    ]
+        yield ("", time, Text(f"void ({entry['void']})", "dim"), "", *tail)
+    elif entry["reason"]:
+        reason = entry["reason"]
+        yield ("", time, Text(f"rejected: {reason['code']}", "yellow"), reason["message"], *tail)
+    else:
+        first = entry["version"] - len(entry["events"]) + 1
+        for version, event in enumerate(entry["events"], first):
+            yield (version, time, event["type"], json.dumps(event["data"], ensure_ascii=False), *tail)

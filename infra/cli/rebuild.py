@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.cli import EngineName, Json, Master, Processes
 from infra.errors import SamefoldError
 
 if TYPE_CHECKING:
-    from projections.engine.rebuild.filling import Filled
-    from projections.engine.rebuild.rebuild import Rebuilt
-    from projections.engine.rebuild.switch import Switched
-    from projections.engine.rebuild.time_travel import LookedBack
+    from rich.console import RenderableType
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Processes = Annotated[
-    int | None,
-    typer.Option(min=1, help="Worker processes; by default as many as the log's size is worth, up to the cores."),
-]
+NOTHING = "Nothing to do: what is live is what this code has."
 
 
 class Interrupted(SamefoldError):
@@ -48,8 +42,8 @@ def rebuild(
     abandon: Annotated[
         bool, typer.Option("--abandon", help="End whoever builds or switches the same views just now.")
     ] = False,
-    engine: Annotated[str, typer.Option(help="auto, local or spark; auto chooses by the log's size.")] = "auto",
-    master: Annotated[str | None, typer.Option(help="Where Spark runs: spark://…, k8s://…, yarn, local[2].")] = None,
+    engine: EngineName = "auto",
+    master: Master = None,
     processes: Processes = None,
     as_json: Json = False,
 ) -> None:
@@ -57,26 +51,42 @@ def rebuild(
 
     Views that this code no longer has leave with the same switch. Killed at any moment, it does no harm: run it again.
     """
-    if as_of is not None:
-        _look_back(views or [], as_of, no_switch, abandon, engine, master, processes, as_json)
-        return
+    from datetime import UTC, datetime
+
     from infra.settings import Settings
-    from infra.terminal import Stages, print_json
+    from infra.terminal import Stages, plain, show
+    from projections.engine.fold.as_of import parse_as_of
     from projections.engine.rebuild.rebuild import rebuild as run
+    from projections.engine.rebuild.rebuild import views_named
+    from projections.engine.rebuild.time_travel import look_back
     from projections.engine.views.core_views import all_views
     from spark_jobs.choose import engine_for
 
-    if views and not as_json:
-        _offer(views)
+    names = views or []
     why: list[str] = []
+    if as_of is not None:
+        _refuse_past(names, no_switch=no_switch, abandon=abandon)
+        moment = parse_as_of(as_of, datetime.now(UTC))
+        chosen = views_named(names, all_views())
+        try:
+            with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=why.append) as engines:
+                past = look_back(Settings(), chosen, moment, engine_for=engines, progress=stages)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "Interrupted. What was built of the past is given up.", "Nothing else was touched."
+            ) from None
+        show(plain(past) | {"engine_because": why[-1] if why else None}, _past, as_json=as_json)
+        return
+    if names and not as_json:
+        _offer(names)
     with (
-        _telling_what_became(views or []),
+        _telling_what_became(names),
         Stages(quiet=as_json) as stages,
         engine_for(engine, master, processes, tell=why.append) as engines,
     ):
-        result = run(
+        rebuilt = run(
             Settings(),
-            views or [],
+            names,
             all_views(),
             make_live=not no_switch,
             end_others=abandon,
@@ -84,50 +94,18 @@ def rebuild(
             processes=processes,
             progress=stages,
         )
-    if as_json:
-        print_json(_rebuilt(result, why))
-    else:
-        _tell_rebuilt(result, why)
+    result = plain(rebuilt) | {"engine_because": why[-1] if why else None}
+    result["switch"] = result.pop("switched")
+    show(result, _rebuilt, as_json=as_json)
 
 
-def _look_back(
-    names: list[str],
-    as_of: str,
-    no_switch: bool,
-    abandon: bool,
-    engine: str,
-    master: str | None,
-    processes: int | None,
-    as_json: bool,
-) -> None:
-    from datetime import UTC, datetime
-
-    from infra.settings import Settings
-    from infra.terminal import Stages, print_json
-    from projections.engine.fold.as_of import parse_as_of
-    from projections.engine.rebuild.rebuild import views_named
-    from projections.engine.rebuild.time_travel import look_back
-    from projections.engine.views.core_views import all_views
-    from spark_jobs.choose import engine_for
-
+def _refuse_past(names: list[str], *, no_switch: bool, abandon: bool) -> None:
     if not no_switch:
         raise typer.BadParameter("the past never goes live: add --no-switch", param_hint="'--as-of'")
     if abandon:
         raise typer.BadParameter("tables of the past stand in nobody's way", param_hint="'--abandon'")
     if not names:
         raise typer.BadParameter("name the views to look at", param_hint="'--as-of'")
-    moment = parse_as_of(as_of, datetime.now(UTC))
-    chosen = views_named(names, all_views())
-    why: list[str] = []
-    try:
-        with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=why.append) as engines:
-            result = look_back(Settings(), chosen, moment, engine_for=engines, progress=stages)
-    except KeyboardInterrupt:
-        raise Interrupted("Interrupted. What was built of the past is given up.", "Nothing else was touched.") from None
-    if as_json:
-        print_json(_looked_back(result, why))
-    else:
-        _tell_looked_back(result, why)
 
 
 def switch(
@@ -144,7 +122,7 @@ def switch(
     from commands.release import require_alone
     from infra.database.connect import connect, naming
     from infra.settings import Settings
-    from infra.terminal import Stages, print_json, stdout
+    from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import go_to
     from projections.engine.views.command_types import drop_other_types, live_types, own_types
     from projections.engine.views.core_views import all_views
@@ -166,12 +144,7 @@ def switch(
                 require_alone(settings, live_types(connection) - own_types())
                 gone = tuple(map(str, drop_other_types(connection, settings.events_topic)))
                 result = replace(result, removed=(*result.removed, *gone))
-    if as_json:
-        print_json(_switched(result))
-    elif not result.tables and not result.removed:
-        stdout.print("Nothing to do: what is live is what this code has.")
-    else:
-        _tell(result)
+    show(plain(result), _switched, as_json=as_json)
 
 
 def _offer(names: list[str]) -> None:
@@ -217,111 +190,60 @@ def _live(names: list[str]) -> dict[str, str]:
         return {view: at.table for view, at in pointers(connection).items() if view in names or not names}
 
 
-def _tell_rebuilt(result: Rebuilt, why: list[str]) -> None:
-    from infra.terminal import stdout
-
-    if not result.tables and not result.removed:
-        stdout.print("Nothing to do: what is live is what this code has.")
+def _rebuilt(found: dict[str, Any]) -> Iterator[RenderableType]:
+    if not found["tables"] and not found["removed"]:
+        yield NOTHING
         return
-    for view, table in result.tables.items():
-        rows = f"{result.rows[view]:,} rows" if view in result.rows else "built before"
-        stdout.print(f"{view}: {table}, {rows}")
-    _tell_filled(result, why)
-    if result.switched is None:
-        stdout.print(
-            "Ready, and not live yet: `samefold switch` switches to newer versions, `samefold switch VIEW VERSION` to any."
-        )
+    for view, table in found["tables"].items():
+        rows = f"{found['rows'][view]:,} rows" if view in found["rows"] else "built before"
+        yield f"{view}: {table}, {rows}"
+    yield from _filled(found)
+    if found["switch"] is None:
+        yield "Ready, and not live yet: `samefold switch` switches to newer versions, `samefold switch VIEW VERSION` to any."
     else:
-        _tell(result.switched)
+        yield from _switched(found["switch"])
 
 
-def _tell_looked_back(result: LookedBack, why: list[str]) -> None:
-    from infra.terminal import stdout
+def _past(found: dict[str, Any]) -> Iterator[RenderableType]:
+    from infra.terminal import Text
 
-    at = ",".join(f"{partition}:{offset}" for partition, offset in result.positions.items())
-    stdout.print(f"As of {result.as_of}: everything before {at}", soft_wrap=True)
-    _tell_filled(result, why)
-    for view, table in result.tables.items():
-        stdout.print(
-            f"[green]{view}: {table}, {result.rows[view]:,} rows[/green]; it stays as it is until it is dropped"
-        )
-        stdout.print(f"  {result.queries[view]};", soft_wrap=True, markup=False)
-        stdout.print(f"  samefold views drop {view} {table}", soft_wrap=True)
+    at = ",".join(f"{partition}:{offset}" for partition, offset in found["positions"].items())
+    yield f"As of {found['as_of']}: everything before {at}"
+    yield from _filled(found)
+    for view, table in found["tables"].items():
+        rows = Text(f"{view}: {table}, {found['rows'][view]:,} rows", "green")
+        yield rows.append("; it stays as it is until it is dropped", "default")
+        yield f"  {found['queries'][view]};"
+        yield f"  samefold views drop {view} {table}"
 
 
-def _tell_filled(result: Filled, why: list[str]) -> None:
-    from infra.terminal import stdout
+def _filled(found: dict[str, Any]) -> Iterator[RenderableType]:
+    from infra.terminal import Text
 
-    for reason in why:
-        stdout.print(reason, soft_wrap=True, markup=False)
-    for view, count in sorted(result.parked.items()):
-        stdout.print(
-            f"[yellow]{view} leaves out {count:,} streams, each from an event on that it can't take[/yellow]: "
-            "`samefold parked list` says why",
-            soft_wrap=True,
-        )
-    if result.load_ms:
-        rate = result.events / (result.load_ms / 1000)
-        stdout.print(
-            f"{result.commits:,} commits, {result.events:,} events; start-up {result.start_up_ms:,.0f} ms, "
-            f"load {result.load_ms:,.0f} ms ({rate:,.0f} events/s), keys and indexes {result.index_ms:,.0f} ms",
-            soft_wrap=True,
+    if found["engine_because"]:
+        yield found["engine_because"]
+    for view, count in sorted(found["parked"].items()):
+        left_out = Text(f"{view} leaves out {count:,} streams, each from an event on that it can't take", "yellow")
+        yield left_out.append(": `samefold parked list` says why", "default")
+    if found["load_ms"]:
+        rate = found["events"] / (found["load_ms"] / 1000)
+        yield (
+            f"{found['commits']:,} commits, {found['events']:,} events; start-up {found['start_up_ms']:,.0f} ms, "
+            f"load {found['load_ms']:,.0f} ms ({rate:,.0f} events/s), keys and indexes {found['index_ms']:,.0f} ms"
         )
 
 
-def _tell(result: Switched) -> None:
-    from infra.terminal import stdout
+def _switched(found: dict[str, Any]) -> Iterator[RenderableType]:
+    from infra.terminal import Text
 
-    stdout.print(
-        f"catch-up {result.catch_up_ms:,.0f} ms ({result.commits:,} commits), switch {result.switch_ms:,.0f} ms, "
-        f"agents stood still for {result.gap_ms:,.1f} ms"
+    if not found["tables"] and not found["removed"]:
+        yield NOTHING
+        return
+    yield (
+        f"catch-up {found['catch_up_ms']:,.0f} ms ({found['commits']:,} commits), switch {found['switch_ms']:,.0f} ms, "
+        f"agents stood still for {found['gap_ms']:,.1f} ms"
     )
-    for view, table in result.tables.items():
-        stdout.print(f"[green]{view} is live in {table}[/green]")
-    for view in result.removed:
-        stdout.print(f"{view} is not in this code, and not live any more")
-
-
-def _switched(result: Switched) -> dict[str, Any]:
-    return {
-        "tables": dict(result.tables),
-        "removed": list(result.removed),
-        "catch_up_ms": round(result.catch_up_ms, 1),
-        "switch_ms": round(result.switch_ms, 1),
-        "gap_ms": round(result.gap_ms, 1),
-        "commits": result.commits,
-        "tries": result.tries,
-    }
-
-
-def _rebuilt(result: Rebuilt, why: list[str]) -> dict[str, Any]:
-    return {
-        "tables": result.tables,
-        "removed": result.removed,
-        **_filled(result, why),
-        "switch": _switched(result.switched) if result.switched else None,
-    }
-
-
-def _looked_back(result: LookedBack, why: list[str]) -> dict[str, Any]:
-    return {
-        "as_of": result.as_of,
-        "positions": result.positions,
-        "tables": result.tables,
-        "queries": result.queries,
-        **_filled(result, why),
-    }
-
-
-def _filled(result: Filled, why: list[str]) -> dict[str, Any]:
-    return {
-        "commits": result.commits,
-        "events": result.events,
-        "rows": result.rows,
-        "parked": result.parked,
-        "engine": result.engine,
-        "engine_because": why[-1] if why else None,
-        "start_up_ms": round(result.start_up_ms, 1),
-        "load_ms": round(result.load_ms, 1),
-        "index_ms": round(result.index_ms, 1),
-    }
+    for view, table in found["tables"].items():
+        yield Text(f"{view} is live in {table}", "green")
+    for view in found["removed"]:
+        yield f"{view} is not in this code, and not live any more"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from infra.cli import Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +24,7 @@ def send(
     timeout: Annotated[
         float, typer.Option(help="With --wait: give up after so many seconds without a new outcome.")
     ] = 60,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
 
@@ -28,7 +34,7 @@ def send(
     """
     from commands.client import answered, read_lines, send_all, wait_for
     from infra.settings import Settings
-    from infra.terminal import print_json, progress, stdout
+    from infra.terminal import progress, show
 
     settings = Settings()
     lines = read_lines(file)
@@ -41,23 +47,21 @@ def send(
     if wait:
         with progress("outcomes", len(commands), quiet=as_json) as seen:
             summary |= wait_for(settings, commands, seen, timeout_s=timeout).as_dict()
-    if as_json:
-        print_json(summary)
-    else:
-        stdout.print(f"{len(commands)} commands are in the log.")
-        if wait:
-            _tell(summary)
+    show(summary, _text, as_json=as_json)
     if summary.get("other_body"):
         raise typer.Exit(1)
 
 
-def _tell(summary: dict[str, Any]) -> None:
-    from infra.terminal import stdout
+def _text(summary: dict[str, Any]) -> Iterator[RenderableType]:
+    from infra.terminal import Text
 
-    stdout.print(f"accepted {summary['accepted']}, rejected {summary['rejected']}")
+    yield f"{summary['sent']} commands are in the log."
+    if "accepted" not in summary:
+        return
+    yield f"accepted {summary['accepted']}, rejected {summary['rejected']}"
     for code, count in sorted(summary["rejected_by_code"].items()):
-        stdout.print(f"  {code}: {count}")
+        yield f"  {code}: {count}"
     if summary["answered_before"]:
-        stdout.print(f"{summary['answered_before']} had their answer before: nothing was done again.")
+        yield f"{summary['answered_before']} had their answer before: nothing was done again."
     if summary["other_body"]:
-        stdout.print(f"[red]{summary['other_body']} ids were used before with another command: use new ids.[/red]")
+        yield Text(f"{summary['other_body']} ids were used before with another command: use new ids.", "red")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from infra.cli import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -13,14 +19,12 @@ def register(app: typer.Typer) -> None:
 
 def topics(
     create: Annotated[bool, typer.Option("--create", help="Make the topics that are missing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show and check the topics: ids, partitions, offsets, and whether their settings keep the promises. Exit code 1 if not."""
-    from rich.table import Table
-
     from infra.log.topics import check, describe, ensure
     from infra.settings import Settings
-    from infra.terminal import print_json, stdout
+    from infra.terminal import plain, show, table
 
     settings = Settings()
     if create:
@@ -28,22 +32,17 @@ def topics(
     else:
         found = describe(settings, settings.commands_topic), describe(settings, settings.events_topic)
         check(settings)
-    if as_json:
-        print_json(
-            {
-                topic.name: {"id": topic.id, "partitions": topic.partitions, "first": topic.first, "end": topic.end}
-                for topic in found
-            }
+
+    def text(found: dict[str, Any]) -> Iterator[Table]:
+        rows = (
+            (
+                *(name, topic["id"], topic["partitions"]),
+                f"{sum(topic['end'].values()) - sum(topic['first'].values())}",
+                " ".join(str(end) for _, end in sorted(topic["end"].items())),
+            )
+            for name, topic in found.items()
         )
-        return
-    table = Table("topic", "id", "partitions", "records", "ends")
-    for topic in found:
-        held = sum(topic.end[p] - topic.first[p] for p in topic.end)
-        table.add_row(
-            topic.name,
-            topic.id,
-            str(topic.partitions),
-            str(held),
-            " ".join(str(topic.end[p]) for p in sorted(topic.end)),
-        )
-    stdout.print(table)
+        yield table(("topic", "id", "partitions", "records", "ends"), rows)
+
+    as_found = {topic["name"]: topic for topic in map(plain, found)}
+    show(as_found, text, as_json=as_json)

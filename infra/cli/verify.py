@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.cli import EngineName, Json, Master, Processes
+
 if TYPE_CHECKING:
-    from projections.engine.verify.verify import Difference, Verified
+    from rich.console import RenderableType
 
 
 def register(app: typer.Typer) -> None:
@@ -16,14 +19,14 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     views: Annotated[list[str] | None, typer.Argument(help="Views; without, all.")] = None,
-    engine: Annotated[str, typer.Option(help="auto, local or spark; auto chooses by the log's size.")] = "auto",
-    master: Annotated[str | None, typer.Option(help="Where Spark runs: spark://…, k8s://…, yarn, local[2].")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Worker processes of the local engine.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: EngineName = "auto",
+    master: Master = None,
+    processes: Processes = None,
+    as_json: Json = False,
 ) -> None:
     """Compare rows and positions with a fold of the log, beside live traffic. Exit code 1 when anything differs."""
     from infra.settings import Settings
-    from infra.terminal import Stages, print_json
+    from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import UnknownView
     from projections.engine.verify.verify import verify as run
     from projections.engine.views.core_views import all_views
@@ -36,85 +39,64 @@ def verify(
     why: list[str] = []
     tell = why.append if as_json else None
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=tell) as engines:
-        result = run(Settings(), asked, engine_for=engines, progress=stages)
-    if as_json:
-        print_json({**_as_json(result), "engine_because": why[-1] if why else None})
-    else:
-        _tell(result)
-    if result.differences:
+        found = run(Settings(), asked, engine_for=engines, progress=stages)
+    result = {
+        "differences": found.differences,
+        "commits": found.commits,
+        "positions": plain(found.positions),
+        "views": {
+            name: {"table": one.table, "rows": one.rows, "differences": one.total, "shown": plain(one.differences)}
+            for name, one in found.views.items()
+        },
+        "engine_because": why[-1] if why else None,
+    }
+    show(result, _text, as_json=as_json)
+    if found.differences:
         raise typer.Exit(1)
 
 
-def _tell(result: Verified) -> None:
-    from rich.markup import escape
-    from rich.table import Table
+def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
+    from infra.terminal import Text, table
 
-    from infra.terminal import stdout
-
-    table = Table("view", "table", "rows", "differences")
-    for name, compared in result.views.items():
-        colour = "red" if compared.total else "green"
-        table.add_row(name, compared.table, f"{compared.rows:,}", f"[{colour}]{compared.total:,}[/{colour}]")
-    stdout.print(table)
-    for difference in result.positions:
-        stdout.print(f"[red]{escape(_sentence(difference))}[/red]", soft_wrap=True)
-    for compared in result.views.values():
-        for difference in compared.differences:
-            stdout.print(f"[red]{escape(_sentence(difference))}[/red]", soft_wrap=True)
-        if (more := compared.total - len(compared.differences)) > 0:
-            stdout.print(f"[red]{compared.view}: and {more:,} more[/red]")
-    stdout.print(f"{result.commits:,} commits folded, {result.differences:,} differences")
-
-
-def _sentence(difference: Difference) -> str:
-    key = ", ".join(f"{name}={value}" for name, value in difference.key.items())
-    where = f"{difference.view} ({key})"
-    match difference.what:
-        case "missing":
-            return f"{where} is missing; the log says {_values(difference.expected)}"
-        case "extra":
-            return f"{where} should not be there: {_values(difference.found)}"
-        case "poison":
-            return f"{where} can't be folded, and is not on record as parked: {difference.expected}"
-        case "changed" | "position":
-            return f"{where} differs: {_changed(difference)}"
-
-
-def _values(row: Any) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.items())
-
-
-def _changed(difference: Difference) -> str:
-    assert isinstance(difference.expected, dict)
-    assert isinstance(difference.found, dict)
-    pairs = ((name, value, difference.found[name]) for name, value in difference.expected.items())
-    return "; ".join(
-        f"{name} is {found}, the log says {expected}" for name, expected, found in pairs if expected != found
+    views = found["views"]
+    rows = (
+        (
+            name,
+            one["table"],
+            f"{one['rows']:,}",
+            Text(f"{one['differences']:,}", "red" if one["differences"] else "green"),
+        )
+        for name, one in views.items()
     )
+    yield table(("view", "table", "rows", "differences"), rows)
+    for difference in found["positions"]:
+        yield Text(_sentence(difference), "red")
+    for name, one in views.items():
+        for difference in one["shown"]:
+            yield Text(_sentence(difference), "red")
+        if (more := one["differences"] - len(one["shown"])) > 0:
+            yield Text(f"{name}: and {more:,} more", "red")
+    yield f"{found['commits']:,} commits folded, {found['differences']:,} differences"
 
 
-def _as_json(result: Verified) -> dict[str, Any]:
-    return {
-        "differences": result.differences,
-        "commits": result.commits,
-        "positions": [_difference(difference) for difference in result.positions],
-        "views": {
-            name: {
-                "table": compared.table,
-                "rows": compared.rows,
-                "differences": compared.total,
-                "shown": [_difference(difference) for difference in compared.differences],
-            }
-            for name, compared in result.views.items()
-        },
-    }
+def _sentence(difference: dict[str, Any]) -> str:
+    where = f"{difference['view']} ({_values(difference['key'])})"
+    expected, found = difference["expected"], difference["found"]
+    match difference["what"]:
+        case "missing":
+            return f"{where} is missing; the log says {_values(expected)}"
+        case "extra":
+            return f"{where} should not be there: {_values(found)}"
+        case "poison":
+            return f"{where} can't be folded, and is not on record as parked: {expected}"
+        case _:
+            changed = (
+                f"{name} is {found[name]}, the log says {value}"
+                for name, value in expected.items()
+                if found[name] != value
+            )
+            return f"{where} differs: {'; '.join(changed)}"
 
 
-def _difference(difference: Difference) -> dict[str, Any]:
-    return {
-        "what": difference.what,
-        "partition": difference.partition,
-        "key": difference.key,
-        "expected": difference.expected or None,
-        "found": difference.found or None,
-    }
+def _values(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in row.items())

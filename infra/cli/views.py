@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.cli import Json, ViewName, Yes
+
 if TYPE_CHECKING:
-    from projections.engine.operate.overview import Overview, ViewNow
-    from projections.engine.rebuild.builds import Build
+    from rich.console import RenderableType
+
+    from projections.engine.operate.overview import Overview
 
 
 def register(app: typer.Typer) -> None:
@@ -18,85 +22,42 @@ def register(app: typer.Typer) -> None:
     app.add_typer(views, name="views")
 
 
-def show(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
-) -> None:
+def show(context: typer.Context, as_json: Json = False) -> None:
     """Per view: version in the code and live, table, agent, lag, parked streams, builds."""
     if context.invoked_subcommand is not None:
         return
+    from infra import terminal
     from infra.settings import Settings
-    from infra.terminal import print_json
     from projections.engine.operate.overview import overview
     from projections.engine.views.core_views import all_views
 
-    found = overview(Settings(), all_views())
-    if as_json:
-        print_json(_as_json(found))
-    else:
-        _tell(found)
+    terminal.show(_result(overview(Settings(), all_views())), _text, as_json=as_json)
 
 
 def drop(
-    view: Annotated[str, typer.Argument(help="A view.")],
+    view: ViewName,
     which: Annotated[str, typer.Argument(help="A version, for all its tables that are not needed, or a table's name.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Drop tables that readers do not see: old ones, ones that were abandoned, and by its name any other that is not live."""
+    from infra import terminal
     from infra.settings import Settings
-    from infra.terminal import print_json, stdout
     from projections.engine.rebuild.dropping import drop_tables, droppable
     from projections.engine.views.core_views import all_views
 
-    settings, views = Settings(), all_views()
+    settings = Settings()
     builds = droppable(settings, view, which)
     names = ", ".join(build.table for build in builds)
     if not yes:
         back = "" if all(build.as_of for build in builds) else " Going back to it then needs a rebuild."
         typer.confirm(f"Drop {names}?{back}", abort=True, err=True)
-    drop_tables(settings, builds, views.get(view))
-    if as_json:
-        print_json({"dropped": [build.table for build in builds]})
-    else:
-        stdout.print(f"Dropped {names}.")
+    drop_tables(settings, builds, all_views().get(view))
+    result = {"dropped": [build.table for build in builds]}
+    terminal.show(result, lambda _: [f"Dropped {names}."], as_json=as_json)
 
 
-def _tell(found: Overview) -> None:
-    from rich.table import Table
-
-    from infra.terminal import stdout
-
-    table = Table("view", "code", "live", "table", "agent", "parked", "other tables")
-    for view in found.views:
-        table.add_row(
-            view.name,
-            f"v{view.code.version}" if view.code else "–",
-            f"v{view.live.version}" if view.live else "–",
-            view.live.table if view.live else "–",
-            view.live.agent if view.live else view.code.agent if view.code else "–",
-            str(len(view.parked)) if view.parked else "–",
-            ", ".join(f"{build.table} ({_what(build)})" for build in _others(view)) or "–",
-        )
-    stdout.print(table)
-    for agent, now in found.agents.items():
-        at = " ".join(f"{partition}:{reading.next_offset}" for partition, reading in now.positions.items())
-        behind = f"{now.lag.records:,} records, {now.lag.seconds:,.1f} s behind" if now.lag.records else "up to date"
-        stdout.print(f"agent {agent}: {behind}; at {at or 'no position yet'}", soft_wrap=True)
-        if now.difference:
-            stdout.print(f"  [yellow]{now.difference}[/yellow]", soft_wrap=True)
-    for agent in found.retired:
-        stdout.print(f"agent {agent}: retired, none of its views is live; its processes may end", soft_wrap=True)
-
-
-def _others(view: ViewNow) -> list[Build]:
-    return [build for build in view.builds if build.state != "live"]
-
-
-def _what(build: Build) -> str:
-    return f"{build.state}, as of {build.as_of}" if build.as_of else build.state
-
-
-def _as_json(found: Overview) -> dict[str, Any]:
+def _result(found: Overview) -> dict[str, Any]:
     return {
         "views": {
             view.name: {
@@ -107,14 +68,14 @@ def _as_json(found: Overview) -> dict[str, Any]:
                 "parked": len(view.parked),
                 "builds": [
                     {
-                        "table": b.table,
-                        "version": b.version,
-                        "state": b.state,
-                        "as_of": b.as_of,
-                        "positions": {p: at.next_offset for p, at in sorted(b.positions.items())},
-                        "created_at": b.created_at,
+                        "table": build.table,
+                        "version": build.version,
+                        "state": build.state,
+                        "as_of": build.as_of,
+                        "positions": {p: at.next_offset for p, at in sorted(build.positions.items())},
+                        "created_at": build.created_at,
                     }
-                    for b in view.builds
+                    for build in view.builds
                 ],
             }
             for view in found.views
@@ -122,10 +83,35 @@ def _as_json(found: Overview) -> dict[str, Any]:
         "agents": {
             agent: {
                 "positions": {partition: reading.next_offset for partition, reading in now.positions.items()},
-                "lag": {"records": now.lag.records, "seconds": round(now.lag.seconds, 1)},
+                "lag": now.lag,
                 "difference": now.difference,
             }
             for agent, now in found.agents.items()
         },
-        "retired": list(found.retired),
+        "retired": found.retired,
     }
+
+
+def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
+    from infra.terminal import Text, table
+
+    def row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
+        others = [
+            f"{build['table']} ({build['state']}{', as of ' + build['as_of'] if build['as_of'] else ''})"
+            for build in view["builds"]
+            if build["state"] != "live"
+        ]
+        versions = [view[which] and f"v{view[which]}" for which in ("code", "live")]
+        return name, *versions, view["table"], view["agent"], view["parked"] or None, ", ".join(others)
+
+    columns = ("view", "code", "live", "table", "agent", "parked", "other tables")
+    yield table(columns, (row(name, view) for name, view in found["views"].items()))
+    for agent, now in found["agents"].items():
+        at = " ".join(f"{partition}:{offset}" for partition, offset in now["positions"].items())
+        lag = now["lag"]
+        behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"
+        yield f"agent {agent}: {behind}; at {at or 'no position yet'}"
+        if now["difference"]:
+            yield Text(f"  {now['difference']}", "yellow")
+    for agent in found["retired"]:
+        yield f"agent {agent}: retired, none of its views is live; its processes may end"
