@@ -12,17 +12,15 @@ which all processes share), the account (-1 for all) and what was seen.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 from psycopg import sql
+
+from benchmarks.child import flags, tell, until_terminated
+from benchmarks.workload import name_of
 
 if TYPE_CHECKING:
     from infra.database.connect import Connection
@@ -35,18 +33,11 @@ _BY_POINTER = sql.SQL(
 
 
 def main() -> None:
-    from benchmarks.workload import name_of
     from infra.database.connect import connect
     from infra.settings import Settings
 
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.asking")
-    parser.add_argument("--by", choices=_WAYS, required=True)
-    for name in ("--rate", "--accounts", "--seed"):
-        parser.add_argument(name, type=int, required=True)
-    given = parser.parse_args()
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    given = flags("rate", "accounts", "seed", by=tuple(_WAYS))
+    ended = until_terminated()
     chance = random.Random(given.seed)
     answers: list[tuple[float, float, float, int, int]] = []
     with connect(Settings(), "samefold bench reader") as database:
@@ -63,7 +54,7 @@ def main() -> None:
             seen = ask("" if account == ALL else name_of(account))
             answered = time.monotonic()
             answers.append((since, asked, answered, account, seen))
-    sys.stdout.write(json.dumps(answers) + "\n")
+    tell(answers)
 
 
 def _by_pointer(database: Connection) -> Callable[[str], int]:
@@ -87,26 +78,23 @@ def _by_pointer(database: Connection) -> Callable[[str], int]:
     return ask
 
 
-def _by_view(database: Connection) -> Callable[[str], int]:
-    def ask(account: str) -> int:
-        row = database.execute("select transactions from balances where account = %s", (account,)).fetchone()
-        return row[0] if row else 0
+def _by_query(query: LiteralString) -> Callable[[Connection], Callable[[str], int]]:
+    """What a query gives for `%(account)s`."""
 
-    return ask
+    def on(database: Connection) -> Callable[[str], int]:
+        def ask(account: str) -> int:
+            row = database.execute(query, {"account": account}).fetchone()
+            return int(row[0]) if row else 0
 
+        return ask
 
-def _total(database: Connection) -> Callable[[str], int]:
-    def ask(_account: str) -> int:
-        row = database.execute("select coalesce(sum(transactions), 0) from balances").fetchone()
-        return int(row[0]) if row else 0
-
-    return ask
+    return on
 
 
 _WAYS: dict[str, Callable[[Connection], Callable[[str], int]]] = {
     "pointer": _by_pointer,
-    "view": _by_view,
-    "total": _total,
+    "view": _by_query("select transactions from balances where account = %(account)s"),
+    "total": _by_query("select coalesce(sum(transactions), 0) from balances"),
 }
 
 

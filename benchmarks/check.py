@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, Message, TopicPartition
+from psycopg import sql
 from psycopg.abc import Query
 
 from benchmarks.workload import Expected
@@ -16,6 +17,11 @@ from infra.errors import SamefoldError
 from infra.settings import Settings
 
 PATIENCE_S = 30.0
+
+STATES = "select split_part(stream, '/', 2), version, (state->>'balance')::bigint from streams_accounts_v1"
+BALANCES = "select account, transactions + 1, cents from balances_v1"
+BALANCES_IN = sql.SQL("select account, transactions + 1, cents from {}")
+OUTCOMES = "select count(*) from command_outcomes_v1"
 
 
 class RunVoid(SamefoldError):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
+from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 ALL = "all"
 NAMES = ("handle", "project", "rebuild", "spark", "latency", "http", "switch")
+"""Each is a module with `run`, in the order in which `all` runs them."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,8 +37,8 @@ def bench(
     A run whose end state is not the one that an independent fold of its input demands is void: exit code 1, and no figures.
     """
     from benchmarks.report import Report
-    from benchmarks.run import run
-    from benchmarks.stage import Options
+    from benchmarks.stage import Options, bench_on_own_stack
+    from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings
     from infra.terminal import Stages
 
@@ -46,23 +46,8 @@ def bench(
         raise typer.BadParameter(f"there is no benchmark {name!r}; there are {', '.join(NAMES)}, and {ALL}")
     report = Report((out or Settings().data_dir / "bench").expanduser().resolve(), quiet=as_json)
     options = Options(rounds, scale, seed)
-    interrupted = False
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if not interrupted:  # the second time, it is ending already
-            interrupted = True
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    try:
+    with one_interrupt():
         for one in NAMES if name == ALL else [name]:
-            with Stages() as stages:
-                result = run(one, options, stages)
+            with Stages() as stages, bench_on_own_stack(options, stages) as stage:
+                result = import_module(f"benchmarks.{one}").run(stage)
             report.add(result, options)
-    except Exception:
-        # code in C that was interrupted raises errors of its own
-        if interrupted:
-            raise KeyboardInterrupt from None
-        raise

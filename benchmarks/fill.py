@@ -29,17 +29,15 @@ class NotLoaded(SamefoldError):
 
 def fill_commands(settings: Settings, orders: Iterable[Order], advance: Callable[[int], None]) -> int:
     """Append the orders as commands, in their order; how many."""
-    kinds = {1: ("Deposit", _body(Deposit(cents=1, on=DAY))), -1: ("Withdraw", _body(Withdraw(cents=1, on=DAY)))}
-    opening = msgspec.Raw(msgspec.json.encode(OpenAccount(overdraft_limit=OVERDRAFT_LIMIT, on=DAY)))
+    fact_of = _facts(
+        OpenAccount(overdraft_limit=OVERDRAFT_LIMIT, on=DAY), Deposit(cents=1, on=DAY), Withdraw(cents=1, on=DAY)
+    )
     filling = _Filling(settings, settings.commands_topic, advance)
     for account, cents, order_id in orders:
         stream = stream_of(account)
-        if cents == OPEN:
-            command = Command(order_id, stream, "OpenAccount", opening)
-        else:
-            kind, body = kinds[1 if cents > 0 else -1]
-            command = Command(order_id, stream, kind, msgspec.Raw(body % abs(cents)))
-        filling.add(stream, partition_of(stream, settings.partitions), encode(command))
+        filling.add(
+            stream, partition_of(stream, settings.partitions), encode(Command(order_id, stream, *fact_of(cents)))
+        )
     return filling.end()
 
 
@@ -55,13 +53,8 @@ def fill_log(
 
     How many commits each partition has; and, for each of `marks`, how many it had after so many orders.
     """
-    opened = EventRecord(
-        "AccountOpened", msgspec.Raw(msgspec.json.encode(AccountOpened(overdraft_limit=OVERDRAFT_LIMIT, on=DAY)))
-    )
-    kinds = {
-        1: ("MoneyDeposited", _body(MoneyDeposited(cents=1, on=DAY))),
-        -1: ("MoneyWithdrawn", _body(MoneyWithdrawn(cents=1, on=DAY))),
-    }
+    opened = AccountOpened(overdraft_limit=OVERDRAFT_LIMIT, on=DAY)
+    fact_of = _facts(opened, MoneyDeposited(cents=1, on=DAY), MoneyWithdrawn(cents=1, on=DAY))
     filling = _Filling(settings, settings.events_topic, advance)
     for partition in range(settings.partitions):
         filling.add(None, partition, encode(Opening("bench", commands_topic_id)))
@@ -71,16 +64,13 @@ def fill_log(
     for number, (account, cents, order_id) in enumerate(orders, start=1):
         stream = stream_of(account)
         partition = partition_of(stream, settings.partitions)
-        if cents == OPEN:
-            event = opened
-        else:
-            kind, body = kinds[1 if cents > 0 else -1]
-            event = EventRecord(kind, msgspec.Raw(body % abs(cents)))
         version = versions[stream] = versions.get(stream, 0) + 1
         offset = commits[partition]
         commits[partition] = offset + 1
         # the id serves as the fingerprint too: as long, and nobody compares it here
-        commit = Commit(stream, version, [event], order_id, offset, order_id, "accepted", None, 0, offset + 1)
+        commit = Commit(
+            stream, version, [EventRecord(*fact_of(cents))], order_id, offset, order_id, "accepted", None, 0, offset + 1
+        )
         filling.add(stream, partition, encode(commit))
         if number in wanted:
             passed[number] = list(commits)
@@ -88,9 +78,21 @@ def fill_log(
     return commits, passed
 
 
-def _body(fact: Any) -> bytes:
-    """The JSON of a movement with a place for its cents."""
-    return msgspec.json.encode(fact).replace(b'"cents":1', b'"cents":%d')
+def _facts(opening: Any, deposit: Any, withdrawal: Any) -> Callable[[int], tuple[str, msgspec.Raw]]:
+    """By an order's cents, the stored name and the JSON of what it is; the examples are of one cent."""
+    opened = type(opening).__name__, msgspec.Raw(msgspec.json.encode(opening))
+    deposited, withdrawn = (
+        (type(one).__name__, msgspec.json.encode(one).replace(b'"cents":1', b'"cents":%d'))
+        for one in (deposit, withdrawal)
+    )
+
+    def fact_of(cents: int) -> tuple[str, msgspec.Raw]:
+        if cents == OPEN:
+            return opened
+        name, body = deposited if cents > 0 else withdrawn
+        return name, msgspec.Raw(body % abs(cents))
+
+    return fact_of
 
 
 class _Filling:

@@ -6,8 +6,8 @@ of the position with a notification, the stream's state, the view's row, the out
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import NewTopic
@@ -44,34 +44,19 @@ values (%s, %s, 'accepted', %s, %s, now(), 0)
 
 
 class Floor:
-    """`with Floor(world) as floor: floor.step()`, on a database and topics of its own."""
+    """`with floor_of(world) as floor: floor.step()`, on a database and topics of its own."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, database: Connection, topics: list[str]) -> None:
+        self._events = world.events.name
+        self._database = database
+        self._topics = topics
         self._producer: Producer = clients.producer(world.settings)
-        self._topics = [f"{world.settings.group_prefix}-floor-{n}" for n in (1, 2)]
         self._failed: list[KafkaError] = []
-        self._database: Connection | None = None
         self.count = 0
-
-    def __enter__(self) -> Self:
-        admin = clients.admin(self._world.settings)
-        for future in admin.create_topics([NewTopic(name, 1, 1) for name in self._topics]).values():
-            future.result(15)
-        self._database = connect(self._world.settings, "samefold bench floor")
-        ensure_started(self._database, "core", agent_views("core"), Contract.of(self._world.events))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._database is not None:
-            self._database.close()
 
     def step(self) -> None:
         """One command's worth. Raises AssertionError where a send was not acknowledged."""
         database, number = self._database, self.count
-        assert database is not None, "not entered"
         for topic, value in zip(self._topics, (COMMAND, COMMIT), strict=True):
             self._producer.produce(topic, value % number, key=b"accounts/000001", on_delivery=self._acknowledged)
             left = self._producer.flush(30)
@@ -82,7 +67,7 @@ class Floor:
         stream = f"accounts/{ACCOUNT}"
         with database.pipeline():
             database.execute("begin")
-            database.execute(_MOVE, [self._world.events.name, number])
+            database.execute(_MOVE, [self._events, number])
             database.execute(_STATE, [stream, self.count, f'{{"status":"open","balance":{number}}}'])
             database.execute(_ROW, [ACCOUNT, number, number])
             database.execute(_OUTCOME, [stream, name, self.count, name])
@@ -91,3 +76,14 @@ class Floor:
     def _acknowledged(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
             self._failed.append(error)
+
+
+@contextmanager
+def floor_of(world: World) -> Iterator[Floor]:
+    names = [f"{world.settings.group_prefix}-floor-{n}" for n in (1, 2)]
+    admin = clients.admin(world.settings)  # a name of its own: without one it would end before the answer comes
+    for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        future.result(15)
+    with connect(world.settings, "samefold bench floor") as database:
+        ensure_started(database, "core", agent_views("core"), Contract.of(world.events))
+        yield Floor(world, database, names)

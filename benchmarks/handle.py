@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from benchmarks.check import check_count, check_decisions, check_rows, require
+from benchmarks.check import OUTCOMES, STATES, check_count, check_decisions, check_rows, require
 from benchmarks.fill import fill_commands
 from benchmarks.peers.job import Job
 from benchmarks.peers.turn import turn
@@ -29,9 +29,6 @@ PEERS = {"pyeventsourcing, get + save": {}, PEER: {"POSTGRES_ENABLE_DB_FUNCTIONS
 PEER_COMMANDS = 5_000
 VIEWS = ["balances"]
 LOOK_S = 0.05
-
-STATES = "select split_part(stream, '/', 2), version, (state->>'balance')::bigint from streams_accounts_v1"
-OUTCOMES = "select count(*) from command_outcomes_v1"
 
 
 def run(bench: Bench) -> Result:
@@ -92,13 +89,8 @@ class _Turn:
         """Every stream gets its row the product's own way, before anything is measured."""
         orders = opening_orders(len(self.ledger.version), chance)
         self.ledger.enter_all(orders)
-        fill_commands(self.world.settings, orders, lambda _: None)
-        self.bench.progress.begin(f"{self.title}: open accounts", len(orders))
-        with (
-            self.bench.handler(self.world) as handler,
-            self.bench.agent(self.world, VIEWS) as agent,
-        ):
-            self._wait(self.progress.answered, len(orders), handler, agent)
+        with self.bench.handler(self.world) as handler, self.bench.agent(self.world, VIEWS) as agent:
+            self.progress.carry_out(self.bench, orders, f"{self.title}: open accounts", handler, agent)
         self.progress.vacuum()
 
     def load(self, count: int, chance: random.Random) -> Mapping[str, Expected]:

@@ -6,28 +6,25 @@ Beside it the same framework under the same server, which answers each command w
 from __future__ import annotations
 
 import json
-import socket
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.error import HTTPError, URLError
 
-from benchmarks.check import check_count, check_rows, require
-from benchmarks.fill import fill_commands
-from benchmarks.http_client import HOST, Exchange, orders_of
+import httpx
+
+from benchmarks.check import BALANCES, OUTCOMES, check_count, check_rows, require
+from benchmarks.http_client import HOST, Exchange
 from benchmarks.http_parts import MIDDLE, TAIL, means, parts_of
-from benchmarks.latency import PERCENTILES, curve, percentile
-from benchmarks.processes import Process, wait_until
+from benchmarks.processes import Process, free_port, wait_until
 from benchmarks.reading import progress_of
-from benchmarks.results import Aim, Result, Sample, middle
+from benchmarks.results import Aim, Result, Sample, curve, latency_sample, middle, percentile
 from benchmarks.stage import Bench, World
-from benchmarks.workload import Ledger, opening_orders
+from benchmarks.workload import Ledger, deposits, opening_orders
 
 OURS = "samefold, request to answer"
 CONSTANT = "FastAPI and uvicorn, a constant"
@@ -41,9 +38,6 @@ WARM_UP = 5_000
 ACCOUNTS = 1_000
 TURN_S = 180.0
 READY_S = 60.0
-
-BALANCES = "select account, transactions + 1, cents from balances_v1"
-OUTCOMES = "select count(*) from command_outcomes_v1"
 
 
 def run(bench: Bench) -> Result:
@@ -67,19 +61,10 @@ def run(bench: Bench) -> Result:
     ]
     beside = {case: middle(samples, OURS, case) / middle(samples, CONSTANT, case) for case in REQUESTS}
     curves = {f"{who}, {case}": curve(times) for (who, case), times in turns.times.items() if case != FULL}
-    return Result(
-        "http",
-        "From sending a command over HTTP until its outcome is answered",
-        f"ms, p50; {FULL}: answers/s",
-        samples,
-        aims,
-        {"requests": {case: turns.size(case) for case in REQUESTS}, "accounts": ACCOUNTS},
-        {
-            "curves": curves,
-            "parts": parts,
-            "beside_constant": {case: round(ratio, 3) for case, ratio in beside.items()},
-        },
-    )
+    plots = {"curves": curves, "parts": parts, "beside_constant": {case: round(x, 3) for case, x in beside.items()}}
+    size = {"requests": {case: turns.size(case) for case in REQUESTS}, "accounts": ACCOUNTS}
+    title = "From sending a command over HTTP until its outcome is answered"
+    return Result("http", title, f"ms, p50; {FULL}: answers/s", samples, aims, size, plots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +82,7 @@ class _Server:
 @contextmanager
 def _served(bench: Bench, world: World, marks: Path | None = None) -> Iterator[_Server]:
     """Agent, handler and API, which answers; in a folder `marks` each leaves what it noted, in a file of its group's name."""
-    port = _free_port()
+    port = free_port()
     modules = {
         "agent": ("projections.engine.live.agent", "--agent", "core"),
         "handler": ("commands.handler",),
@@ -108,8 +93,7 @@ def _served(bench: Bench, world: World, marks: Path | None = None) -> Iterator[_
         for group, command in modules.items():
             name = f"{world.settings.group_prefix}-{group}"
             noting = ("benchmarks.http_marks", str(marks / group)) if marks else ()
-            process = Process(world.settings, bench.folder, name, *noting, *command, "--name", name)
-            processes[group] = open_.enter_context(process)
+            processes[group] = open_.enter_context(bench.process(world, name, *noting, *command, name=name))
         server = _Server(port, processes)
         _wait_for(server, "/health/ready", 200)
         yield server
@@ -117,28 +101,18 @@ def _served(bench: Bench, world: World, marks: Path | None = None) -> Iterator[_
 
 @contextmanager
 def _constant(bench: Bench, world: World) -> Iterator[_Server]:
-    port = _free_port()
-    with Process(world.settings, bench.folder, "constant", "benchmarks.peers.constant", "--port", str(port)) as process:
+    port = free_port()
+    with bench.process(world, "constant", "benchmarks.peers.constant", port=port) as process:
         server = _Server(port, {"constant": process})
         _wait_for(server, "/", 404)
         yield server
 
 
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
-
-
 def _wait_for(server: _Server, path: str, status: int) -> None:
     def answers() -> int:
-        try:
-            with urllib.request.urlopen(f"http://{HOST}:{server.port}{path}", timeout=READY_S) as response:
-                return int(response.status == status)
-        except HTTPError as error:
-            return int(error.code == status)
-        except (URLError, ConnectionError):
-            return 0
+        with suppress(httpx.TransportError):
+            return int(httpx.get(f"http://{HOST}:{server.port}{path}", timeout=READY_S).status_code == status)
+        return 0
 
     wait_until(answers, 1, tuple(server.processes.values()), lambda _: None, every=0.05)
 
@@ -163,11 +137,8 @@ class _Turns:
     def open_accounts(self, server: _Server) -> None:
         orders = opening_orders(ACCOUNTS, self.bench.chance("open"))
         self.ledger.enter_all(orders)
-        fill_commands(self.world.settings, orders, lambda _: None)
-        self.bench.progress.begin("http: open accounts", len(orders))
         with progress_of(self.world) as progress:
-            processes = tuple(server.processes.values())
-            wait_until(progress.answered, len(orders), processes, self.bench.progress.advance, every=0.05)
+            progress.carry_out(self.bench, orders, "http: open accounts", *server.processes.values())
 
     def warm_up(self, *servers: _Server) -> None:
         for server in servers:
@@ -182,24 +153,24 @@ class _Turns:
         times = [1000 * (one.answered - one.since) for one in exchanges]
         self.times[contender, case] += times
         seconds = max(one.answered for one in exchanges) - min(one.sent for one in exchanges)
-        more = {f"p{p:g}_ms": percentile(times, p) for p in PERCENTILES if case == FULL or p != 50}
+        sample = replace(latency_sample(contender, case, number, times), seconds=seconds, cpu=cpu)
         rate = len(times) / seconds
-        value = rate if case == FULL else median(times)
-        more |= {"max_ms": max(times)} | ({"answers_per_s": rate} if case == STEADY else {})
-        self.samples.append(Sample(contender, case, number, value, len(times), seconds, cpu, more))
+        if case == FULL:
+            sample = replace(sample, value=rate, more={"p50_ms": sample.value} | sample.more)
+        elif case == STEADY:
+            sample.more["answers_per_s"] = rate
+        self.samples.append(sample)
 
     def ask(self, server: _Server, case: str, size: int) -> tuple[list[Exchange], float]:
         """The exchanges in the order of answers, and the client's processor time. Raises RunVoid, BenchmarkStalled."""
         seed = next(self._seeds)
         given: dict[str, Any] = {"port": server.port, "connections": CONNECTIONS[case], "count": size}
-        given |= {"first": 0, "accounts": ACCOUNTS, "seed": seed} | ({"rate": RATE} if case == STEADY else {})
-        arguments = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-        load = Process(self.world.settings, self.bench.folder, "load", "benchmarks.http_load", *arguments)
-        with load:
+        given |= {"first": 0, "accounts": ACCOUNTS, "seed": seed, "rate": RATE if case == STEADY else 0}
+        with self.bench.process(self.world, "load", "benchmarks.http_client", **given) as load:
             if load.wait(TURN_S):
                 load.fail("The client of the benchmark failed.")
         server.check()
-        told = json.loads(load.log.read_text().splitlines()[-1])
+        told = json.loads(load.last_line())
         exchanges = [Exchange(*one) for one in told["exchanges"]]
         require(len(exchanges) == size, f"{len(exchanges)} of {size} requests were answered")
         if "constant" not in server.processes:
@@ -207,7 +178,7 @@ class _Turns:
         return exchanges, told["cpu_s"]
 
     def _enter(self, exchanges: Sequence[Exchange], seed: int, size: int) -> None:
-        orders = list(orders_of(0, ACCOUNTS, size, seed))
+        orders = list(deposits(0, ACCOUNTS, size, seed))
         self.ledger.enter_all(orders)
         for one in exchanges:
             require(one.status == 200, f"order {orders[one.number].id} was answered {one.status}")

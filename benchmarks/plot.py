@@ -32,17 +32,11 @@ STYLE: Any = {
 def draw(result: Result, file: Path, machine: str) -> None:
     """Write the plot of a result. `machine` goes below it."""
     with mpl.rc_context(STYLE):
-        figure = _figure(result)
+        figure = (_divided if "parts" in result.plots else _curves if "curves" in result.plots else _bars)(result)
         figure.suptitle(result.title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         figure.text(0.01, 0.01, machine, fontsize=8, color="#777777", ha="left", va="bottom")
         # without its date, the same figures make the same file
         figure.savefig(file, metadata={"Date": None})
-
-
-def _figure(result: Result) -> Figure:
-    if "parts" in result.plots:
-        return _divided(result)
-    return _curves(result) if "curves" in result.plots else _bars(result)
 
 
 def _bars(result: Result) -> Figure:
@@ -65,27 +59,22 @@ def _bars_of(axis: Axes, result: Result, case: str, contenders: Sequence[str]) -
     """The medians of these contenders in one case, with the lowest and the highest round."""
     values = [middle(result.samples, contender, case) for contender in contenders]
     spans = [[sample.value for sample in result.of(contender, case)] for contender in contenders]
-    errors = [
-        [value - min(span) for value, span in zip(values, spans, strict=True)],
-        [max(span) - value for value, span in zip(values, spans, strict=True)],
-    ]
+    pairs = list(zip(values, spans, strict=True))
+    errors = [[value - min(span) for value, span in pairs], [max(span) - value for value, span in pairs]]
     colours = [OURS if contender.startswith("samefold") else THEIRS for contender in contenders]
     axis.barh(contenders, values, color=colours, xerr=errors, error_kw={"ecolor": INK, "elinewidth": 0.8}, height=0.7)
-    for row, (value, span) in enumerate(zip(values, spans, strict=True)):
+    for row, (value, span) in enumerate(pairs):
         axis.annotate(f"{value:,.0f}", (max(span), row), xytext=(5, 0), textcoords="offset points", va="center")
     for aim in result.aims:
         if aim.case == case and aim.unit == result.unit:
             axis.axvline(aim.wanted, color=AIM, linestyle="--", linewidth=1)
-            where = (aim.wanted, 1.0)
-            axis.annotate(
-                f"aim {aim.wanted:,.0f}",
-                where,
-                xycoords=("data", "axes fraction"),
-                xytext=(3, 1),
-                textcoords="offset points",
-                color=AIM,
-                fontsize=9,
-            )
+            above: dict[str, Any] = {
+                "transform": axis.get_xaxis_transform(),
+                "va": "bottom",
+                "color": AIM,
+                "fontsize": 9,
+            }
+            axis.text(aim.wanted, 1.0, f" aim {aim.wanted:,.0f}", **above)
     axis.set_title(case, loc="left", fontsize=11)
     axis.invert_yaxis()
     axis.margins(x=0.12)
@@ -112,15 +101,9 @@ def _curves_of(axis: Axes, result: Result, case: str) -> None:
         colour = OURS if contender.startswith("samefold") else "#777777"
         axis.plot([1 / (1 - n / 100) for n in range(1, 100)], curve, color=colour, label=contender, linewidth=1.8)
         for percent in (50, 99):
-            axis.annotate(
-                f"{curve[percent - 1]:.2g} ms" if curve[percent - 1] < 10 else f"{curve[percent - 1]:.0f} ms",
-                (1 / (1 - percent / 100), curve[percent - 1]),
-                xytext=(0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=9,
-                color=colour,
-            )
+            ms = curve[percent - 1]
+            told = f"{ms:.2g} ms" if ms < 10 else f"{ms:.0f} ms"
+            axis.text(1 / (1 - percent / 100), ms, told, ha="center", va="bottom", fontsize=9, color=colour)
     axis.set_xscale("log")
     axis.set_xticks([1 / (1 - p / 100) for p in (1, 50, 90, 99)], ["p1", "p50", "p90", "p99"])
     axis.minorticks_off()

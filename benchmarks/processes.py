@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self
 
 import psutil
 
 from infra.errors import SamefoldError
+from infra.processes.beside import Beside
 from infra.settings import Settings
 
 GRACE_S = 20.0
 STALL_S = 120.0
+MEMORY_EVERY_S = 0.1
 
 
 class BenchmarkStalled(SamefoldError):
@@ -51,9 +53,7 @@ class Process:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         process = self._running()
         if process.poll() is None:
             process.terminate()
@@ -98,6 +98,10 @@ class Process:
         """The end of its log."""
         return "Its log ends with: " + " | ".join(self.log.read_text(errors="replace").splitlines()[-6:])
 
+    def last_line(self) -> str:
+        """Of its log."""
+        return self.log.read_text().splitlines()[-1]
+
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "not entered"
         return self._process
@@ -122,6 +126,12 @@ def wait_until(
             raise BenchmarkStalled(f"Stopped at {now:,} of {total:,} for {STALL_S:.0f} s.", tails)
         time.sleep(every)
     advance(now - was)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
 
 
 class Cpu:
@@ -154,3 +164,26 @@ def _seconds(main: psutil.Process) -> float:
     except psutil.NoSuchProcess:
         pass
     return total
+
+
+class PeakMemory(Beside):
+    """`with PeakMemory(pid) as peak: …`, then `peak.bytes`: resident, ten looks a second; shared pages count for each."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__("peak-memory")
+        self._main = psutil.Process(pid)
+        self.bytes = 0
+
+    def _work(self) -> None:
+        while not self._ended.wait(MEMORY_EVERY_S):
+            try:
+                family = [self._main, *self._main.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                return
+            total = 0
+            for process in family:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            self.bytes = max(self.bytes, total)

@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 
-from benchmarks.check import check_count, check_rows, require
+from benchmarks.check import BALANCES, OUTCOMES, STATES, check_count, check_rows, require
 from benchmarks.fill import fill_log
-from benchmarks.peers.applied import applied_orders, balances_of
 from benchmarks.peers.job import Job
+from benchmarks.peers.simple_tables import applied_orders, balances_of
 from benchmarks.peers.turn import turn
 from benchmarks.processes import Process, wait_until
 from benchmarks.reading import progress_of
@@ -36,11 +37,8 @@ WANTED = {PLAIN: 25, FAUST: 40, RUNNER: 25}
 PEER_EVENTS = 10_000
 VIEW = "balances"
 LOOK_S = 0.02
-READY_S = 60.0
 
-STATES = "select split_part(stream, '/', 2), version, (state->>'balance')::bigint from streams_accounts_v1"
-BALANCES = "select account, transactions + 1, cents from balances_v1"
-OUTCOMES = "select count(*) from command_outcomes_v1 where outcome = 'accepted'"
+ACCEPTED = f"{OUTCOMES} where outcome = 'accepted'"
 
 
 def run(bench: Bench) -> Result:
@@ -80,7 +78,7 @@ def _ours(
     ledger = Ledger(1 + max(order.account for order in orders))
     ledger.enter_all(orders)
     bench.progress.begin(f"project {case}, round {number}: {contender}", len(orders))
-    with bench.beside(log) as world, progress_of(world) as progress, ExitStack() as running:
+    with bench.world(beside=log) as world, progress_of(world) as progress, ExitStack() as running:
         total = sum(world.ends().values())
         _start_held(world)
         agents = tuple(running.enter_context(bench.agent(world, [VIEW], f"agent-{n}")) for n in range(1, processes + 1))
@@ -93,7 +91,7 @@ def _ours(
         running.pop_all().close()
         check_rows(world.settings, STATES, ledger.rows(), "states of streams")
         check_rows(world.settings, BALANCES, ledger.rows(), "balances")
-        check_count(world.settings, OUTCOMES, len(orders), "outcomes")
+        check_count(world.settings, ACCEPTED, len(orders), "outcomes")
     return Sample(contender, case, number, len(orders) / seconds, len(orders), seconds, cpu)
 
 
@@ -134,17 +132,12 @@ def _release(world: World) -> float:
 
 def _wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
     """Until the group has given each process its share and no partition is without an owner."""
-    deadline = time.monotonic() + READY_S
-    while True:
+
+    def is_assigned() -> int:
         shares = [_share(agent) for agent in agents]
-        given = [partition for share in shares for partition in share]
-        if all(shares) and sorted(given) == list(range(partitions)):
-            return
-        for agent in agents:
-            agent.check()
-        if time.monotonic() > deadline:
-            agents[0].fail(f"The agents' partitions were {shares} after {READY_S:.0f} s.")
-        time.sleep(LOOK_S)
+        return int(all(shares) and sorted(chain.from_iterable(shares)) == list(range(partitions)))
+
+    wait_until(is_assigned, 1, tuple(agents), lambda _: None, every=LOOK_S)
 
 
 def _share(agent: Process) -> list[int]:

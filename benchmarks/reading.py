@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks.stage import World
+from benchmarks.fill import fill_commands
+from benchmarks.processes import Process, wait_until
+from benchmarks.stage import Bench, World
+from benchmarks.workload import Order
 from infra.database.connect import Connection, connect
 from infra.log import topics
 
@@ -33,6 +36,12 @@ class Progressed:
     def answered(self) -> int:
         """Commands whose outcome is visible, where each came to one commit."""
         return self._number(b"select coalesce(sum(command_offset + 1), 0) from positions")
+
+    def carry_out(self, bench: Bench, orders: Sequence[Order], what: str, *processes: Process) -> None:
+        """Send orders, the world's first, and wait until all have their outcome. Raises BenchmarkStalled."""
+        fill_commands(self._world.settings, orders, lambda _: None)
+        bench.progress.begin(what, len(orders))
+        wait_until(self.answered, len(orders), processes, bench.progress.advance, every=0.05)
 
     def vacuum(self) -> None:
         """So that no autovacuum of what came before runs in the middle of a measurement."""

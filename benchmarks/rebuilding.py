@@ -1,4 +1,4 @@
-"""`samefold rebuild VIEW` with its watch out: `python -m benchmarks.rebuilding VIEW`, the product's own function.
+"""`samefold rebuild balances` with its watch out: `python -m benchmarks.rebuilding`, the product's own function.
 
 Prints one JSON object for each of `--times` rebuilds in a row: when each stage began and ended, and what was folded. Times are in
 seconds since the epoch. With `--engine spark`, all run in one session on `local[2]`.
@@ -6,14 +6,13 @@ seconds since the epoch. With `--engine spark`, all run in one session on `local
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from benchmarks.child import flags, tell
+from benchmarks.other_code import VIEW
 from benchmarks.processes import Cpu
 from projections.engine.rebuild.engines import Engine, Local
 
@@ -37,14 +36,10 @@ class _Watched:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rebuilding")
-    parser.add_argument("view")
-    parser.add_argument("--engine", choices=("local", "spark"), default="local")
-    parser.add_argument("--times", type=int, default=1)
-    given = parser.parse_args()
+    given = flags("times", engine=("local", "spark"))
     with _engine(given.engine) as engine:
         for _ in range(given.times):
-            _rebuild(given.view, engine)
+            _rebuild(VIEW, engine)
 
 
 def _rebuild(view: str, engine: Engine) -> None:
@@ -68,8 +63,7 @@ def _rebuild(view: str, engine: Engine) -> None:
         "cpu_s": cpu.spent()["rebuild"],
         "switch_s": result.switched.switch_ms / 1000 if result.switched else 0.0,
     }
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
+    tell(told)
 
 
 @contextmanager

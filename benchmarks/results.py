@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -111,3 +112,23 @@ def _median_of(contender: str, case: str, samples: list[Sample]) -> Median:
         {group: round(1e6 * sum(one.cpu.get(group, 0) for one in samples) / count, 1) for group in groups},
         {name: rounded(median(one.more[name] for one in samples)) for name in samples[0].more},
     )
+
+
+PERCENTILES = (75, 90, 95, 99, 99.9)
+
+
+def latency_sample(contender: str, case: str, number: int, measured: Sequence[float]) -> Sample:
+    """A turn's milliseconds: their median, and higher percentiles beside it."""
+    more = {f"p{p:g}_ms": percentile(measured, p) for p in PERCENTILES} | {"max_ms": max(measured)}
+    return Sample(contender, case, number, median(measured), len(measured), sum(measured) / 1000, {}, more)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many per cent of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(ceil(len(ordered) * percent / 100), 1) - 1]
+
+
+def curve(values: Sequence[float]) -> list[float]:
+    """The percentiles 1 to 100."""
+    return [round(percentile(values, percent), 3) for percent in range(1, 101)]

@@ -5,23 +5,17 @@ Ours rebuild `balances` from the whole log; the peers get smaller logs with as m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from psycopg import sql
-
-from benchmarks.check import check_rows, require
+from benchmarks.check import require
 from benchmarks.fill import fill_log
-from benchmarks.memory import PeakMemory
-from benchmarks.peers.applied import applied_orders, balances_of
 from benchmarks.peers.job import Job
+from benchmarks.peers.simple_tables import applied_orders, balances_of
 from benchmarks.peers.turn import turn
-from benchmarks.processes import Process
-from benchmarks.rebuild import BALANCES, VIEW, WITHIN_S, Pin, Rows, entered, stand_at
+from benchmarks.rebuild import Log, Rows, after_start, logs_of, rebuilds
 from benchmarks.results import Aim, Result, Sample, middle
 from benchmarks.stage import Bench, World
 from benchmarks.workload import Ledger, Order, history
@@ -51,22 +45,11 @@ FLAT = 1.15
 FIRST_EVENT_S = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """A log to rebuild from, at one of its sizes: the commits of each partition, and the rows that they come to."""
-
-    world: World
-    case: str
-    count: int
-    pin: Pin
-    rows: Rows
-
-
 def run(bench: Bench) -> Result:
     sizes = {case: bench.options.scaled(size) for case, size in SIZES.items()}
     samples: list[Sample] = []
     with bench.world() as world, bench.world() as small:
-        logs = _large(bench, world, sizes)
+        logs = logs_of(bench, world, "spark", bench.options.scaled(STREAMS), sizes)
         orders = _small(bench, small)
         files = _dump(small, bench.folder / "log")
         for number in range(1, bench.options.rounds + 1):
@@ -113,16 +96,6 @@ def _more(samples: Sequence[Sample], contender: str, case: str, what: str) -> li
     return [one.more[what] for one in samples if (one.contender, one.case) == (contender, case)]
 
 
-def _large(bench: Bench, world: World, sizes: Mapping[str, int]) -> dict[str, _Log]:
-    """One log; each size is a piece from its beginning."""
-    streams, longest = bench.options.scaled(STREAMS), max(sizes.values())
-    bench.progress.begin("spark: load events", longest)
-    marks: dict[int, Rows] = {}
-    orders = entered(history(streams, longest, bench.chance("spark")), streams, sizes, marks)
-    _, pins = fill_log(world.settings, world.commands.id, orders, bench.progress.advance, marks=sizes.values())
-    return {case: _Log(world, case, count, pins[count], marks[count]) for case, count in sizes.items()}
-
-
 def _small(bench: Bench, world: World) -> list[Order]:
     count, streams = bench.options.scaled(PEER_COMMITS), bench.options.scaled(PEER_STREAMS)
     bench.progress.begin("spark: load the peers' events", count)
@@ -141,18 +114,18 @@ def _dump(world: World, folder: Path) -> Path:
     return folder
 
 
-def _local(bench: Bench, log: _Log, number: int) -> list[Sample]:
+def _local(bench: Bench, log: Log, number: int) -> list[Sample]:
     """Start-up apart: everything behind the first step that is told, until the keys are made."""
-    [told], started, memory = _rebuilds(bench, log, number, "local", 1)
-    seconds = told["began"]["switch"] - told["first_step_at"]
-    rate = (log.count - told["first_step"]) / seconds
-    more = _told(told) | {"first_event_s": told["first_step_at"] - started, "peak_memory_mb": memory}
+    [told], process, _, memory = rebuilds(bench, log, number, "local", 1)
+    rate, seconds = after_start(log, told, "switch")
+    more = _told(told) | {"first_event_s": told["first_step_at"] - process.started_at, "peak_memory_mb": memory}
     return [Sample(LOCAL, log.case, number, rate, log.count, seconds, {"rebuild": told["cpu_s"]}, more)]
 
 
-def _spark(bench: Bench, log: _Log, number: int) -> list[Sample]:
+def _spark(bench: Bench, log: Log, number: int) -> list[Sample]:
     """Two jobs in one session: each from its beginning until the keys are made, with its workers' start."""
-    jobs, started, memory = _rebuilds(bench, log, number, "spark", 2)
+    jobs, process, _, memory = rebuilds(bench, log, number, "spark", 2)
+    started = process.started_at
     samples = []
     for contender, told in zip((FIRST, WARM), jobs, strict=True):
         seconds = told["began"]["switch"] - told["began"]["load"]
@@ -172,31 +145,6 @@ def _told(told: Mapping[str, Any]) -> dict[str, float]:
     return {name: told[name] for name in ("load_s", "index_s", "switch_s")} | {
         "in_all_s": told["ended"] - told["began"]["rebuild"]
     }
-
-
-def _rebuilds(
-    bench: Bench, log: _Log, number: int, engine: str, times: int
-) -> tuple[list[dict[str, Any]], float, float]:
-    """What the rebuilds of one process told, when it was started, and its highest memory in MB with all its children."""
-    bench.progress.begin(f"spark {log.case}, round {number}: {engine} engine", None)
-    with bench.beside(log.world) as world:
-        stand_at(world, log.pin)
-        arguments = (VIEW, "--engine", engine, "--times", str(times))
-        name = f"{engine}-{log.case}-{number}"
-        with (
-            Process(world.settings, bench.folder, name, "benchmarks.rebuilding", *arguments) as process,
-            PeakMemory(process.pid) as peak,
-        ):
-            code = process.wait(WITHIN_S)
-        if code:
-            process.fail(f"The rebuild ended with exit code {code}.")
-        jobs = [json.loads(line) for line in process.log.read_text().splitlines() if line.startswith("{")]
-        require(len(jobs) == times, f"{len(jobs)} rebuilds were told, not {times}")
-        for told in jobs:
-            require(told["commits"] == log.count, f"{told['commits']} commits were folded, not {log.count}")
-            table = told["tables"][VIEW]
-            check_rows(world.settings, BALANCES.format(sql.Identifier(table)), log.rows, f"{table} ({engine})")
-    return jobs, process.started_at, peak.bytes / 2**20
 
 
 def _simple(bench: Bench, log: World, orders: Sequence[Order], number: int) -> Sample:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +24,6 @@ from projections.engine.rebuild.progress import Progress
 
 PARTITIONS = 8
 _numbers = count(1)
-SESSION_TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +61,25 @@ class Bench:
     progress: Progress
 
     @contextmanager
-    def world(self, **settings: Any) -> Iterator[World]:
-        """A database with this code's tables, and two empty topics."""
+    def world(self, beside: World | None = None, **settings: Any) -> Iterator[World]:
+        """A database with this code's tables, and two empty topics, or those of the world `beside` it."""
         number = next(_numbers)
-        topic = {"commands_topic": f"bench-{number}-commands", "events_topic": f"bench-{number}-events"}
+        names = [beside.commands.name, beside.events.name] if beside else [f"bench-{number}-{n}" for n in ("c", "e")]
         with self.database() as url:
-            mine = self._settings(number, url, topic | settings)
+            ours = {
+                "database_url": url,
+                "group_prefix": f"bench-{number}",
+                "commands_topic": names[0],
+                "events_topic": names[1],
+                "partitions": PARTITIONS,
+                # this very stack, whatever the environment says of another one
+                "kafka_security_protocol": "PLAINTEXT",
+                "replication_factor": 1,
+                "min_insync_replicas": 1,
+            }
+            mine = self.stack.settings(**(ours | settings))
             migrate.upgrade(mine)
-            yield World(mine, *topics.ensure(mine))
-
-    @contextmanager
-    def beside(self, world: World, **settings: Any) -> Iterator[World]:
-        """Another database, with this code's tables, on the topics of a world."""
-        number = next(_numbers)
-        topic = {"commands_topic": world.commands.name, "events_topic": world.events.name}
-        with self.database() as url:
-            mine = self._settings(number, url, topic | settings)
-            migrate.upgrade(mine)
-            yield World(mine, world.commands, world.events)
+            yield World(mine, *((beside.commands, beside.events) if beside else topics.ensure(mine)))
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -92,15 +94,20 @@ class Bench:
         """Random numbers of the run's seed, others for each `what`."""
         return random.Random(repr((self.options.seed, *what)))
 
+    def process(self, world: World, name: str, module: str, /, *arguments: str, **flags: object) -> Process:
+        """A module with these arguments and flags, on a world."""
+        given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+        return Process(world.settings, self.folder, name, module, *arguments, *given)
+
     def handler(self, world: World, name: str = "handler") -> Process:
         member = f"{world.settings.group_prefix}-{name}"
-        return Process(world.settings, self.folder, member, "commands.handler", "--name", member)
+        return self.process(world, member, "commands.handler", name=member)
 
-    def agent(self, world: World, views: Sequence[str], name: str = "agent") -> Process:
-        """An agent's process with the system's views and, of the authors', only these."""
+    def agent(self, world: World, views: Sequence[str], name: str = "agent", version: int = 1) -> Process:
+        """An agent's process with the system's views and, of the authors', only these, `balances` in that version."""
         member = f"{world.settings.group_prefix}-{name}"
-        only = [argument for view in views for argument in ("--only", view)]
-        return Process(world.settings, self.folder, member, "benchmarks.agent", *only, "--name", member)
+        agent = (",".join(views), str(version), "projections.engine.live.agent")
+        return self.process(world, member, "benchmarks.other_code", *agent, name=member)
 
     def cpu(self, **ours: Sequence[Process]) -> Cpu:
         """A meter of these processes, the broker and PostgreSQL."""
@@ -108,15 +115,17 @@ class Bench:
         services = {"kafka": self.stack.kafka.process(), "postgres": self.stack.postgres.process()}
         return Cpu(groups | {name: [process.pid] for name, process in services.items() if process})
 
-    def _settings(self, number: int, url: str, more: dict[str, Any]) -> Settings:
-        ours = {
-            "database_url": url,
-            "group_prefix": f"bench-{number}",
-            "partitions": PARTITIONS,
-            "session_timeout_ms": SESSION_TIMEOUT_MS,
-            # this very stack, whatever the environment says of another one
-            "kafka_security_protocol": "PLAINTEXT",
-            "replication_factor": 1,
-            "min_insync_replicas": 1,
-        }
-        return self.stack.settings(**(ours | more))
+
+@contextmanager
+def bench_on_own_stack(options: Options, progress: Progress) -> Iterator[Bench]:
+    """What a benchmark works with, on a fresh stack in a temporary folder, which is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="samefold-bench-"))
+    folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
+    stack = Stack(folder)
+    try:
+        stack.up()
+        (folder / "logs").mkdir()
+        yield Bench(options, stack, folder / "logs", progress)
+    finally:
+        stack.down()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import heapq
 import json
-import random
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import chain, pairwise
 from statistics import median
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from benchmarks.check import check_rows, require
-from benchmarks.fill import fill_commands
-from benchmarks.latency import percentile
-from benchmarks.newer import VIEW
+from benchmarks.background import Background, background
+from benchmarks.check import BALANCES_IN, STATES, check_rows, require
+from benchmarks.other_code import VIEW
 from benchmarks.processes import Process, wait_until
-from benchmarks.project import STATES
 from benchmarks.reading import Progressed, progress_of
-from benchmarks.results import Aim, Result, Sample
+from benchmarks.results import Aim, Result, curve, latency_sample, percentile
 from benchmarks.stage import Bench, World
-from benchmarks.workload import Ledger, Order, movements, opening_orders, order_id
+from benchmarks.workload import Ledger, deposits, movements, opening_orders
 from commands.outcomes import live_table
 from infra.database.connect import connect
 from infra.processes.beside import Beside
@@ -52,8 +49,6 @@ SWITCHED_WITHIN_S = 180.0
 AT, BETWEEN = "samefold, at a switch", "between two switches"
 WAIT, GAP, RELEASE = "readers' longest wait", "agents' gap, same code", "agents' gap, old to new code"
 
-BALANCES = sql.SQL("select account, transactions + 1, cents from {}")
-
 
 class Answer(NamedTuple):
     """What a reader saw, in seconds of the monotonic clock. `since` is when it began to wait."""
@@ -71,24 +66,31 @@ def run(bench: Bench) -> Result:
     with bench.world() as world, progress_of(world) as progress, ExitStack() as open_:
         _make_tables(world, releases)
         handler = open_.enter_context(bench.handler(world))
-        crew = _Agents(bench, world)
-        open_.callback(crew.stop)
-        crew.start(1)
-        sent = _fill(bench, world, progress, ledger, (handler, *crew.processes))
-        with _load(bench, world) as load, _readers(bench, world) as readers, Heard(world) as heard:
+        running, agents = _agents(bench, world, 1, open_)
+        sent = _fill(bench, progress, ledger, (handler, *agents))
+        with (
+            background(bench, world, 0, ACCOUNTS, LOAD, bench.options.seed) as load,
+            _readers(bench, world) as readers,
+            Heard(world) as heard,
+        ):
             heard.wait_for_batches(0)
-            meter = bench.cpu(handler=[handler], agents=crew.processes, readers=readers)
-            told = _switch(bench, world, 1, switches, (handler, load, *readers))
+            meter = bench.cpu(handler=[handler], agents=agents, readers=readers)
+            told = _switch(bench, world, 1, switches, (handler, load.process, *readers))
             cpu = meter.spent()
             for version in range(2, releases + 2):
                 bench.progress.begin(f"switch: to version {version} of the code", None)
-                crew.prepare(version)
-                _switch(bench, world, version, 1, (handler, load, *readers))
-                crew.take_over(heard, switches + version - 1)
-        answers = [[Answer(*row) for row in json.loads(_last_line(reader))] for reader in readers]
+                older = running
+                running, agents = _agents(bench, world, version, open_)
+                for agent in agents:  # they wait for their version to be live
+                    agent.wait_for_log("holding")
+                    agent.wait_for_log("has partitions")
+                _switch(bench, world, version, 1, (handler, load.process, *readers))
+                heard.wait_for_batches(switches + version - 1)
+                older.close()
+        answers = [[Answer(*row) for row in json.loads(reader.last_line())] for reader in readers]
         others = _replay(ledger, load, bench.options.seed)
         bench.progress.begin("switch: wait for all outcomes", None)
-        wait_until(progress.answered, sent + others, (handler, *crew.processes), lambda _: None, every=0.05)
+        wait_until(progress.answered, sent + others, (handler, *agents), lambda _: None, every=0.05)
         _check(world, ledger, answers)
     require(len(heard.switches) == switches + releases, f"{len(heard.switches)} switches were heard")
     return _result(answers, heard, switches, told, cpu)
@@ -97,44 +99,11 @@ def run(bench: Bench) -> Result:
 # ── what runs ──
 
 
-class _Agents:
-    """The agents of one version of the code, and those of the next, that wait for it to be live."""
-
-    def __init__(self, bench: Bench, world: World) -> None:
-        self._bench = bench
-        self._world = world
-        self._stack = ExitStack()
-        self._next = ExitStack()
-        self.processes: tuple[Process, ...] = ()
-        self._coming: tuple[Process, ...] = ()
-
-    def start(self, version: int) -> None:
-        self.processes = tuple(self._enter(self._stack, version, number) for number in range(1, AGENTS + 1))
-
-    def prepare(self, version: int) -> None:
-        """Start those of the next version, until they hold."""
-        self._next = ExitStack()
-        self._coming = tuple(self._enter(self._next, version, number) for number in range(1, AGENTS + 1))
-        for process in self._coming:
-            process.wait_for_log("holding")
-            process.wait_for_log("has partitions")
-
-    def take_over(self, heard: Heard, switches: int) -> None:
-        """Until they fold after so many switches; the old ones, which hold by now, are stopped."""
-        heard.wait_for_batches(switches)
-        self._stack.close()
-        self._stack, self._next = self._next, ExitStack()
-        self.processes, self._coming = self._coming, ()
-
-    def stop(self) -> None:
-        self._next.close()
-        self._stack.close()
-
-    def _enter(self, stack: ExitStack, version: int, number: int) -> Process:
-        settings, folder = self._world.settings, self._bench.folder
-        name = f"{settings.group_prefix}-agent-{version}-{number}"
-        arguments = (str(version), "projections.engine.live.agent", "--name", name)
-        return stack.enter_context(Process(settings, folder, name, "benchmarks.newer", *arguments))
+def _agents(bench: Bench, world: World, version: int, open_: ExitStack) -> tuple[ExitStack, tuple[Process, ...]]:
+    """The agents of a version of the code, with what ends them; `open_` does at the latest."""
+    stack = open_.enter_context(ExitStack())
+    agents = (bench.agent(world, [VIEW], f"agent-{version}-{number}", version) for number in range(1, AGENTS + 1))
+    return stack, tuple(map(stack.enter_context, agents))
 
 
 def _make_tables(world: World, releases: int) -> None:
@@ -146,24 +115,14 @@ def _make_tables(world: World, releases: int) -> None:
             )
 
 
-def _fill(bench: Bench, world: World, progress: Progressed, ledger: Ledger, processes: tuple[Process, ...]) -> int:
+def _fill(bench: Bench, progress: Progressed, ledger: Ledger, processes: tuple[Process, ...]) -> int:
     """The log before the first switch; the number of commands."""
     count = bench.options.scaled(COMMITS, least=2 * ACCOUNTS)
     chance = bench.chance("switch")
     orders = [*opening_orders(ACCOUNTS, chance), *movements(ACCOUNTS, count - ACCOUNTS, chance)]
     ledger.enter_all(orders)
-    fill_commands(world.settings, orders, lambda _: None)
-    bench.progress.begin("switch: the log before", count)
-    wait_until(progress.answered, count, processes, bench.progress.advance, every=0.05)
+    progress.carry_out(bench, orders, "switch: the log before", *processes)
     return count
-
-
-@contextmanager
-def _load(bench: Bench, world: World) -> Iterator[Process]:
-    given = {"first": 0, "accounts": ACCOUNTS, "rate": LOAD, "seed": bench.options.seed}
-    arguments = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-    with Process(world.settings, bench.folder, "background", "benchmarks.background", *arguments) as process:
-        yield process
 
 
 @contextmanager
@@ -172,8 +131,7 @@ def _readers(bench: Bench, world: World) -> Iterator[list[Process]]:
         readers = []
         for number, way in enumerate(chain.from_iterable([way] * count for way, count in READERS.items())):
             given = {"by": way, "rate": READS, "accounts": ACCOUNTS, "seed": bench.options.seed + number}
-            arguments = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-            reader = Process(world.settings, bench.folder, f"reader-{number}", "benchmarks.asking", *arguments)
+            reader = bench.process(world, f"reader-{number}", "benchmarks.asking", **given)
             readers.append(open_.enter_context(reader))
         yield readers
 
@@ -182,27 +140,17 @@ def _switch(
     bench: Bench, world: World, version: int, count: int, beside: tuple[Process, ...]
 ) -> list[dict[str, float]]:
     """Switch so many times, in a process of that version of the code; what it told of each."""
-    arguments = ("--version", str(version), "--count", str(count))
     if count > 1:
         bench.progress.begin("switch", count)
-    with Process(world.settings, bench.folder, "switcher", "benchmarks.switcher", *arguments) as switcher:
-        done = 0
-        deadline = time.monotonic() + SWITCHED_WITHIN_S
-        while True:
-            lines = [line for line in switcher.log.read_text().splitlines() if line.endswith("}")]
-            if len(lines) > done:
-                bench.progress.advance(len(lines) - done)
-                done, deadline = len(lines), time.monotonic() + SWITCHED_WITHIN_S
-            if done == count:
-                break
-            for process in (switcher, *beside):
-                process.check()
-            if time.monotonic() > deadline:
-                switcher.fail(f"{done} of {count} switches, and none for {SWITCHED_WITHIN_S:.0f} s.")
-            time.sleep(0.05)
+    with bench.process(world, "switcher", "benchmarks.switcher", version=version, count=count) as switcher:
+
+        def lines() -> list[str]:
+            return [line for line in switcher.log.read_text().splitlines() if line.endswith("}")]
+
+        wait_until(lambda: len(lines()), count, (switcher, *beside), bench.progress.advance, every=0.05)
         if switcher.wait(SWITCHED_WITHIN_S):
             switcher.fail("The rebuilding process failed.")
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines()]
 
 
 class Heard(Beside):
@@ -216,12 +164,10 @@ class Heard(Beside):
         self._database = connect(world.settings, "samefold bench")
         self._database.execute(sql.SQL("listen {}").format(sql.Identifier(channel(CORE))))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._database.close()
-        if self.error is not None and error is None:
+        if self.error is not None and error[1] is None:
             raise self.error
 
     def wait_for_batches(self, switches: int) -> None:
@@ -261,20 +207,17 @@ def _around(times: Sequence[float], moment: float) -> float:
 # ── whether it counts ──
 
 
-def _replay(ledger: Ledger, load: Process, seed: int) -> int:
+def _replay(ledger: Ledger, load: Background, seed: int) -> int:
     """Enter what the load has sent, drawn again from its seed; how many."""
-    sent = int(_last_line(load).split()[0])
-    chance = random.Random(seed)
-    for _ in range(sent):
-        ledger.enter(Order(chance.randrange(ACCOUNTS), 1, order_id(chance)))
-    return sent
+    ledger.enter_all(deposits(0, ACCOUNTS, load.sent(), seed))
+    return load.sent()
 
 
 def _check(world: World, ledger: Ledger, answers: Iterable[Sequence[Answer]]) -> None:
     """Raises RunVoid."""
     with connect(world.settings, "samefold bench check") as database:
         table = live_table(database, VIEW)
-    check_rows(world.settings, BALANCES.format(sql.Identifier(table)), ledger.rows(), table)
+    check_rows(world.settings, BALANCES_IN.format(sql.Identifier(table)), ledger.rows(), table)
     check_rows(world.settings, STATES, ledger.rows(), "states of streams")
     older = older_answers(chain.from_iterable(answers))
     require(not older, f"{len(older)} answers are older than what was seen before, such as {older[:1]}")
@@ -331,7 +274,7 @@ def _result(
     seconds = at[-1] - at[0]
     every = [1000 * (answer.answered - answer.since) for reader in answers for answer in reader]
     samples = [
-        _sample(contender, case, values, seconds)
+        replace(latency_sample(contender, case, 1, values), seconds=seconds)
         for case, of in ((WAIT, waits), (GAP, gaps), (RELEASE, releases))
         for contender, values in of.items()
     ]
@@ -345,7 +288,7 @@ def _result(
         Aim("longest gap from old code to new", 3_000, max(releases[AT]), at_most=True, unit="ms"),
     ]
     curves = {
-        f"{sample.contender}, {sample.case}": [round(percentile(values, percent), 3) for percent in range(1, 101)]
+        f"{sample.contender}, {sample.case}": curve(values)
         for sample, values in zip(samples, chain(waits.values(), gaps.values(), releases.values()), strict=True)
     }
     size: dict[str, Any] = {
@@ -359,13 +302,3 @@ def _result(
     }
     title = "What readers and agents notice of a switch under 1,000 commands/s"
     return Result("switch", title, "ms, p50", samples, aims, size, {"curves": curves})
-
-
-def _sample(contender: str, case: str, values: Sequence[float], seconds: float) -> Sample:
-    values = list(values)
-    more = {f"p{p}_ms": percentile(values, p) for p in (90, 99)} | {"max_ms": max(values)}
-    return Sample(contender, case, 1, median(values), len(values), seconds, {}, more)
-
-
-def _last_line(process: Process) -> str:
-    return process.log.read_text().splitlines()[-1]

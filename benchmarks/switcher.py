@@ -9,14 +9,12 @@ are in milliseconds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from benchmarks.newer import VIEW, raise_version
+from benchmarks.child import flags, tell
+from benchmarks.other_code import VIEW, keep_only
 
 REBUILD_EACH = 10
 PAUSE_S = 1.0
@@ -27,11 +25,8 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.switcher")
-    parser.add_argument("--version", type=int, required=True)
-    parser.add_argument("--count", type=int, required=True)
-    given = parser.parse_args()
-    raise_version(given.version)
+    given = flags("version", "count")
+    keep_only([VIEW], given.version)
 
     from infra.settings import Settings
     from projections.engine.rebuild.rebuild import go_to, rebuild
@@ -45,16 +40,8 @@ def main() -> None:
         anew = number % REBUILD_EACH == 0
         switched = rebuild(settings, [VIEW], views).switched if anew else go_to(settings, [VIEW], views)
         assert switched is not None, "a rebuild that makes live switches"
-        told = {
-            "rebuilt": anew,
-            "in_all_ms": 1000 * (time.monotonic() - began),
-            "catch_up_ms": switched.catch_up_ms,
-            "switch_ms": switched.switch_ms,
-            "gap_ms": switched.gap_ms,
-            "tries": switched.tries,
-        }
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
+        told = {"rebuilt": anew, "in_all_ms": 1000 * (time.monotonic() - began)}
+        tell(told | {name: getattr(switched, name) for name in ("catch_up_ms", "switch_ms", "gap_ms", "tries")})
         _drop_older(settings, views)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 OVERDRAFT_LIMIT = 100_000
@@ -77,6 +78,13 @@ def movements(accounts: int, count: int, chance: random.Random) -> Iterator[Orde
         cents = int(chance.random() * LARGEST_AMOUNT) + 1
         sign = 1 if chance.random() < 0.5 else -1
         yield Order(int(chance.random() * accounts), sign * cents, order_id(chance))
+
+
+def deposits(first: int, accounts: int, count: int | None, seed: int) -> Iterator[Order]:
+    """Deposits of one cent on so many accounts from the first on, out of a seed; endless without a count."""
+    chance = random.Random(seed)
+    for _ in repeat(None) if count is None else range(count):
+        yield Order(first + chance.randrange(accounts), 1, order_id(chance))
 
 
 def history(accounts: int, count: int, chance: random.Random) -> Iterator[Order]:

@@ -64,16 +64,6 @@ class Account(Aggregate):
 class Bank(Application[UUID]):
     """The application: get, change, save."""
 
-    def open_all(self, names: Iterable[str]) -> None:
-        """Many accounts to a transaction: before anything is measured."""
-        waiting: list[Account] = []
-        for name in names:
-            waiting.append(Account(name=name, overdraft_limit=OVERDRAFT_LIMIT))
-            if len(waiting) == TOGETHER:
-                self.save(*waiting)
-                waiting = []
-        self.save(*waiting)
-
     def record_all(self, orders: Iterable[Order]) -> int:
         """Orders that are all accepted, many accounts to a transaction; how many events that made."""
         waiting: dict[str, Account] = {}

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+
+from benchmarks.child import flags
 
 ANSWER = (
     b'{"outcome":"accepted","stream":"accounts/000000","command_id":"00000000000000000000000000000000","version":1,'
@@ -26,19 +28,8 @@ async def deposit(request: Request) -> Response:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.constant")
-    parser.add_argument("--port", type=int, required=True)
-    port = parser.parse_args().port
-    uvicorn.run(
-        app,
-        port=port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-    )
+    quiet: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
+    uvicorn.run(app, port=flags("port").port, loop="uvloop", http="httptools", ws="none", **quiet)
 
 
 if __name__ == "__main__":

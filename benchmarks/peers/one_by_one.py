@@ -8,7 +8,7 @@ import psycopg
 from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.peers.job import Done, Job, Stopwatch, read_job, tell
-from benchmarks.peers.statements import TABLES, statements
+from benchmarks.peers.simple_tables import TABLES, statements
 from infra.log.records import Commit, Record, decode_event
 
 

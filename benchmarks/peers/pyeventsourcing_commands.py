@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from benchmarks.peers.bank import Bank, environment
 from benchmarks.peers.job import Stopwatch, read_job, tell
-from benchmarks.workload import name_of
+from benchmarks.workload import OPEN, Order, name_of
 
 
 def main() -> None:
     job = read_job()
     with Bank(environment(job.database_url, job.options)) as bank:
-        names = sorted({name_of(order.account) for order in job.orders})
-        bank.open_all(names)
+        accounts = sorted({order.account for order in job.orders})
+        bank.record_all(Order(account, OPEN, "") for account in accounts)
         watch = Stopwatch()
         for order in job.orders:
             bank.obey(order)
         done = watch.done(len(job.orders))
-        tell(replace(done, rows=bank.rows(names)))
+        tell(replace(done, rows=bank.rows(map(name_of, accounts))))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from psycopg.sql import SQL
 
 from benchmarks.peers.bank import Account, Bank, environment
 from benchmarks.peers.job import Done, Stopwatch, read_job, tell
-from benchmarks.workload import Order, name_of
+from benchmarks.workload import name_of
 
 WITHIN_S = 300.0
 
@@ -80,15 +80,11 @@ def main() -> None:
         ours = runner.projection
         assert isinstance(ours, Accounts)
         assert ours.outcome is not None, "not all events came"
-        names = {Account.create_id(name): name for name in _names(job.orders)}
+        names = {Account.create_id(name): name for name in {name_of(order.account) for order in job.orders}}
         with runner.view.datastore.transaction(commit=False) as cursor:
             found = cursor.execute("select id, version, cents from balances").fetchall()
         rows = {names[row["id"]]: (row["version"], row["cents"]) for row in found}
         tell(replace(ours.outcome, rows=rows))
-
-
-def _names(orders: list[Order]) -> set[str]:
-    return {name_of(order.account) for order in orders}
 
 
 if __name__ == "__main__":

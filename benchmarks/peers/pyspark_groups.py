@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -64,7 +65,7 @@ def _apply(job: Job, spark: SparkSession) -> tuple[float, int]:
         )
         groups = getattr(events.groupBy("stream"), job.options["call"])
         balances: DataFrame = groups(FOLDS[job.options["call"]], BALANCE)
-        balances.foreachPartition(_Copy(job.database_url))
+        balances.foreachPartition(partial(_copy, job.database_url))
         seconds = time.perf_counter() - began
         row = connection.execute("select coalesce(sum(version), 0)::bigint from balances").fetchone()
     return seconds, row[0] if row else 0
@@ -91,17 +92,12 @@ def _balance(events: Iterable[tuple[str, int]]) -> int:
     return int(sum(SIGNS.get(kind, 0) * cents for kind, cents in events))
 
 
-class _Copy:
-    """Writes a partition's rows in a transaction."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __call__(self, rows: Iterable[Row]) -> None:
-        with psycopg.connect(self._url) as connection, connection.cursor().copy(COPY) as copy:
-            copy.set_types(["text", "int8", "int8"])
-            for row in rows:
-                copy.write_row(row)
+def _copy(url: str, rows: Iterable[Row]) -> None:
+    """A partition's rows, in a transaction."""
+    with psycopg.connect(url) as connection, connection.cursor().copy(COPY) as copy:
+        copy.set_types(["text", "int8", "int8"])
+        for row in rows:
+            copy.write_row(row)
 
 
 if __name__ == "__main__":

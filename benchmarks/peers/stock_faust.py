@@ -12,7 +12,7 @@ import faust
 import psycopg
 
 from benchmarks.peers.job import Done, Job, Stopwatch, read_job, tell
-from benchmarks.peers.statements import TABLES, statements
+from benchmarks.peers.simple_tables import TABLES, statements
 from infra.log.records import Commit, Record, decode_event
 
 

@@ -9,16 +9,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks.check import RunVoid, check_count, check_decisions, check_rows
+from benchmarks.check import OUTCOMES, STATES, RunVoid, check_count, check_decisions, check_rows
 from benchmarks.fill import DAY, fill_commands, fill_log
-from benchmarks.handle import OUTCOMES, STATES
-from benchmarks.latency import percentile
 from benchmarks.peers.job import Done, Job, Stopwatch, read_job, told, write_job
 from benchmarks.plot import draw
 from benchmarks.processes import BenchmarkStalled, Process, wait_until
-from benchmarks.results import Aim, Result, Sample, middle
+from benchmarks.results import Aim, Result, Sample, middle, percentile
 from benchmarks.stage import Bench, Options
-from benchmarks.switching import Answer, longest_waits, older_answers
+from benchmarks.switch import Answer, longest_waits, older_answers
 from benchmarks.workload import OPEN, OVERDRAFT_LIMIT, Expected, Ledger, Order, history, movements, opening_orders
 from domain import accounts
 from domain.accounts import Command, Deposit, OpenAccount, State, Withdraw
@@ -237,12 +235,12 @@ def test_rebuilding_is_measured_with_its_memory(stack: Stack, tmp_path: Path) ->
 
 @pytest.mark.timeout(300)
 def test_switches_are_measured_for_readers_and_agents(stack: Stack, tmp_path: Path) -> None:
-    from benchmarks import switching
+    from benchmarks import switch
 
-    result = switching.run(tiny(stack, tmp_path))
+    result = switch.run(tiny(stack, tmp_path))
     assert result.size["switches"] == 3
     assert result.size["releases"] == 1
-    assert {case for _, case in result.contenders} == {switching.WAIT, switching.GAP, switching.RELEASE}
+    assert {case for _, case in result.contenders} == {switch.WAIT, switch.GAP, switch.RELEASE}
     assert all(sample.value > 0 for sample in result.samples)
     assert result.samples[0].more["reads"] > 100
 

@@ -15,11 +15,11 @@ import pytest
 
 from benchmarks.check import RunVoid
 from benchmarks.http import CONSTANT, FULL, OURS, REQUESTS, check_versions
-from benchmarks.http_client import Exchange, ask_all, deposit, orders_of
+from benchmarks.http_client import Exchange, ask_all, deposit
 from benchmarks.http_parts import LAST, PARTS, means, parts_of
 from benchmarks.plot import draw
 from benchmarks.stage import Bench, Options
-from benchmarks.workload import Ledger, opening_orders
+from benchmarks.workload import Ledger, deposits, opening_orders
 from infra.dev.stack import Stack
 from infra.testing.fixtures import SEED
 from projections.engine.rebuild.progress import Silent
@@ -69,20 +69,20 @@ def server() -> Iterator[Server]:
 
 
 def asked(server: Server, connections: int, rate: float) -> list[Exchange]:
-    requests = [deposit(order) for order in orders_of(0, ACCOUNTS, COUNT, SEED)]
+    requests = [deposit(order) for order in deposits(0, ACCOUNTS, COUNT, SEED)]
     return ask_all(requests, connections, rate, server.http.server_port)
 
 
 def test_each_request_is_sent_once_and_one_at_a_time_on_a_connection(server: Server) -> None:
     exchanges = asked(server, 1, 0)
-    assert server.keys == [order.id for order in orders_of(0, ACCOUNTS, COUNT, SEED)]
+    assert server.keys == [order.id for order in deposits(0, ACCOUNTS, COUNT, SEED)]
     assert [(one.number, one.version, one.status) for one in exchanges] == [(n, n + 1, 200) for n in range(COUNT)]
     assert all(before.answered <= after.sent for before, after in pairwise(exchanges))
 
 
 def test_connections_ask_side_by_side(server: Server) -> None:
     exchanges = asked(server, 8, 0)
-    assert sorted(server.keys) == sorted(order.id for order in orders_of(0, ACCOUNTS, COUNT, SEED))
+    assert sorted(server.keys) == sorted(order.id for order in deposits(0, ACCOUNTS, COUNT, SEED))
     assert any(after.sent < before.answered for before, after in pairwise(sorted(exchanges, key=lambda one: one.sent)))
 
 
@@ -144,7 +144,7 @@ def test_means_are_of_the_requests_between_two_shares() -> None:
 def test_each_deposit_has_a_version_of_its_own() -> None:
     ledger = Ledger(2)
     ledger.enter_all(opening_orders(2, random.Random(SEED)))
-    ledger.enter_all(orders_of(0, 1, 3, SEED))
+    ledger.enter_all(deposits(0, 1, 3, SEED))
     check_versions({0: [4, 2, 3]}, ledger)
     for wrong in ({0: [2, 3, 3]}, {0: [2, 3]}, {0: [2, 3, 4], 1: [2]}, {0: [3, 4, 5]}):
         with pytest.raises(RunVoid, match="versions"):

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from datetime import date, timedelta
-from types import TracebackType
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -46,10 +45,8 @@ class Load(Beside):
         self._again: list[Sent] = []
         self._abandoned = threading.Event()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
             self.abandon()
         self.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from confluent_kafka import TopicPartition
@@ -45,10 +44,8 @@ class Tail(Beside):
         self._consumer.assign([TopicPartition(self._topic, p, 0) for p in range(len(self.records))])
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._consumer.close()
 
     def mark(self) -> Mark:

@@ -1,4 +1,4 @@
-"""The three statements that the simple peers run for each event, in one transaction: row, outcome, position."""
+"""What simple peers do for each event, three statements in one transaction (row, outcome, position), and what they did."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import psycopg
 
+from benchmarks.workload import Order, stream_of
+from infra.log.partitioner import partition_of
 from infra.log.records import Commit
 
 TABLES = b"""
@@ -41,3 +44,23 @@ def statements(commit: Commit, partition: int, offset: int) -> Sequence[tuple[by
         (OUTCOME, (commit.stream, commit.command_id, commit.outcome, commit.version)),
         (POSITION, (offset + 1, partition)),
     )
+
+
+def applied_orders(orders: Sequence[Order], partitions: int, url: str) -> list[Order]:
+    """The orders before the offsets where a peer stands: the opening has the first."""
+    with psycopg.connect(url) as connection:
+        left = {partition: offset - 1 for partition, offset in connection.execute("table offsets") if offset}
+    found = []
+    for order in orders:
+        partition = partition_of(stream_of(order.account), partitions)
+        if left.get(partition, 0) > 0:
+            left[partition] -= 1
+            found.append(order)
+    return found
+
+
+def balances_of(url: str) -> dict[str, tuple[int, int]]:
+    """(version, balance) by account name."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute("select account, version, cents from balances")
+        return {account: (version, cents) for account, version, cents in found}

@@ -1,0 +1,36 @@
+"""A process with other read models than this code's: `python -m benchmarks.other_code ONLY VERSION MODULE [ARGUMENT…]`.
+
+Of the authors' views it has those that ONLY names, with commas between; VERSION, if it is not 1, is that of `balances`, as a
+later deployment would bring it. What runs is the product's own MODULE, unchanged.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import runpy
+import sys
+from collections.abc import Collection
+
+VIEW = "balances"
+
+
+def keep_only(wanted: Collection[str], version: int = 1) -> None:
+    """Leave all other views of `projections/` out, before any of them is found."""
+    import projections
+    from projections import balances
+    from projections.engine.views import view
+
+    there = {info.name for info in pkgutil.iter_modules(projections.__path__) if not info.ispkg}
+    view.NOT_VIEWS.update(there - set(wanted))
+    balances.VERSION = version
+
+
+def main() -> None:
+    _, only, version, *rest = sys.argv
+    keep_only(only.split(","), int(version))
+    sys.argv = rest
+    runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
