@@ -1,7 +1,8 @@
-"""Whose transactions the demo loads: a file's, the real ones beside the project, or generated ones."""
+"""Whose transactions the demo loads (a file's, the real ones beside the project, or generated ones), and the commands of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 
 from demo import generate
 from demo.data import Transaction, read, real_data
-from demo.orders import orders
+from domain import accounts
 from infra.log.records import Command
 
 OVERDRAFT_LIMIT = 5_000_00
@@ -40,9 +41,45 @@ def bank(folder: Path, data: Path | None, *, overdraft_limit: int, seed: int | N
         generate.write(file, generate.generate(seed))
     origin = f"generated from seed {seed}" if generated else str(file) if data else f"a Czech bank, 1993-94 ({file})"
     transactions = read(file)
-    commands = [
-        Command(line["id"], line["stream"], line["type"], msgspec.Raw(msgspec.json.encode(line["data"])))
-        for line in orders(transactions, overdraft_limit)
-    ]
+    commands = list(commands_of(transactions, overdraft_limit))
     all_fit = generated and overdraft_limit >= OVERDRAFT_LIMIT
     return Bank(file, origin, transactions, commands, generate.totals(transactions) if all_fit else None)
+
+
+def commands_of(transactions: Iterable[Transaction], overdraft_limit: int) -> Iterator[Command]:
+    """The commands that make these transactions, in their order, each account opened before its first one.
+
+    `overdraft_limit` is in cents. The ids come from the transactions, so sending them again changes nothing.
+    """
+    opened: set[str] = set()
+
+    def command(command_id: str, account: str, body: accounts.Command) -> Command:
+        return Command(command_id, f"accounts/{account}", type(body).__name__, msgspec.Raw(msgspec.json.encode(body)))
+
+    for transaction in transactions:
+        account = transaction.account
+        if account not in opened:
+            opened.add(account)
+            opening = accounts.OpenAccount(overdraft_limit=overdraft_limit, on=transaction.on)
+            yield command(f"open-{account}", account, opening)
+        yield command(f"berka-{transaction.trans_id}", account, command_for(transaction))
+
+
+def command_for(transaction: Transaction) -> accounts.Command:
+    """The command that a transaction of the bank's was."""
+    cents, on = transaction.cents, transaction.on
+    details = accounts.Details(
+        operation=transaction.operation,
+        purpose=transaction.purpose,
+        counter_bank=transaction.counter_bank,
+        counter_account=transaction.counter_account,
+    )
+    match transaction.direction, transaction.purpose:
+        case "credit", "interest":
+            return accounts.CreditInterest(cents=cents, on=on, details=details)
+        case "credit", _:
+            return accounts.Deposit(cents=cents, on=on, details=details)
+        case "debit", "statement fee" | "overdraft interest":
+            return accounts.ChargeFee(cents=cents, on=on, details=details)
+        case _:
+            return accounts.Withdraw(cents=cents, on=on, details=details)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from decimal import ROUND_DOWN, Decimal
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -39,35 +37,20 @@ def demo(
 
     Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
     """
-    from demo.release_report import show_change, show_release
-    from demo.report import show_next, show_proof, told
+    from demo.report import show_change, show_next, show_proof, show_release
+    from demo.reporter import Reporter
     from demo.run import KILLS, Options, run
-    from demo.telling import Telling
+    from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings
-    from infra.terminal import print_json, progress, stdout
+    from infra.terminal import print_json, stdout
 
     if data is not None and seed is not None:
         raise typer.BadParameter("--data and --seed exclude each other.")
     options = Options(data, _cents(overdraft_limit), 0 if no_kill else KILLS, seed, release=not no_release)
-    telling = Telling(told, show_change, progress)
-    interrupted = False
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if not telling.ending:
-            interrupted = True
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    reporter = Reporter()
     stdout.print("[bold]Samefold's demo[/bold]")
-    try:
-        result = run(Settings(), options, telling, show_proof)
-    except Exception:
-        # code in C that was interrupted raises errors of its own
-        if interrupted:
-            raise KeyboardInterrupt from None
-        raise
+    with one_interrupt(lambda: reporter.ending):
+        result = run(Settings(), options, reporter, show_proof, show_change)
     if result.released:
         show_release(result.released)
     show_next(result)

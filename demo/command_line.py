@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from infra.errors import SamefoldError
 
@@ -39,7 +38,7 @@ class CommandLine:
 
     def run(self, *arguments: str) -> str:
         """What the command prints. It ends, with all that it started, when this is interrupted. Raises CommandFailed."""
-        said = f"samefold {' '.join(arguments)}"
+        typed = f"samefold {' '.join(arguments)}"
         with subprocess.Popen(
             [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
             cwd=self._folder,
@@ -52,32 +51,22 @@ class CommandLine:
         ) as process:
             try:
                 output, errors = process.communicate(timeout=WITHIN_S)
-            except BaseException as error:
-                _end(process.pid)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise CommandFailed(f"`{said}` did not end within {WITHIN_S:.0f} s.") from error
-                raise
+            except subprocess.TimeoutExpired as error:
+                raise CommandFailed(f"`{typed}` did not end within {WITHIN_S:.0f} s.") from error
+            finally:
+                if process.poll() is None:
+                    _end(process)
         if process.returncode and not (process.returncode == DIFFERENCES and output):
             raise CommandFailed(
-                f"`{said}` ended with exit code {process.returncode}.",
+                f"`{typed}` ended with exit code {process.returncode}.",
                 "It said: " + " | ".join([*output.splitlines(), *errors.splitlines()][-8:]),
             )
         return output
 
 
-def _end(pid: int) -> None:
-    """A process and all its descendants: a Spark driver has a JVM, which has workers."""
-    try:
-        main = psutil.Process(pid)
-        family = [main, *main.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        _signal(process, kill=False)
-    for process in psutil.wait_procs(family, GRACE_S)[1]:
-        _signal(process, kill=True)
-
-
-def _signal(process: psutil.Process, *, kill: bool) -> None:
-    with suppress(psutil.NoSuchProcess):
-        (process.kill if kill else process.terminate)()
+def _end(process: subprocess.Popen[str]) -> None:
+    """With all that it started: a Spark driver has a JVM, which has workers, all of its session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(GRACE_S)

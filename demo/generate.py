@@ -12,7 +12,7 @@ from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from demo.data import COLUMNS, Transaction
 
@@ -71,21 +71,10 @@ def write(path: Path, transactions: list[Transaction]) -> None:
     text = io.StringIO(newline="")
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(COLUMNS)
-    for t in transactions:
-        money = (_written(t.cents), _written(t.balance))
-        lines.writerow(
-            (
-                t.trans_id,
-                t.account,
-                t.on,
-                t.direction,
-                t.operation,
-                t.purpose,
-                *money,
-                t.counter_bank,
-                t.counter_account,
-            )
-        )
+    for one in transactions:
+        ends = (one.counter_bank, one.counter_account)
+        what = (one.trans_id, one.account, one.on, one.direction, one.operation, one.purpose)
+        lines.writerow((*what, _written(one.cents), _written(one.balance), *ends))
     path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
 
 
@@ -174,15 +163,12 @@ class _Customer:
     ) -> Transaction:
         self._balance += cents if direction == "credit" else -cents
         self._lines += 1
-        return Transaction(
-            trans_id=str(self._lines),
-            account=self._account,
-            on=day,
-            direction=direction,
-            operation=operation,
-            purpose=purpose,
-            cents=cents,
-            balance=self._balance,
-            counter_bank=counterparty[0],
-            counter_account=counterparty[1],
-        )
+        bank, account = counterparty
+        line: dict[str, Any] = {
+            "trans_id": str(self._lines),
+            "account": self._account,
+            "on": day,
+            "direction": direction,
+        }
+        line |= {"operation": operation, "purpose": purpose, "counter_bank": bank, "counter_account": account}
+        return Transaction(**line, cents=cents, balance=self._balance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from demo.crew import Crew, Role
 from demo.sending import Sending
@@ -58,26 +59,13 @@ class Loaded:
         return sum(kill.role == role and kill.is_effective for kill in self.kills)
 
 
-@dataclass(slots=True)
-class _Turns:
-    """Victims that die in turn, the next one when the last one's successor is back at work: in all `planned`."""
-
-    victims: list[tuple[Role, int]]
-    planned: int
-    down: Kill | None = None
-
-    @property
-    def done(self) -> int:
-        return self.planned - len(self.victims)
-
-
 class Load:
     """One load of a bank's commands, through `sending`.
 
-    `kills` is how many handlers, how many agents and how often the API are to be killed: handlers and agents in turn, the API
-    beside them, whoever else is down. With kills the commands are sent slice by slice, so that each kill hits processes that
-    have work before them, and that each successor finds some; the last slices only after the last kill. `advance` is told of
-    commands newly visible, `after_kills` is called when only the last slices are left to send; it must not block.
+    `kills` is how many handlers, how many agents and how often the API are to be killed, in turn, each when the successor of the
+    last one is back at work. Then commands are sent slice by slice, so that each kill hits processes that have work before
+    them, and that each successor finds some; the last slices only after the last kill. `advance` is told of commands newly
+    visible, `after_kills` is called when only the last slices are left to send; it must not block.
     """
 
     def __init__(
@@ -99,9 +87,9 @@ class Load:
         self._kills = kills
         self._advance = advance
         self._after_kills = after_kills
-        roles: tuple[Role, Role] = ("handler", "agent")
-        behind = [(role, turn) for turn in range(kills) for role in roles]
-        self._turns = [_Turns(behind, len(behind)), _Turns([("api", turn) for turn in range(kills)], kills)]
+        self._victims = [(role, turn) for turn in range(kills) for role in get_args(Role)]
+        self._planned = len(self._victims)
+        self._down: Kill | None = None
         # two slices a kill, one that it hits and one that is sent while the process is down, and some for the end
         self._slice = -(-len(commands) // (6 * kills + 10)) if kills else len(commands)
         self._sent = 0
@@ -112,11 +100,11 @@ class Load:
         started = moved = time.monotonic()
         told = False
         while self._visible < len(self.commands):
-            for turns in self._turns:
-                if turns.down is None and turns.victims:
-                    self._strike(turns)
-                self._await_successor(turns)
-            if not any(turns.victims or turns.down for turns in self._turns):
+            if self._down is not None:
+                self._await_successor(self._down)
+            elif self._victims:
+                self._strike(*self._victims[0])
+            else:
                 if not told:
                     told = True
                     self._after_kills()
@@ -149,16 +137,15 @@ class Load:
             self.sending.send(batch)
             self._sent += len(batch)
 
-    def _strike(self, turns: _Turns) -> None:
+    def _strike(self, role: Role, turn: int) -> None:
         """Kill the next one when its turn has come, just when it got work, and send more while it is dead."""
-        turn_at = self._turn_at(turns)
-        role, turn = turns.victims[0]
         members = self.crew.members(role)
         child = members[turn % len(members)]
-        # what the API holds up, which may be down, holds up nobody's turn, unless it were much
+        done = self._planned - len(self._victims)
+        turn_at = len(self.commands) * (done + 1) // (self._planned + 2)
+        # what waits for the API's answers holds up nobody's turn, unless it were much
         if self._visible + min(self.sending.held, 4 * self._slice) < turn_at or child.pid is None:
-            # not beyond the turn of whoever is further behind: it would find nothing left to send
-            self._send(min(self._turn_at(each) for each in self._turns if each.victims))
+            self._send(turn_at)
             return
         self._send(self._sent + self._slice)
         self._see()
@@ -170,25 +157,19 @@ class Load:
             return  # nobody died, or the load was all but finished
         died = time.monotonic()
         at, before = self._visible / len(self.commands), Before() if role == "api" else self.watch.before(child)
-        turns.down = Kill(role, child, pid, at, on_the_way, before, died, broken_off)
-        self.loaded.kills.append(turns.down)
+        self._down = Kill(role, child, pid, at, on_the_way, before, died, broken_off)
+        self.loaded.kills.append(self._down)
         self._send(self._sent + self._slice)
 
-    def _turn_at(self, turns: _Turns) -> int:
-        return len(self.commands) * (turns.done + 1) // (turns.planned + 2)
-
-    def _await_successor(self, turns: _Turns) -> None:
-        kill = turns.down
-        if kill is None:
-            return
+    def _await_successor(self, kill: Kill) -> None:
         if self._has_worked(kill):
             kill.back_after_s = time.monotonic() - kill.died
             if kill.role == "api":
                 broken_off = self.sending.broken_off[kill.broken_off_before :]
                 kill.on_the_way = sum(began < kill.died for began in broken_off)
-            turns.down = None
+            self._down = None
             if kill.is_effective:
-                turns.victims.pop(0)
+                self._victims.pop(0)
         elif self._waits_for_work(kill):
             self._send(self._sent + self._slice // 4 + 1)  # others did its work meanwhile: here is some more
 

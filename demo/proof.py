@@ -74,9 +74,8 @@ class Proof:
     credits: int
     debits: int
     balance: int
-    within_0_50: int
-    within_1_00: int
-    beyond: int
+    statement: dict[str, int]
+    """Lines by how far their balance is from the bank's own figure."""
     lost: int
     doubled: int
     over_http: dict[str, int]
@@ -93,21 +92,16 @@ def rows_of(settings: Settings) -> Rows:
             table = sql.Identifier(live_table(connection, view))
             return connection.execute(query.format(sql.SQL(columns), table)).fetchall()
 
-        return Rows(
-            outcomes={
-                (stream, id_): Answer(*answer)
-                for stream, id_, *answer in rows("command_outcomes", "stream, command_id, outcome, version, code")
-            },
-            lines={
-                (account, line): Line(change, balance)
-                for account, line, change, balance in rows("statement", "account, line, cents, balance")
-            },
-            balances={
-                account: Balance(balance, transactions)
-                for account, balance, transactions in rows("balances", "account, cents, transactions")
-            },
-            daily=DailySums(*map(int, rows("daily_totals", "coalesce(sum(count), 0), coalesce(sum(cents), 0)")[0])),
-        )
+        outcomes = rows("command_outcomes", "stream, command_id, outcome, version, code")
+        lines = rows("statement", "account, line, cents, balance")
+        balances = rows("balances", "account, cents, transactions")
+        [daily] = rows("daily_totals", "coalesce(sum(count), 0), coalesce(sum(cents), 0)")
+    return Rows(
+        {(stream, command_id): Answer(*answer) for stream, command_id, *answer in outcomes},
+        {(account, line): Line(*sums) for account, line, *sums in lines},
+        {account: Balance(*sums) for account, *sums in balances},
+        DailySums(*map(int, daily)),
+    )
 
 
 def counted_in(settings: Settings) -> Counter[Key]:
@@ -188,13 +182,8 @@ def prove(
         told.append(f"the daily totals come to {rows.daily}, the statement to {(len(rows.lines), gained - spent)}")
     if balance != gained - spent:
         told.append(f"the balances come to {balance}, the statement to {gained - spent}")
-    if expected and (len(rows.balances), accepted, gained, spent, balance) != (
-        expected.accounts,
-        expected.transactions,
-        expected.credits,
-        expected.debits,
-        expected.balance,
-    ):
+    found = Totals(len(rows.balances), accepted, gained, spent)
+    if expected and (found != expected or balance != expected.balance):
         told.append(f"the generated bank comes to {expected}")
     return Proof(
         accounts=len(rows.balances),
@@ -203,9 +192,7 @@ def prove(
         credits=gained,
         debits=spent,
         balance=balance,
-        within_0_50=off["within_0_50"],
-        within_1_00=off["within_1_00"],
-        beyond=off["beyond"],
+        statement={distance: off[distance] for distance in ("within_0_50", "within_1_00", "beyond")},
         lost=len(lost),
         doubled=doubled + len(unclaimed),
         over_http={outcome: over_http[outcome] for outcome in ("accepted", "rejected")},

@@ -6,7 +6,6 @@ old ones, its rebuild on Spark with the switch, its verify, and a look at how th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +21,10 @@ from demo.bank import Bank
 from demo.command_line import CommandLine
 from demo.crew import Crew
 from demo.proof import Key, Proof, counted_in, rows_of
-from demo.telling import Telling
+from demo.reporter import Reporter
 from demo.traffic import Traffic
 from demo.watch import Before, Watch
 from infra.database.connect import connect
-from infra.errors import SamefoldError
 from infra.log.records import Command
 from infra.settings import Settings
 
@@ -36,10 +34,6 @@ ACCOUNTS = 100
 SPARK = ("--engine", "spark", "--master", "local[2]")
 WITHIN_S = 60.0
 NEVER = Before()
-
-
-class NotRolledOut(SamefoldError):
-    """The next release's processes did not come to work."""
 
 
 class Sums(NamedTuple):
@@ -95,19 +89,26 @@ class Released:
 
 
 def release(
-    settings: Settings, folder: Path, old: Crew, watch: Watch, bank: Bank, proof: Proof, telling: Telling
+    settings: Settings,
+    folder: Path,
+    old: Crew,
+    watch: Watch,
+    bank: Bank,
+    proof: Proof,
+    reporter: Reporter,
+    show_change: Callable[[str], None],
 ) -> Released:
     """Roll the next release out beside `old`, which has done all its work and ends here.
 
-    Raises NotTheSample, NotRolledOut, CommandFailed, OutcomeMissing, and what keeps the parts from working.
+    Raises NotTheSample, NotAtWork, CommandFailed, OutcomeMissing, and what keeps the parts from working.
     """
     took: dict[str, float] = {}
 
     @contextmanager
     def timed(name: str, what: str) -> Iterator[None]:
-        with telling.timed(what):
+        with reporter.timed(what):
             yield
-        took[name] = round(telling.took[what], 2)
+        took[name] = round(reporter.took[what], 2)
 
     before = datetime.now(UTC)
     look_back = ("rebuild", tree.VIEW, "--as-of", before.isoformat(timespec="milliseconds"), "--no-switch")
@@ -116,18 +117,18 @@ def release(
     samefold = CommandLine(copy, settings.environment() | code)
     accounts = sorted({transaction.account for transaction in bank.transactions})[:ACCOUNTS]
     with Traffic(settings, accounts, bank.transactions[-1].on) as traffic:
-        telling.showed(tree.make(copy))
+        show_change(tree.make(copy))
         with timed("migrate", "its table made by its migration (db revision, db upgrade)"):
             samefold.run("db", "revision", "-m", f"{tree.VIEW} {tree.COLUMN}")
             samefold.run("db", "upgrade")
         place = f"{settings.group_prefix}-next"
-        with Crew(settings, folder / "logs" / FOLDER, place=place, environment=code) as new, telling.until_the_end():
+        with Crew(settings, folder / "logs" / FOLDER, place=place, environment=code) as new, reporter.until_the_end():
             with timed("beside", "2 handlers and 2 agents of it beside the old ones"):
-                _until(lambda: watch.is_ready(new.handlers, new.agents), new, watch)
+                watch.wait_until(lambda: watch.is_ready(new.handlers, new.agents), new)
             with timed("rebuild", f"'{tree.VIEW}' rebuilt with Spark, and switched to"):
                 rebuilt = samefold.told("rebuild", tree.VIEW, *SPARK)
             with timed("handover", "its agents at work"):
-                _until(lambda: all(watch.has_worked(agent, NEVER) for agent in new.agents), new, watch)
+                watch.wait_until(lambda: all(watch.has_worked(agent, NEVER) for agent in new.agents), new)
             with timed("stop", "the old ones stopped, the last commands answered"):
                 old.stop()
                 traffic.stop()
@@ -170,16 +171,3 @@ def sums_of(settings: Settings, table: str) -> Sums:
         row = connection.execute(query.format(sql.Identifier(tree.COLUMN), sql.Identifier(table))).fetchone()
     assert row is not None, "sums have a row"
     return Sums(*row)
-
-
-def _until(holds: Callable[[], bool], crew: Crew, watch: Watch) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        crew.check()
-        if time.monotonic() > deadline:
-            raise NotRolledOut(
-                f"The next release's processes were not at work within {WITHIN_S:.0f} s.",
-                f"Their logs are in {crew.folder}.",
-            )
-        watch.wait(0.05)
-        watch.look()

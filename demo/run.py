@@ -5,11 +5,10 @@ from __future__ import annotations
 import fcntl
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
@@ -19,8 +18,8 @@ from demo.crew import HOST, Crew, Role
 from demo.load import Load, Loaded
 from demo.proof import Proof, counted_in, prove, rows_of
 from demo.release import Released, release
+from demo.reporter import Reporter
 from demo.sending import Sending
-from demo.telling import Telling
 from demo.watch import Watch
 from infra.database import migrate
 from infra.dev.stack import Stack
@@ -28,6 +27,7 @@ from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.records import Command
 from infra.settings import Settings
+from infra.terminal import progress
 from projections.engine.rebuild.rebuild import Rebuilt, rebuild
 from projections.engine.verify.verify import Verified, verify
 from projections.engine.views.core_views import all_views
@@ -36,15 +36,10 @@ FOLDER = "demo"
 REBUILT = "balances"
 KILLS = 5
 SESSION_TIMEOUT_MS = 2_500
-READY_WITHIN_S = 60.0
 
 
 class DemoRuns(SamefoldError):
     """Another demo works in the same data folder."""
-
-
-class NotReady(SamefoldError):
-    """The demo's processes did not come up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +90,12 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """The last line of `samefold demo --json`."""
-        proof = self.proof
-        return {
-            "accounts": proof.accounts,
-            "accepted": proof.accepted,
-            "rejected": proof.rejected,
-            "credits": money(proof.credits),
-            "debits": money(proof.debits),
-            "balance": money(proof.balance),
-            "statement": {
-                "within_0_50": proof.within_0_50,
-                "within_1_00": proof.within_1_00,
-                "beyond": proof.beyond,
-            },
-            "over_http": proof.over_http,
+        found = asdict(self.proof) | {
+            name: money(getattr(self.proof, name)) for name in ("credits", "debits", "balance")
+        }
+        del found["disagreements"]
+        return found | {
             "kills": {role: self.loaded.effective(role) for role in get_args(Role)},
-            "lost": proof.lost,
-            "doubled": proof.doubled,
             "differences": self.differences,
             "seconds": round(self.loaded.seconds, 2),
             "release": _released(self.released) if self.released else None,
@@ -119,32 +103,27 @@ class Result:
 
 
 def _released(found: Released) -> dict[str, Any]:
-    return {
-        "commands": found.sent,
-        "lost": found.lost,
-        "doubled": found.doubled,
-        "differences": found.differences,
-        "balance": money(found.now.balance),
-        "spent": money(found.now.spent),
-        "then": {
-            "as_of": found.as_of.isoformat(),
-            "table": found.table_then,
-            "balance": money(found.then.balance),
-            "spent": money(found.then.spent),
-        },
-        "rebuild": dict(found.rebuilt),
-        "seconds": found.took,
-    }
+    told = {name: getattr(found, name) for name in ("lost", "doubled", "differences")}
+    now, then = ({"balance": money(sums.balance), "spent": money(sums.spent)} for sums in (found.now, found.then))
+    past = {"as_of": found.as_of.isoformat(), "table": found.table_then, **then}
+    rebuild = dict(found.rebuilt)
+    return {"commands": found.sent, **told, **now, "then": past, "rebuild": rebuild, "seconds": found.took}
 
 
-def run(settings: Settings, options: Options, telling: Telling, proved: Callable[[Result], None]) -> Result:
+def run(
+    settings: Settings,
+    options: Options,
+    reporter: Reporter,
+    show_proof: Callable[[Result], None],
+    show_change: Callable[[str], None],
+) -> Result:
     """Run the demo in a folder of its own below the data folder, removed first if it is there.
 
-    `proved` is given what was found before the next release is rolled out. Everything that it starts is stopped when it
+    `show_proof` is given what was found before the next release is rolled out. Everything that it starts is stopped when it
     returns or raises; the data stays. Raises DemoRuns and whatever keeps the parts from working.
     """
     folder = settings.data_dir.expanduser().resolve() / FOLDER
-    with _alone(folder), _stack(folder, telling) as stack:
+    with _alone(folder), _stack(folder, reporter) as stack:
         demo = stack.settings(
             session_timeout_ms=SESSION_TIMEOUT_MS,
             # this very stack, whatever else the environment says of another one
@@ -152,27 +131,29 @@ def run(settings: Settings, options: Options, telling: Telling, proved: Callable
             replication_factor=1,
             min_insync_replicas=1,
         )
-        with telling.timed("tables and topics made"):
+        with reporter.timed("tables and topics made"):
             migrate.upgrade(demo)
             topics.ensure(demo)
-        with telling.timed("transactions read"):
+        with reporter.timed("transactions read"):
             read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
         port = _free_port()
-        with Crew(demo, folder / "logs", api_port=port) as crew, Watch(demo) as watch, telling.until_the_end():
+        with Crew(demo, folder / "logs", api_port=port) as crew, Watch(demo) as watch, reporter.until_the_end():
             with Sending(demo, HOST, port) as sending:
-                with telling.timed("2 handlers, 2 agents and the API at work"):
-                    _until_ready(crew, watch, sending)
-                loaded, rebuilt = _load(demo, read.commands, crew, watch, sending, kills=options.kills, telling=telling)
-            with telling.timed("all rows compared with a fold of the log (verify)"):
+                with reporter.timed("2 handlers, 2 agents and the API at work"):
+                    watch.wait_until(lambda: watch.is_ready(crew.handlers, crew.agents) and sending.is_served(), crew)
+                loaded, rebuilt = _load(
+                    demo, read.commands, crew, watch, sending, kills=options.kills, reporter=reporter
+                )
+            with reporter.timed("all rows compared with a fold of the log (verify)"):
                 verified = verify(demo, all_views())
-            with telling.timed("file, log and rows compared"):
+            with reporter.timed("file, log and rows compared"):
                 found = counted_in(demo), rows_of(demo)
                 proof = prove(read.transactions, read.commands, *found, read.expected, sending.answers)
             url = f"http://{settings.api_host}:{settings.api_port}"
-            result = Result(options, folder, url, read, loaded, proof, rebuilt, verified, telling.took)
-            proved(result)
+            result = Result(options, folder, url, read, loaded, proof, rebuilt, verified, reporter.took)
+            show_proof(result)
             if options.release and result.is_proven and read.transactions:
-                result.released = release(demo, folder, crew, watch, read, proof, telling)
+                result.released = release(demo, folder, crew, watch, read, proof, reporter, show_change)
     return result
 
 
@@ -194,15 +175,15 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _stack(folder: Path, telling: Telling) -> Iterator[Stack]:
+def _stack(folder: Path, reporter: Reporter) -> Iterator[Stack]:
     stack = Stack(folder)
     if folder.exists():
-        with telling.timed("an older demo removed"):
+        with reporter.timed("an older demo removed"):
             stack.reset()
             shutil.rmtree(folder)
     try:
-        with telling.until_the_end():
-            with telling.timed("Kafka and PostgreSQL up"):
+        with reporter.until_the_end():
+            with reporter.timed("Kafka and PostgreSQL up"):
                 stack.up()
             yield stack
     finally:
@@ -215,18 +196,6 @@ def _free_port() -> int:
         return port
 
 
-def _until_ready(crew: Crew, watch: Watch, sending: Sending) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while not (watch.is_ready(crew.handlers, crew.agents) and sending.is_served()):
-        crew.check()
-        if time.monotonic() > deadline:
-            raise NotReady(
-                f"The demo's processes were not at work within {READY_WITHIN_S:.0f} s.", f"See {crew.folder}."
-            )
-        watch.wait(0.05)
-        watch.look()
-
-
 def _load(
     settings: Settings,
     commands: Sequence[Command],
@@ -235,7 +204,7 @@ def _load(
     sending: Sending,
     *,
     kills: int,
-    telling: Telling,
+    reporter: Reporter,
 ) -> tuple[Loaded, Rebuilt]:
     """Send everything; rebuild a view and switch to it beside the end of the load, or after it if nobody is killed."""
     rebuilding: list[Future[Rebuilt]] = []
@@ -243,13 +212,13 @@ def _load(
     with ThreadPoolExecutor(1) as aside:
 
         def rebuild_it() -> Rebuilt:
-            with telling.timed(what):
+            with reporter.timed(what):
                 return rebuild(settings, [REBUILT], all_views())
 
         def begin() -> None:
             rebuilding.append(aside.submit(rebuild_it))
 
-        with telling.bar("visible", len(commands)) as advance:
+        with progress("visible", len(commands)) as advance:
             loaded = Load(
                 sending,
                 commands,
@@ -260,7 +229,7 @@ def _load(
                 after_kills=begin if kills else lambda: None,
             ).run()
             sending.finish()
-        telling.said(f"{len(commands):,} commands sent and visible", loaded.seconds)
+        reporter.done(f"{len(commands):,} commands sent and visible", loaded.seconds)
         if not rebuilding:
             begin()
         return loaded, rebuilding[0].result()

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from commands.client import Sender
@@ -54,11 +53,8 @@ class Sending:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._do(self._cancel())
-        self._front.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -108,6 +104,7 @@ class Sending:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        await self._front.close()
 
     async def _take(self, commands: Sequence[Command]) -> None:
         at_once, begun = [], []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import TopicPartition
@@ -13,17 +13,23 @@ from psycopg import sql
 
 from commands.client import CORE_CHANNEL
 from commands.outcomes import ReadModelNotSetUp, live_table
+from demo.crew import Crew
 from infra.database.connect import connect
-from infra.log import clients
+from infra.errors import SamefoldError
+from infra.log import clients, topics
 from infra.log.records import Opening, Record, decode_event
 from infra.log.rule import START, Reading, read
-from infra.log.topics import describe
 from infra.processes.supervisor import Child
 from infra.settings import Settings
 from projections.engine.views.view import CORE
 
 BATCH = 10_000
 TIMEOUT_S = 10.0
+AT_WORK_WITHIN_S = 60.0
+
+
+class NotAtWork(SamefoldError):
+    """The demo's processes did not come to work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,12 @@ class Watch:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._topic = describe(settings, settings.events_topic)
+        self._topic = topics.describe(settings, settings.events_topic)
         self._database = connect(settings, "samefold demo watch")
         self._database.execute(f"listen {CORE_CHANNEL}")
         self._consumer = clients.range_consumer(settings)
         self._admin = clients.admin(settings)
+        self._asked = topics.Admin(settings)
         self._groups = f"{settings.group_prefix}-{CORE}-"
         self._consumer.assign([TopicPartition(self._topic.name, p, 0) for p in self._topic.end])
         self._readings: dict[int, Reading] = dict.fromkeys(self._topic.end, START)
@@ -59,9 +66,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._consumer.close()
         self._database.close()
 
@@ -82,6 +87,19 @@ class Watch:
         """Returns when an agent committed a batch, or the time is over."""
         # an agent notifies in the transaction of its batch, so the notifying session is one that committed
         self._committed.update(told.pid for told in self._database.notifies(timeout=seconds, stop_after=1))
+
+    def wait_until(self, holds: Callable[[], bool], crew: Crew) -> None:
+        """Raises NotAtWork after a minute, CrewGone."""
+        deadline = time.monotonic() + AT_WORK_WITHIN_S
+        while not holds():
+            crew.check()
+            if time.monotonic() > deadline:
+                raise NotAtWork(
+                    f"The demo's processes were not at work within {AT_WORK_WITHIN_S:.0f} s.",
+                    f"Their logs are in {crew.folder}.",
+                )
+            self.wait(0.05)
+            self.look()
 
     def look(self) -> None:
         """Take in what has happened since the last look."""
@@ -104,12 +122,7 @@ class Watch:
 
     def before(self, child: Child) -> Before:
         """To be taken when a process has just died."""
-        ends = {
-            p: self._consumer.get_watermark_offsets(
-                TopicPartition(self._topic.name, p), timeout=TIMEOUT_S, cached=False
-            )[1]
-            for p in self._readings
-        }
+        ends = topics.ends(self._topic, self._asked)
         self.look()
         return Before(ends, frozenset(self._sessions(child)), frozenset(self._memberships(child)))
 

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from demo.bank import command_for, commands_of
 from demo.data import COLUMNS, BadTransactions, Transaction, read, real_data, to_cents
 from demo.generate import ACCOUNTS, TRANSACTIONS, Totals, generate, totals, write
-from demo.orders import CommandLine, command_for, orders
 from domain.accounts import ChargeFee, CreditInterest, Deposit, Details, State, Withdraw, decide, evolve
 from domain.language import Refusal
 from infra.domain_model.contexts import contexts
+from infra.log.records import Command
 from tests.engine.oracle import judge
 
 REAL = real_data()
@@ -85,15 +86,15 @@ def test_domain_and_oracle_judge_alike_command_by_command(bank: Bank, limit: int
     file, _ = bank
     accepted: dict[str, bool] = {}
     states: dict[str, State] = defaultdict(State)
-    for order in orders(read(file), limit * 100):
-        state = states[order["stream"]]
+    for order in commands_of(read(file), limit * 100):
+        state = states[order.stream]
         try:
             for event in decide(through_the_door(order), state):
                 state = evolve(state, event)
         except Refusal:
             pass
-        accepted[order["id"]] = state is not states[order["stream"]]
-        states[order["stream"]] = state
+        accepted[order.id] = state is not states[order.stream]
+        states[order.stream] = state
 
     verdict = judge(file, Decimal(limit))
     opened = {f"open-{account}": True for account in verdict.balances}
@@ -125,9 +126,9 @@ def test_totals_are_the_oracles(bank: Bank) -> None:
     )
 
 
-def through_the_door(order: CommandLine) -> Any:
+def through_the_door(order: Command) -> Any:
     """An order's command as the handler reads it."""
-    return DOOR[order["type"]].validate_json(msgspec.json.encode(order["data"]))
+    return DOOR[order.type].validate_json(bytes(order.data))
 
 
 # Transactions as commands
@@ -170,32 +171,13 @@ def test_purpose_and_direction_say_which_command(direction: str, purpose: str, c
 
 def test_an_account_is_opened_once_before_its_first_transaction() -> None:
     first, second = transaction(), replace(transaction(), trans_id="171813")
-    assert list(orders([first, second], overdraft_limit=5_000_00)) == [
-        {
-            "id": "open-576",
-            "stream": "accounts/576",
-            "type": "OpenAccount",
-            "data": {"overdraft_limit": 5_000_00, "on": "1993-01-01"},
-        },
-        *(
-            {
-                "id": f"berka-{trans_id}",
-                "stream": "accounts/576",
-                "type": "Deposit",
-                "data": {
-                    "cents": 900_00,
-                    "on": "1993-01-01",
-                    "details": {
-                        "operation": "transfer in",
-                        "purpose": "",
-                        "counter_bank": "YZ",
-                        "counter_account": "30300313",
-                    },
-                },
-            }
-            for trans_id in ("171812", "171813")
-        ),
-    ]
+    opening, *others = commands_of([first, second], overdraft_limit=5_000_00)
+    assert (opening.id, opening.stream, opening.type) == ("open-576", "accounts/576", "OpenAccount")
+    assert msgspec.json.decode(opening.data) == {"overdraft_limit": 5_000_00, "on": "1993-01-01"}
+    assert [one.id for one in others] == ["berka-171812", "berka-171813"]
+    assert {(one.stream, one.type) for one in others} == {("accounts/576", "Deposit")}
+    details = {"operation": "transfer in", "purpose": "", "counter_bank": "YZ", "counter_account": "30300313"}
+    assert msgspec.json.decode(others[0].data) == {"cents": 900_00, "on": "1993-01-01", "details": details}
 
 
 # A bank out of a seed

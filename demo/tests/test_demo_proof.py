@@ -65,7 +65,7 @@ def test_a_flawless_load_is_proven(small: Bank) -> None:
     proof = proof_of(small, flawless(small))
     assert (proof.lost, proof.doubled, proof.disagreements) == (0, 0, ())
     assert (proof.accounts, proof.accepted, proof.rejected) == (9, 400, 0)
-    assert (proof.within_0_50, proof.within_1_00, proof.beyond) == (400, 0, 0)
+    assert proof.statement == {"within_0_50": 400, "within_1_00": 0, "beyond": 0}
     assert proof.balance == proof.credits - proof.debits == generate.totals(small.transactions).balance
 
 
@@ -73,7 +73,7 @@ def test_distances_from_the_banks_own_balance_are_sorted_to_the_cent(small: Bank
     shifts = {0: 50, 1: -50, 2: 51, 3: -100, 4: 101}
     off = [replace(t, balance=t.balance + shifts.get(n, 0)) for n, t in enumerate(small.transactions)]
     proof = proof_of(replace(small, transactions=off), flawless(small))
-    assert (proof.within_0_50, proof.within_1_00, proof.beyond) == (397, 2, 1)
+    assert proof.statement == {"within_0_50": 397, "within_1_00": 2, "beyond": 1}
 
 
 def last(rows: Rows) -> tuple[str, int]:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+
+from rich.markup import escape
+
+from infra.terminal import stdout
 
 
 @dataclass(slots=True)
-class Telling:
-    """Where the demo tells what it does: `said` gets a line for what is done, `showed` a change of code, `bar` makes a bar."""
+class Reporter:
+    """`took` is in seconds, by what was done."""
 
-    said: Callable[[str, float], None]
-    showed: Callable[[str], None]
-    bar: Callable[[str, int], Any]
     took: dict[str, float] = field(default_factory=dict)
     ending: bool = False
     """Whether the demo is stopping what it started, in which it should not be disturbed."""
+
+    def done(self, what: str, seconds: float) -> None:
+        self.took[what] = seconds
+        stdout.print(f"  {escape(what):<64}[dim]{seconds:>8.2f} s[/dim]")
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
         started = time.monotonic()
         yield
-        self.took[what] = time.monotonic() - started
-        self.said(what, self.took[what])
+        self.done(what, time.monotonic() - started)
 
     @contextmanager
     def until_the_end(self) -> Iterator[None]:
