@@ -681,6 +681,13 @@ MUTATIONS = [
         "tests/engine/test_exact_states.py -k enters_nowhere",
     ),
     Mutation(
+        "verify reads rows and positions of two moments",
+        "projections/engine/verify/verify.py",
+        '"begin isolation level repeatable read, read only"',
+        '"begin read only"',
+        "tests/engine/test_verify.py -k of_one_moment",
+    ),
+    Mutation(
         "states are compared as bytes",
         "projections/engine/verify/verify.py",
         "    if view.kind is not Kind.SNAPSHOT or ",

@@ -129,9 +129,6 @@ class Twice:
 
     name = "twice"
 
-    def at_once(self, tasks: int, records: int) -> int:
-        return tasks
-
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
         return [[task(argument, advance) for _ in range(2)][1] for argument in arguments]
 
