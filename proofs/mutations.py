@@ -521,7 +521,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a switch keeps the generation",
-        "projections/engine/rebuild/switch.py",
+        "projections/engine/store/positions.py",
         "do update set generation = excluded.generation, ",
         "do update set generation = positions.generation, ",
         "tests/engine/test_switch.py",

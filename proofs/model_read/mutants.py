@@ -231,7 +231,7 @@ def generation_kept(world: World) -> Iterator[None]:
     def same() -> UUID:
         return _generation(world)
 
-    with replaced(switch, "uuid4", same):
+    with replaced(positions_module, "uuid4", same):
         yield
 
 
@@ -242,7 +242,7 @@ def generations_counted(world: World) -> Iterator[None]:
     def following() -> UUID:
         return UUID(int=_generation(world).int + 1)
 
-    with replaced(switch, "uuid4", following), replaced(replaying, "uuid4", following):
+    with replaced(positions_module, "uuid4", following):
         yield
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from uuid import uuid4
 
 from psycopg import errors
 
@@ -30,9 +29,9 @@ from projections.engine.rebuild.builds import (
     remove_table,
 )
 from projections.engine.rebuild.load import counted_to
-from projections.engine.store.commit import channel, prepare
+from projections.engine.store.commit import prepare
 from projections.engine.store.parking import ParkedStream, parked_streams
-from projections.engine.store.positions import Positions, read_positions
+from projections.engine.store.positions import Positions, lock_positions, read_positions, set_generation
 from projections.engine.store.rows import loaded, select_rows
 from projections.engine.store.writing import fold_and_write
 from projections.engine.verify.verify import NotLive
@@ -138,10 +137,7 @@ class _Replay:
         """None when too much is left to read under the locks."""
         with connection.transaction():
             connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
-            connection.execute(
-                "select from positions where agent = %s and topic = %s order by topic, partition for update",
-                (self.view.agent, self.topic),
-            )
+            locked = lock_positions(connection, [self.view.agent], self.topic)
             parked, positions = self._look(connection)
             end = positions.readings[parked.partition]
             if end.next_offset - self.reading.next_offset > FEW_RECORDS:
@@ -150,11 +146,7 @@ class _Replay:
             gone = self._skip(connection, parked) if self.dropping else []
             events, again = self._fold(connection, parked)
             self._record(connection, parked, again)
-            connection.execute(
-                "update positions set generation = %s where agent = %s and topic = %s",
-                (uuid4(), self.view.agent, self.topic),
-            )
-            connection.execute("select pg_notify(%s, 'replay')", (channel(self.view.agent),))
+            set_generation(connection, self.topic, locked, "replay")
         dropped = parked.since_version if self.dropping else None
         removed = [build for build in gone if build.state in (State.LOADING, State.READY)]
         tables = tuple(build.table for build in gone)

@@ -26,7 +26,7 @@ from projections.engine.fold.plan import Plan
 from projections.engine.store import arrays
 from projections.engine.store.arrays import BinaryArray, BinaryArrayDumper
 from projections.engine.store.parking import insert_parked
-from projections.engine.store.positions import Positions
+from projections.engine.store.positions import Positions, channel
 from projections.engine.store.refused_rows import is_refusal
 from projections.engine.store.rows import Refused, loaded, select_rows, writes
 from projections.engine.store.writing import fold_and_write
@@ -100,11 +100,6 @@ select 1 / (count(*) = %s)::int, pg_notify(%s, %s) from moved
 # Fewer positions moved than should: division by zero. So whatever follows the fence in the pipeline fails with it, and the
 # fence costs no round trip of its own.
 _FENCED = errors.DivisionByZero
-
-
-def channel(agent: str) -> str:
-    """What an agent notifies on after each batch, with `partition:next_offset,…`."""
-    return f"samefold_{agent}"
 
 
 def prepare(connection: Connection) -> None:

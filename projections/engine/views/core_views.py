@@ -52,6 +52,11 @@ def snapshot_view_name(context: str) -> str:
     return f"streams_{context}"
 
 
+def states_told_to(view: View) -> list[str]:
+    """The snapshot views of the states that a journal is told: whoever folds it folds them too."""
+    return [snapshot_view_name(context) for context in view.contexts] if view.kind is Kind.JOURNAL else []
+
+
 def snapshot_view(context: Context) -> View:
     """The states of a context; its version is the context's STATE_VERSION."""
     return View(
