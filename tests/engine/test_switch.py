@@ -68,10 +68,10 @@ def _differences(world: Settings, views: dict[str, View] | None = None) -> int:
 
 
 def _ready(world: Settings, *names: str, views: dict[str, View] | None = None) -> list[Build]:
-    """Builds that are ready and not switched to."""
+    """All builds that are ready and not switched to, these views' among them."""
     rebuild(world, names, views or all_views(), make_live=False)
     with connect(world, "test") as db:
-        return [build for build in builds_of(db, names) if build.state == "ready"]
+        return [build for build in builds_of(db) if build.state == "ready"]
 
 
 def _switch(world: Settings, builds: list[Build], give_up_s: float = 20) -> Switched:
@@ -324,7 +324,7 @@ def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
 
 def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -> None:
     world = bank.world
-    builds = _ready(world, "statement", "streams_accounts")
+    builds = _ready(world, "statement")
     bank.life(ACCOUNTS, 4)
     at = fold_all(world)
     group = Group("core", all_views(), builds)
@@ -460,9 +460,9 @@ def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
     world = bank.world
     new = with_views({"balances": view(BALANCES_2, "balances")})
     make_tables(world, new)
-    [build] = _ready(world, "statement", views=new)
+    builds = _ready(world, "statement", views=new)
     with pytest.raises(SetDiffers), connect(world, "test") as db:
-        switch(world, db, [build], new)
+        switch(world, db, builds, new)
     assert live_table(world, "statement") == "statement_v1"
 
 
@@ -528,7 +528,7 @@ def test_a_view_does_not_move_to_an_agent_that_is_behind(bank: Bookkeeper) -> No
     assert live_table(world, "balances") == "balances_v1"
     _bring(world, "reports", "core")
     with connect(world, "test") as db:
-        assert len(switch(world, db, builds, second, give_up_s=20).tables) == 2
+        assert len(switch(world, db, builds, second, give_up_s=20).tables) == 3
     assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
 
 
@@ -575,7 +575,7 @@ def test_more_than_one_read_gives_is_never_switched_to(
     monkeypatch.setattr(_Switch, "_attempt", frozen)
     with connect(world, "test") as db:
         switched = switch(world, db, builds, second, give_up_s=20)
-    assert len(switched.tables) == 2
+    assert len(switched.tables) == 3
     assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
     assert switched.commits == 2 * 10 * len(ACCOUNTS), "each build took all of it"
     assert tries[: behind + 1] == [few] * (behind + 1), "while an agent is behind, no more may be left than before"
