@@ -18,7 +18,8 @@ from infra.testing.fixtures import SEED
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.verify.verify import SHOWN, Difference, NotLive, Verified, What, verify
-from projections.engine.views.columns import PARTITION, Scalar
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
 from proofs.one_fold.folding import Live, engines_with

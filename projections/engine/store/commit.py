@@ -23,13 +23,13 @@ from infra.processes.faultpoints import reach
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, changed_rows, decode, fold, missing
 from projections.engine.fold.plan import Plan
-from projections.engine.store import arrays
-from projections.engine.store.arrays import BinaryArray, BinaryArrayDumper
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
 from projections.engine.store.refused_rows import is_refusal
 from projections.engine.store.rows import Refused, loaded, select_rows, writes
 from projections.engine.store.writing import fold_and_write
+from projections.engine.views import binary_arrays
+from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class Committer:
         """The compare-and-set, which fails unless every position was as the batches have it; the batches are told of it."""
         at = self.positions
         rows = [(batch.partition, *batch.was[:3], *batch.next) for batch in batches]
-        moves = [arrays.bigints(column) for column in zip(*rows, strict=True)]
+        moves = [binary_arrays.bigints(column) for column in zip(*rows, strict=True)]
         moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
         news = (channel(at.agent), moved[:7_000])
         connection.execute(_MOVE, [*moves, at.agent, at.topic, at.generation, len(batches), *news])

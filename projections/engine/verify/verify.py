@@ -33,7 +33,8 @@ from projections.engine.rebuild.load import counted_to
 from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store.positions import Positions, read_positions
-from projections.engine.views.columns import PARTITION, Scalar
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View, tuple_getter
 
 SHOWN = 20

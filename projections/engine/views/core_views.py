@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from infra.domain_model.contexts import Context, contexts
 from infra.log.records import Commit
-from projections.engine.views.columns import BadView, Column, Key, Role, Scalar, columns_of
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import BadView, Column, Key, Role, columns_of
 from projections.engine.views.view import Kind, View, discover, fingerprint
 
 OUTCOMES = "command_outcomes"
