@@ -15,7 +15,7 @@ from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
-from projections.engine.fold.fold import Blocked, Held, Parked, decode, missing
+from projections.engine.fold.fold import Blocked, Held, Parked, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.contract import require_contract
 from projections.engine.rebuild.builds import (
@@ -32,8 +32,7 @@ from projections.engine.rebuild.load import counted_to
 from projections.engine.store.commit import prepare
 from projections.engine.store.parking import ParkedStream, parked_streams
 from projections.engine.store.positions import Positions, lock_positions, read_positions, set_generation
-from projections.engine.store.rows import loaded, select_rows
-from projections.engine.store.writing import fold_and_write
+from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
 from projections.engine.verify.verify import NotLive
 from projections.engine.views.view import View
 
@@ -177,15 +176,10 @@ class _Replay:
         skips = [(1, parked.since_version - 1), *read_skips(connection, [view.name]).skips.get(key, ())]
         blocked = Blocked({}, {key: skips})
         batch = decode(plan, parked.partition, self.commits)
-        held = Held(plan)
-        for name, keys in missing(plan, batch, held).items():
-            # the states begin with the stream itself; only the view's own rows are in the database
-            if name == view.name:
-                query, parameters = select_rows(view, parked.table, keys)
-                held.rows[name].update(loaded(view, None, connection.execute(query, parameters).fetchall()))
-        _, again = fold_and_write(
-            connection, plan, {view.name: parked.table}, [batch], held={parked.partition: held}, blocked=blocked
-        )
+        held, tables = {parked.partition: Held(plan)}, {view.name: parked.table}
+        # the states begin with the stream itself; only the view's own rows are in the database
+        hold(plan, ask_for_missing(connection, plan, tables, [batch], held))
+        _, again = fold_and_write(connection, plan, tables, [batch], held=held, blocked=blocked)
         stop = again[0].version if again else None
         taken = [
             item

@@ -8,7 +8,6 @@ same transaction: a table ahead of its agent could be switched to by nobody.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 from uuid import UUID
 
 from psycopg import errors
@@ -17,15 +16,14 @@ from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
-from projections.engine.fold.fold import Blocked, Held, decode, missing
+from projections.engine.fold.fold import Blocked, Held, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild.builds import Build, BuildAbandoned, State, lock_builds, read_skips, write_positions
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import read_positions
-from projections.engine.store.rows import loaded, select_rows
-from projections.engine.store.writing import fold_and_write
+from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
 from projections.engine.views.view import View
 
 MOST_RECORDS = 20_000
@@ -116,11 +114,8 @@ class Group:
         blocked = self._blocked(connection)
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
         held = {one.partition: Held(self.plan) for one in decoded}
-        for one in decoded:
-            for name, keys in missing(self.plan, one, held[one.partition]).items():
-                rows: dict[Any, Any] = dict.fromkeys(keys)
-                held[one.partition].rows[name].update(rows | self._rows(connection, name, keys))
         tables = {name: build.table for name, build in self.builds.items()}
+        hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, held))
         _, parked = fold_and_write(connection, self.plan, tables, decoded, held=held, blocked=blocked)
         for name, table in tables.items():
             insert_parked(connection, table, [stream for stream in parked if stream.view == name])
@@ -140,12 +135,6 @@ class Group:
         ).fetchall()
         skips = read_skips(connection, self.builds).skips
         return Blocked({(view, stream): since for view, stream, since in parked}, skips)
-
-    def _rows(self, connection: Connection, name: str, keys: list[Any]) -> dict[Any, Any]:
-        view = self.plan.views[name]
-        context = self.plan.states.get(name)
-        query, parameters = select_rows(view, self.builds[name].table, keys)
-        return loaded(view, context.state if context else None, connection.execute(query, parameters).fetchall())
 
 
 def groups_at(leader: str, views: Mapping[str, View], builds: Sequence[Build]) -> list[Group]:
