@@ -25,7 +25,7 @@ from infra.database.connect import DatabaseRefused, named, parameters
 from infra.database.deadline import ended_after
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
-from projections.engine.store.arrays import BinaryArray, BinaryArrayDumper, texts
+from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper, texts
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import OUTCOMES, all_views
 from projections.engine.views.token import Token

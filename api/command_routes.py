@@ -35,7 +35,7 @@ from commands.intake import bad_name, fingerprint_of, holds_nul, validator
 from infra.domain_model.contexts import BadContext, Context, refusals_of
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
-from projections.engine.views.command_types import CommandType
+from projections.engine.store.command_types import CommandType
 from projections.engine.views.core_views import OUTCOMES, all_views
 
 log = logging.getLogger(__name__)

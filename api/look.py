@@ -29,7 +29,7 @@ from infra.observability.logs import Said
 from infra.settings import Settings
 from projections.engine.live.startup import Contract, require_promised, set_difference
 from projections.engine.rebuild.switch import Pointer
-from projections.engine.views.command_types import CommandType
+from projections.engine.store.command_types import CommandType
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
 

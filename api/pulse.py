@@ -13,7 +13,7 @@ from psycopg import sql
 from infra.database.connect import DatabaseRefused, named, parameters
 from infra.database.deadline import ended_after
 from infra.settings import Settings
-from projections.engine.store.commit import channel
+from projections.engine.store.positions import channel
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from api.read_docs import (
     json_object,
     problems,
 )
-from projections.engine.views.columns import Column, Scalar
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import Column
 from projections.engine.views.values import schema_of
 from projections.engine.views.view import View
 

@@ -26,7 +26,7 @@ from benchmarks.workload import Ledger, deposits, movements, opening_orders
 from commands.outcomes import live_table
 from infra.database.connect import connect
 from infra.processes.beside import Beside
-from projections.engine.store.commit import channel
+from projections.engine.store.positions import channel
 from projections.engine.views.view import CORE
 
 SWITCHES = 100

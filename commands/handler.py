@@ -56,7 +56,7 @@ from infra.processes.ending import AGAIN, exit_code_of
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.startup import Contract, check_contract
-from projections.engine.views.command_types import CommandType, make_types_live
+from projections.engine.store.command_types import CommandType, make_types_live
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from infra.domain_model.contexts import Context, contexts
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
-from projections.engine.views.command_types import CommandType
+from projections.engine.store.command_types import CommandType
 
 MAX_ID_BYTES = 200
 MAX_MESSAGE = 500

@@ -20,7 +20,7 @@ from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
 from infra.log.topics import Admin
 from infra.settings import Settings
-from projections.engine.views.command_types import CommandType, own_types
+from projections.engine.store.command_types import CommandType, own_types
 
 
 class OtherReleaseRuns(SamefoldError):

@@ -18,9 +18,9 @@ from commands.writer import Snapshot
 from infra.domain_model.contexts import contexts, unreadable_state
 from infra.domain_model.storable import decoder
 from infra.log.rule import Reading
-from projections.engine.store.arrays import texts
+from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.commit import prepare
-from projections.engine.views.command_types import CommandType, live_types, own_types
+from projections.engine.views.binary_arrays import texts
 from projections.engine.views.core_views import OUTCOMES, agent_views, code_set, snapshot_view_name
 
 AGENT = "core"

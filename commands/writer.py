@@ -23,7 +23,7 @@ from commands.overlay import Inconsistent, Overlay
 from infra.domain_model.contexts import UnknownEvent, UnreadableEvent
 from infra.log.records import Headers, Opening, Reason, Record, decode_event
 from infra.log.rule import Reading, read
-from projections.engine.views.command_types import CommandType
+from projections.engine.store.command_types import CommandType
 
 
 class Phase(Enum):

@@ -528,7 +528,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a switch keeps the generation",
-        "projections/engine/rebuild/switch.py",
+        "projections/engine/store/positions.py",
         "do update set generation = excluded.generation, ",
         "do update set generation = positions.generation, ",
         "tests/engine/test_switch.py",
@@ -686,6 +686,13 @@ MUTATIONS = [
         ", allow_inf_nan=False",
         "",
         "tests/engine/test_exact_states.py -k enters_nowhere",
+    ),
+    Mutation(
+        "verify reads rows and positions of two moments",
+        "projections/engine/verify/verify.py",
+        '"begin isolation level repeatable read, read only"',
+        '"begin read only"',
+        "tests/engine/test_verify.py -k of_one_moment",
     ),
     Mutation(
         "states are compared as bytes",

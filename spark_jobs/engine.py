@@ -49,11 +49,6 @@ class Spark:
     def __init__(self, session: SparkSession) -> None:
         self.session = session
 
-    def at_once(self, tasks: int, records: int) -> int:  # noqa: ARG002
-        """On a cluster whose executors are still coming, nobody knows: all of them."""
-        context = self.session.sparkContext
-        return min(tasks, context.defaultParallelism) if is_local(context.master) else tasks
-
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:  # noqa: ARG002
         if not arguments:
             return []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -102,7 +100,6 @@ class Task:
             settings = own_settings()
             sender, function, argument = _unpack(sent)
             sender.require(settings)
-            _use_sparks_disk()
             with folding(settings.task_memory_mb) as look, _Told(settings, self.channel, sent.slot) as telling:
                 try:
 
@@ -159,13 +156,6 @@ def _unpack(sent: Sent) -> tuple[Sender, Callable[[Any, Advance], Any], Any]:
             "Ship the very same code and packages to the executors: docs/operating.md.",
         ) from error
     return sender, function, argument
-
-
-def _use_sparks_disk() -> None:
-    """Temporary files go where Spark removes them with the application, however this process ends."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    if folder and os.path.isdir(folder):  # noqa: PTH112  # a string is what tempfile wants
-        tempfile.tempdir = folder
 
 
 class _Told:

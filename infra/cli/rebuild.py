@@ -111,7 +111,6 @@ def _refuse_past(names: list[str], *, no_switch: bool, abandon: bool) -> None:
 def switch(
     view: Annotated[str | None, typer.Argument(help="A view; without, all that this code needs.")] = None,
     version: Annotated[int | None, typer.Argument(help="Its version, which must be this code's.")] = None,
-    processes: Processes = None,
     as_json: Json = False,
 ) -> None:
     """Make tables live that exist already: ready ones, or old ones, which is going back (from the older version's code).
@@ -124,7 +123,7 @@ def switch(
     from infra.settings import Settings
     from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import go_to
-    from projections.engine.views.command_types import drop_other_types, live_types, own_types
+    from projections.engine.store.command_types import drop_other_types, live_types, own_types
     from projections.engine.views.core_views import all_views
 
     settings, views = Settings(), all_views()
@@ -137,7 +136,7 @@ def switch(
             unknown = live_types(connection) - own_types()
         require_alone(settings, unknown)
     with _telling_what_became([view] if view else []), Stages(quiet=as_json) as stages:
-        result = go_to(settings, [view] if view else [], views, processes=processes, progress=stages)
+        result = go_to(settings, [view] if view else [], views, progress=stages)
         if view is None:
             with naming(settings), connect(settings, "samefold switch") as connection:
                 # they may have been started meanwhile: to switch can take minutes

@@ -211,7 +211,7 @@ def rebuilder(views: Mapping[str, View], names: list[str], *, make_live: bool = 
 
 def switcher(views: Mapping[str, View], names: list[str]) -> None:
     """`samefold switch`, forth or back."""
-    go_to(settings(), names, views, processes=1)
+    go_to(settings(), names, views)
 
 
 def parker(view: Mapping[str, View], stream: str, *, drop_it: bool) -> None:

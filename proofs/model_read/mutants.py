@@ -19,7 +19,7 @@ from projections.engine.store import commit
 from projections.engine.store import positions as positions_module
 from proofs.model_read import actors
 from proofs.model_read.catalogue import meaning, writes
-from proofs.model_read.oracle import LOST, READER, ROWS, SET
+from proofs.model_read.oracle import LOST, POSITIONS, READER, ROWS, SET
 from proofs.model_read.postgres import Result, Row, Statement, Steps
 from proofs.model_read.sql_positions import MOVE, move, reading_of
 from proofs.model_read.world import World
@@ -231,7 +231,7 @@ def generation_kept(world: World) -> Iterator[None]:
     def same() -> UUID:
         return _generation(world)
 
-    with replaced(switch, "uuid4", same):
+    with replaced(positions_module, "uuid4", same):
         yield
 
 
@@ -242,7 +242,7 @@ def generations_counted(world: World) -> Iterator[None]:
     def following() -> UUID:
         return UUID(int=_generation(world).int + 1)
 
-    with replaced(switch, "uuid4", following), replaced(replaying, "uuid4", following):
+    with replaced(positions_module, "uuid4", following):
         yield
 
 
@@ -384,15 +384,18 @@ def state_unchecked(_world: World) -> Iterator[None]:
 # ── parked streams ──
 
 
-@mutant("replay without the locks of the positions", ROWS, "replay")
+@mutant("replay without the locks of the positions", POSITIONS, "replay")
 def replay_without_locks(_world: World) -> Iterator[None]:
     def unlocked(statement: Statement, parameters: Any) -> Steps:
-        rows = statement.where("positions", agent=parameters[0])
-        return Result([() for _ in rows], len(rows))
+        (agent,) = parameters[0]
+        rows = statement.where("positions", agent=agent)
+        return Result([(agent, row["partition"], *reading_of(row)) for row in rows], len(rows))
         yield
 
     with meaning(
-        "select from positions where agent = %s and topic = %s order by topic, partition for update", unlocked
+        "select agent, partition, next_offset, epoch, seq, command_offset from positions "
+        "where agent = any(%s) and topic = %s order by agent, topic, partition for update",
+        unlocked,
     ):
         yield
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from projections.engine.store.arrays import BinaryArray
+from projections.engine.views.binary_arrays import BinaryArray
 from proofs.model_read.catalogue import shape
 from proofs.model_read.postgres import Key, Lock, Result, Row, Statement, Steps
 

@@ -22,10 +22,9 @@ FIRST_WORDS = re.compile(
 
 NOT_MODELLED = {
     "infra.database.revisions": "migrations run before anything else does",
-    "projections.engine.views.command_types": "they are the write side's; their generation is set as a switch sets it",
+    "projections.engine.store.command_types": "they are the write side's; their generation is set as a switch sets it",
     "projections.engine.rebuild.slow_load": "the model's rows are never refused",
-    "projections.engine.verify.database_snapshot": "verify reads only",
-    "projections.engine.verify.row_files": "verify reads only",
+    "projections.engine.verify.verify": "verify reads only",
     "projections.engine.live.startup": "the first start is tested on PostgreSQL",
 }
 """Modules that no scenario runs, and why."""

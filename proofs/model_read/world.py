@@ -23,7 +23,7 @@ from projections.engine.rebuild import build_sessions as builders
 from projections.engine.rebuild import builds, filling, switch, workers
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild import stalled_loaders as twins
-from projections.engine.store import commit
+from projections.engine.store import commit, positions
 from projections.engine.views import sql_views as people
 from projections.engine.views.view import View
 from proofs.model_read.client import Connection
@@ -105,7 +105,7 @@ class World:
             *((logging.getLogger(f"projections.engine.{name}"), "disabled", True) for name in ("work", "commit")),
             (workers, "run", self.work),
             (tail, "AHEAD", tail.AHEAD),  # a scenario may lower it
-            *((module, "uuid4", self.uuid) for module in (builds, replaying, switch)),
+            *((module, "uuid4", self.uuid) for module in (builds, positions)),
         ]
 
     def connect(self, conninfo: str, *, application_name: str, **options: Any) -> Connection:

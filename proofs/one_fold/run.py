@@ -324,7 +324,7 @@ class Folding:
             self.live(one, size, self.ends, f"live by {size}")
             self.verify(one, f"verify of live by {size}", self.core if size == 1 else self.views)
         with self.step("switched"):
-            go_to(filled[7], self.some(4), self.views, processes=1)
+            go_to(filled[7], self.some(4), self.views)
             for agent, views in self.of_agents().items():
                 self.compare(filled[7], "switched", views, self.tables(filled[7], views), agent)
         self.build(filled[7], "built", self.some(2))

@@ -14,7 +14,7 @@ from infra.processes import faultpoints
 from infra.settings import Settings
 from projections.engine.rebuild.load import Loaded, Part, _Table, load
 from projections.engine.rebuild.workers import Advance
-from projections.engine.verify.verify import Verified, _compare_part, _Part
+from projections.engine.verify.verify import PartitionTask, Verified, verify_partition
 from tests.engine.spine import until
 
 
@@ -140,11 +140,11 @@ def _kill_the_executor() -> None:
     time.sleep(60)  # until it takes us along
 
 
-def compare_and_die_once(part: _Part, advance: Advance) -> Verified:
-    """Compare, and once, when all have copied their rows, die."""
-    result = _compare_part(part, advance)
-    mark = part.settings.data_dir / "died"
-    if part.number == 0 and not mark.exists():
+def compare_and_die_once(task: PartitionTask, advance: Advance) -> Verified:
+    """Compare, and once, when all is compared, die."""
+    result = verify_partition(task, advance)
+    mark = task.settings.data_dir / "died"
+    if task.partition == 0 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return result

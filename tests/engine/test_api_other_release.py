@@ -20,7 +20,7 @@ from projections.engine.live.lag import Lag
 from projections.engine.operate.overview import overview
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.switch import Pointer
-from projections.engine.views.command_types import CommandType, add_types, own_types
+from projections.engine.store.command_types import CommandType, add_types, own_types
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.api import Api, agent, serving

@@ -26,7 +26,7 @@ from infra.log.records import Command, Commit, decode_event
 from infra.settings import Settings
 from infra.testing.fixtures import world_of
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.store.commit import channel
+from projections.engine.store.positions import channel
 from projections.engine.views.core_views import all_views
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.token import Token

@@ -18,7 +18,8 @@ from psycopg import sql
 from infra.database.connect import Connection
 from infra.settings import Settings
 from projections.engine.views import queries
-from projections.engine.views.columns import SQL_TYPES, Column, Role, Scalar
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import Column, Role
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.values import BadValue, schema_of, value_of
 from projections.engine.views.view import View
@@ -111,8 +112,8 @@ def test_whatever_a_row_shows_is_read_from_a_url_as_the_same_value(db: Connectio
     @given(COLUMNS[scalar])
     @hypothesis(max_examples=60, deadline=None)
     def goes_round(value: Any) -> None:
-        shown = queries._shown(column(scalar))
-        kind = sql.SQL(SQL_TYPES[scalar])
+        shown = column(scalar).type.shown(sql.SQL("t.{}").format(sql.Identifier(column(scalar).name)))
+        kind = sql.SQL(column(scalar).type.sql_name)
         query = sql.SQL("select row_to_json(r)::text from (select {} as it from (select %s::{} as it) t) r").format(
             shown, kind
         )

@@ -28,7 +28,7 @@ from infra.log.topics import TopicChanged, TopicMissing, TopicUnfit
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from projections.engine.live.startup import ContractBroken
-from projections.engine.views.command_types import drop_other_types, live_types, own_types
+from projections.engine.store.command_types import drop_other_types, live_types, own_types
 from tests.engine.spine import (
     command,
     commits,

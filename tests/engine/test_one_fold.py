@@ -103,7 +103,7 @@ def test_live_agents_and_the_local_engine(ground: Places, chance: random.Random,
     # now the tables that were built catch up, and go live
     expected = fold(logs, skips=made.skips)
     assert live_differences(place, expected) == []
-    switched = go_to(place, VIEWS, VIEWS, processes=1)
+    switched = go_to(place, VIEWS, VIEWS)
     assert set(switched.tables) == set(VIEWS)
     assert live_differences(place, expected) == []
     assert verified(place, VIEWS) == 0
@@ -128,9 +128,6 @@ class Twice:
     """An engine whose every task runs twice, one after the other, as Spark's may."""
 
     name = "twice"
-
-    def at_once(self, tasks: int, records: int) -> int:
-        return tasks
 
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
         return [[task(argument, advance) for _ in range(2)][1] for argument in arguments]
@@ -260,7 +257,7 @@ def test_spark_folds_the_same(ground: Places, engines: Engines) -> None:
         assert build_differences(place, expected, tables) == []
         assert live.fold(logs) is None
         assert live.fenced > 0
-    go_to(place, VIEWS, VIEWS, processes=1)
+    go_to(place, VIEWS, VIEWS)
     assert live_tables(place) == tables
     assert live_differences(place, fold(logs, skips=made.skips)) == []
     assert verified(place, VIEWS, engines["spark"](place)) == 0

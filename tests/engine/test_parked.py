@@ -141,7 +141,7 @@ def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: 
 
 def test_without_a_new_generation_it_would_leave_events_out(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: shows that the test above would notice."""
-    monkeypatch.setattr("projections.engine.operate.replaying.uuid4", lambda: scalar(bank.world, _GENERATION))
+    monkeypatch.setattr("projections.engine.store.positions.uuid4", lambda: scalar(bank.world, _GENERATION))
     assert _a_batch_around(bank, replay) != Fenced()
     assert verify(bank.world, parking(CORRECTED)).differences > 0
 

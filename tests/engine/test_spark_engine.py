@@ -105,11 +105,10 @@ def test_verify_on_spark_finds_what_was_planted_and_nothing_else(bank: Bookkeepe
     assert (found.views, found.positions) == (local.views, local.positions)
 
 
-def test_a_part_of_verify_that_is_lost_when_its_snapshot_is_gone_begins_all_again(
+def test_a_task_of_verify_that_is_lost_compares_again(
     bank: Bookkeeper, spark_engine: Spark, spark_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("projections.engine.verify.verify._compare_part", compare_and_die_once)
-    monkeypatch.setattr("projections.engine.verify.database_snapshot.LOOK_S", 0)
+    monkeypatch.setattr("projections.engine.verify.verify.verify_partition", compare_and_die_once)
     (spark_place / "died").unlink(missing_ok=True)
     result = verify(bank.world, all_views(), engine_for=lambda _: spark_engine)
     assert (spark_place / "died").exists()

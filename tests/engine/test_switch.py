@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +14,6 @@ from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import TransactionTimedOut, connect
 from infra.processes import faultpoints
 from infra.settings import Settings
-from projections.engine.fold.fold import State
 from projections.engine.fold.plan import Plan
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
@@ -26,7 +25,6 @@ from projections.engine.rebuild.builds import Build, abandon, builds_of
 from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
-from projections.engine.rebuild.states import LogStates, Snapshot
 from projections.engine.rebuild.switch import (
     Pointer,
     SetDiffers,
@@ -70,10 +68,10 @@ def _differences(world: Settings, views: dict[str, View] | None = None) -> int:
 
 
 def _ready(world: Settings, *names: str, views: dict[str, View] | None = None) -> list[Build]:
-    """Builds that are ready and not switched to."""
+    """All builds that are ready and not switched to, these views' among them."""
     rebuild(world, names, views or all_views(), make_live=False)
     with connect(world, "test") as db:
-        return [build for build in builds_of(db, names) if build.state == "ready"]
+        return [build for build in builds_of(db) if build.state == "ready"]
 
 
 def _switch(world: Settings, builds: list[Build], give_up_s: float = 20) -> Switched:
@@ -116,7 +114,7 @@ def test_without_a_new_generation_it_would_write_into_the_table_that_nobody_read
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutant: shows that the test above would notice."""
-    monkeypatch.setattr(_Switch, "_new_generation", lambda *_: None)
+    monkeypatch.setattr(switch_module, "set_generation", lambda *_: None)
     _ready(bank.world, "balances")
     assert _a_batch_from_before_the_switch(bank) == Applied()
     assert _differences(bank.world) > 0
@@ -236,38 +234,45 @@ def test_there_must_be_a_table_to_go_to(bank: Bookkeeper) -> None:
         go_to(bank.world, ["balances"], all_views())
 
 
-def test_a_journal_goes_back_with_states_as_of_its_own_position(bank: Bookkeeper) -> None:
+def test_a_journal_goes_back_with_the_states_that_it_is_told(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["statement"], all_views())
+    assert live_table(world, "streams_accounts") == "streams_accounts_v1_r2"
     bank.life(ACCOUNTS, 5)
     fold_all(world)
-    go_to(world, ["statement"], all_views())
-    assert live_table(world, "statement") == "statement_v1"
+    assert go_to(world, ["statement"], all_views()).tables == {
+        "statement": "statement_v1",
+        "streams_accounts": "streams_accounts_v1",
+    }
     assert _differences(world) == 0
 
 
-def test_states_from_the_log_come_from_worker_processes_too(bank: Bookkeeper) -> None:
+def test_a_journal_does_not_go_back_behind_its_states(bank: Bookkeeper) -> None:
     world = bank.world
     _ready(world, "statement")
-    bank.life(ACCOUNTS, 5)
+    bank.life(ACCOUNTS, 1)
     fold_all(world)
-    assert go_to(world, ["statement"], all_views(), processes=2).commits == 5 * len(ACCOUNTS)
-    assert _differences(world) == 0
+    rebuild(world, ["streams_accounts"], all_views())
+    with pytest.raises(NoBuild, match=r"streams_accounts.*together with statement_v1_r2"):
+        go_to(world, ["statement"], all_views())
 
 
 def test_tables_at_different_positions_switch_together(bank: Bookkeeper) -> None:
     world = bank.world
+    _ready(world, "daily_totals")
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
     _ready(world, "statement")
     bank.life(ACCOUNTS, 2)
     fold_all(world)
-    _ready(world, "streams_accounts", "daily_totals")
+    _ready(world, "balances")
     bank.life(ACCOUNTS, 2)
     fold_all(world)
-    assert len(go_to(world, ["statement", "streams_accounts", "daily_totals"], all_views()).tables) == 3
+    assert len(go_to(world, ["statement", "balances", "daily_totals"], all_views()).tables) == 4
     assert _differences(world) == 0
 
 
-# ── states for journals ──
+# ── under load ──
 
 
 def _more_under_way(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
@@ -283,40 +288,6 @@ def _more_under_way(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, times: in
         return attempt(self, few)
 
     monkeypatch.setattr(_Switch, "_attempt", delayed)
-
-
-def test_a_journal_takes_states_from_the_snapshot_of_the_round_before(
-    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _more_under_way(bank, monkeypatch, 1)
-    asked: list[str] = []
-    read = Snapshot.read
-
-    def listening(self: Snapshot, name: str, streams: Collection[str]) -> Mapping[str, State]:
-        asked.extend(streams)
-        return read(self, name, streams)
-
-    monkeypatch.setattr(Snapshot, "read", listening)
-    assert rebuild(bank.world, ["statement"], all_views()).switched is not None
-    assert asked, "the last events were folded under the locks, with states asked for"
-    assert _differences(bank.world) == 0
-
-
-def test_states_as_they_are_now_would_be_wrong(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: the live snapshots instead of those of the build's position."""
-    _more_under_way(bank, monkeypatch, 1)
-    read = Snapshot.read
-
-    def now(self: Snapshot, name: str, streams: Collection[str]) -> Mapping[str, State]:
-        fresh = Snapshot(bank.world, "core", bank.world.events_topic)
-        try:
-            return read(fresh, name, streams)
-        finally:
-            fresh.close()
-
-    monkeypatch.setattr(Snapshot, "read", now)
-    with pytest.raises(Exception, match="stands at version"):
-        rebuild(bank.world, ["statement"], all_views())
 
 
 def test_several_rounds_under_load(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,21 +314,20 @@ def test_the_limit_grows_when_there_is_never_a_quiet_moment(bank: Bookkeeper, mo
 def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
     world = bank.world
     with LiveAgent(world), ThreadPoolExecutor() as threads:
-        futures = [threads.submit(rebuild, world, [name], all_views()) for name in ("statement", "streams_accounts")]
+        futures = [threads.submit(rebuild, world, [name], all_views()) for name in ("statement", "balances")]
         bank.life(ACCOUNTS, 5)
         tables = {name: table for future in futures for name, table in future.result(60).tables.items()}
         until(lambda: _behind(world) == 0, "the agent catches up")
-    assert tables == {"statement": "statement_v1_r2", "streams_accounts": "streams_accounts_v1_r2"}
+    assert tables == {name: f"{name}_v1_r2" for name in ("balances", "statement", "streams_accounts")}
     assert _differences(world) == 0
 
 
 def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -> None:
     world = bank.world
-    [build] = _ready(world, "statement")
+    builds = _ready(world, "statement")
     bank.life(ACCOUNTS, 4)
     at = fold_all(world)
-    group = Group("core", all_views(), [build])
-    group.tell_states(LogStates(world, world.events_topic, group.at, at, group.foreign_states))
+    group = Group("core", all_views(), builds)
     with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
         prepare(db)
         first = group.catch_up(db, tail, {**group.at, 1: at[1]})
@@ -369,7 +339,7 @@ def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -
 def test_a_transaction_that_catches_up_may_take_longer_than_one_that_agents_wait_for(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither catching up nor the snapshot beside it holds what an agent wants."""
+    """It holds nothing that an agent wants."""
     quick = bank.world.model_copy(update={"idle_in_transaction_timeout_ms": 2_000})
     _ready(bank.world, "statement")
     bank.life(ACCOUNTS, 4)
@@ -490,9 +460,9 @@ def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
     world = bank.world
     new = with_views({"balances": view(BALANCES_2, "balances")})
     make_tables(world, new)
-    [build] = _ready(world, "statement", views=new)
+    builds = _ready(world, "statement", views=new)
     with pytest.raises(SetDiffers), connect(world, "test") as db:
-        switch(world, db, [build], new)
+        switch(world, db, builds, new)
     assert live_table(world, "statement") == "statement_v1"
 
 
@@ -558,7 +528,7 @@ def test_a_view_does_not_move_to_an_agent_that_is_behind(bank: Bookkeeper) -> No
     assert live_table(world, "balances") == "balances_v1"
     _bring(world, "reports", "core")
     with connect(world, "test") as db:
-        assert len(switch(world, db, builds, second, give_up_s=20).tables) == 2
+        assert len(switch(world, db, builds, second, give_up_s=20).tables) == 3
     assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
 
 
@@ -605,7 +575,7 @@ def test_more_than_one_read_gives_is_never_switched_to(
     monkeypatch.setattr(_Switch, "_attempt", frozen)
     with connect(world, "test") as db:
         switched = switch(world, db, builds, second, give_up_s=20)
-    assert len(switched.tables) == 2
+    assert len(switched.tables) == 3
     assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
     assert switched.commits == 2 * 10 * len(ACCOUNTS), "each build took all of it"
     assert tries[: behind + 1] == [few] * (behind + 1), "while an agent is behind, no more may be left than before"

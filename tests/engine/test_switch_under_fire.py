@@ -103,7 +103,7 @@ def test_agents_killed_and_frozen_during_switches_at_full_load(
                 rebuild(patient, NAMES, views, processes=1)
             goes_on(crew, watch)
             with fire.frozen(0, 1) as freeze, fire.at("switch written", freeze):
-                go_to(patient, NAMES, views, processes=1)
+                go_to(patient, NAMES, views)
             goes_on(crew, watch)
             with fire.frozen(0) as freeze:
                 freeze()  # wherever it is, perhaps with the locks of its positions

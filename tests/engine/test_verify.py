@@ -18,7 +18,8 @@ from infra.testing.fixtures import SEED
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.verify.verify import SHOWN, Difference, NotLive, Verified, What, verify
-from projections.engine.views.columns import PARTITION, Scalar
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
 from proofs.one_fold.folding import Live, engines_with
@@ -247,17 +248,19 @@ def test_beside_live_traffic_and_a_rebuild(bank: Bookkeeper) -> None:
                 rebuild(bank.world, ["balances", "statement"], all_views())
 
 
-def test_positions_read_apart_from_the_rows_would_not_do(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the one snapshot: the agent goes on between the rows' moment and that of the positions."""
+@pytest.mark.parametrize("apart", [False, True])
+def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """The agent goes on between the two: no difference, unless the positions are read apart from the rows."""
 
-    def too_late(_snapshot: Connection, *what: str) -> Positions | None:
+    def read_while_the_agent_goes_on(snapshot: Connection, *what: str) -> Positions | None:
+        positions = read_positions(snapshot, *what)
         bank.life(ACCOUNTS, 1)
         fold_all(bank.world)
         with connect(bank.world, "another moment") as db:
-            return read_positions(db, *what)
+            return read_positions(db, *what) if apart else positions
 
-    monkeypatch.setattr("projections.engine.verify.verify.read_positions", too_late)
-    assert verify(bank.world, {"balances": all_views()["balances"]}).differences > 0
+    monkeypatch.setattr("projections.engine.verify.verify.read_positions", read_while_the_agent_goes_on)
+    assert (verify(bank.world, {"balances": all_views()["balances"]}, processes=1).differences > 0) is apart
 
 
 def test_views_that_are_not_live_as_this_code_has_them_are_refused(bank: Bookkeeper) -> None:

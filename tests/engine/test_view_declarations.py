@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from infra.domain_model.contexts import Context
-from projections.engine.views.columns import BadView, Scalar
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import BadView
 from projections.engine.views.core_views import OUTCOMES, agent_views, all_views, shape_of, snapshot_view
 from projections.engine.views.view import Kind
 from tests.engine.purse import PURSE, Filled, Spent

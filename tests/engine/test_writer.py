@@ -27,7 +27,7 @@ from commands.writer import (
 )
 from infra.log.records import Commit, EventRecord, Reason, Record, UnreadableRecord, decode_event
 from infra.log.rule import START, Reading
-from projections.engine.views.command_types import CommandType
+from projections.engine.store.command_types import CommandType
 from tests.engine.log import TOPIC_ID, commit, opening, records
 from tests.engine.mutants import (
     AnswersWhatItDoesNotKnow,

@@ -10,40 +10,23 @@ would, and then nobody needs to call it.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from enum import Enum
 from functools import partial
-from itertools import filterfalse, repeat
-from operator import attrgetter, is_, itemgetter
+from itertools import filterfalse
+from operator import is_, itemgetter
 from types import NoneType
 from typing import Any, NamedTuple
-from uuid import UUID
 
-from projections.engine.views.columns import Column, Role, Scalar, is_storable
+from projections.engine.views.column_types import BadRow, Values
+from projections.engine.views.columns import Column
 from projections.engine.views.event_context import At
 from projections.engine.views.view import View, tuple_getter
 
 MOST_KEY_BYTES = 2_000
 """What a key's texts, bytes and decimals may take together. An entry of an index ends at 2,704, with all else that is in it."""
-MOST_LENGTH = 1 << 24
-"""Of a text in characters, of bytes."""
-MOST_DIGITS = 1_000
-"""Of a decimal, before the point and behind it, and of what a sum is given. Any number of those add up within `numeric`."""
-SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
-_BEYOND_BOUNDS = 1 - 10**MOST_DIGITS, 10**MOST_DIGITS - 1
-
-EXACT = Context(prec=3 * MOST_DIGITS, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
-"""For decimals. Python's own context rounds to 28 digits; `numeric` does not."""
 
 Check = Callable[[Any], Any]
-Values = Sequence[Any]
-
-
-class BadRow(ValueError):
-    """A view's function made a row, or `key` a key, that the database can't hold, or would not give back."""
 
 
 class Exact:
@@ -165,7 +148,7 @@ def _checked(columns: Sequence[_Column], values: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _exact_column(column: Column) -> _Column:
-    kind, exact, within = _kind(column)
+    kind, exact, are_exact = column.type.python, column.type.exact, column.type.are_exact
 
     def check(value: Any) -> Any:
         if value is None and column.optional:
@@ -181,164 +164,6 @@ def _exact_column(column: Column) -> _Column:
         if column.optional and NoneType in kinds:
             values = [*filterfalse(partial(is_, None), values)]
             kinds.remove(NoneType)
-        return not values or (kinds == {kind} and within(values))
+        return not values or (kinds == {kind} and are_exact(values))
 
-    return _Column(check, are, *_lengths(column))
-
-
-# For each type of column: the type of what is exact, the check, and whether values, which are of that type, are exact.
-
-
-def _kind(column: Column) -> tuple[type, Check, Callable[[Values], bool]]:
-    if column.enum is not None:
-        return column.enum, partial(_same, column.enum), _all
-    match column.scalar:
-        case Scalar.INT:
-            low, high = _BEYOND_BOUNDS if column.role is Role.SUM else (SMALLEST_INT, LARGEST_INT)
-            return (
-                int,
-                partial(_int, low, high),
-                lambda values: _are_of_64_bits(values) or (low <= min(values) and max(values) <= high),
-            )
-        case Scalar.STR:
-            return str, _text, _are_texts
-        case Scalar.DATETIME:
-            return datetime, _time, _are_times
-        case Scalar.DECIMAL:
-            check = _key_number if column.is_key else _number
-            return Decimal, check, lambda values: all(_stays(check, value) for value in values)
-        case Scalar.BYTES:
-            return bytes, _bytes, lambda values: max(map(len, values)) <= MOST_LENGTH
-        case Scalar.DATE:
-            return date, _date, _all
-        case Scalar.UUID:
-            return UUID, _uuid, _all
-        case Scalar.BOOL:
-            return bool, partial(_same, bool), _all
-        case Scalar.JSON:
-            raise AssertionError("no author's view has such a column")
-
-
-def _all(_values: Values) -> bool:
-    return True
-
-
-def _stays(check: Check, value: Any) -> bool:
-    try:
-        return check(value) is value
-    except BadRow:
-        return False
-
-
-def _require(value: Any, *kinds: type) -> None:
-    if not isinstance(value, kinds):
-        raise BadRow("it is not declared as `… | None`" if value is None else "it is of another type")
-
-
-def _same(kind: type, value: Any) -> Any:
-    _require(value, kind)
-    return value
-
-
-def _int(low: int, high: int, value: Any) -> int:
-    _require(value, int)
-    exact = value if type(value) is int else int.__int__(value)
-    if not low <= exact <= high:
-        raise BadRow("it is beyond 64 bits" if high == LARGEST_INT else f"it has more than {MOST_DIGITS} digits")
-    return exact
-
-
-def _are_of_64_bits(values: Values) -> bool:
-    """A quarter of the time that `min` and `max` take."""
-    try:
-        return bool(struct.pack(f"{len(values)}q", *values))
-    except struct.error:
-        return False
-
-
-def _text(value: Any) -> str:
-    _require(value, str)
-    exact = value if type(value) is str else str.__str__(value)
-    if not is_storable(exact):
-        raise BadRow("it has a NUL or half a surrogate pair in it")
-    if len(exact) > MOST_LENGTH:
-        raise BadRow(f"it is longer than {MOST_LENGTH} characters")
-    return exact
-
-
-def _are_texts(values: Values) -> bool:
-    together = "".join(values)
-    return is_storable(together) and (len(together) <= MOST_LENGTH or max(map(len, values)) <= MOST_LENGTH)
-
-
-def _bytes(value: Any) -> bytes:
-    _require(value, bytes, bytearray, memoryview)
-    exact = value if type(value) is bytes else bytes(value)
-    if len(exact) > MOST_LENGTH:
-        raise BadRow(f"it is longer than {MOST_LENGTH} bytes")
-    return exact
-
-
-def _date(value: Any) -> date:
-    _require(value, date)
-    return value if type(value) is date else date(value.year, value.month, value.day)
-
-
-def _uuid(value: Any) -> UUID:
-    _require(value, UUID)
-    return value if type(value) is UUID else UUID(int=value.int)
-
-
-def _time(value: Any) -> datetime:
-    _require(value, datetime)
-    if value.utcoffset() is None:
-        raise BadRow("it has no time zone")
-    try:
-        utc = value.astimezone(UTC)
-    except OverflowError:
-        raise BadRow("in UTC it is before the year 1 or after 9999") from None
-    if value is utc and type(value) is datetime and not value.fold:
-        return value
-    return datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, UTC)
-
-
-def _are_times(values: Values) -> bool:
-    return all(map(is_, map(attrgetter("tzinfo"), values), repeat(UTC))) and not any(map(attrgetter("fold"), values))
-
-
-def _number(value: Any) -> Decimal:
-    _require(value, Decimal, int)
-    exact = value if type(value) is Decimal else Decimal(value)
-    exponent = exact.as_tuple().exponent
-    if not isinstance(exponent, int):
-        raise BadRow("it is no finite number")
-    if exact.adjusted() >= MOST_DIGITS or exponent < -MOST_DIGITS:
-        raise BadRow(f"it has more than {MOST_DIGITS} digits before or behind the point")
-    if exponent > 0:
-        exact = EXACT.quantize(exact, Decimal(1))
-    return exact.copy_abs() if exact.is_signed() and not exact else exact
-
-
-def _key_number(value: Any) -> Decimal:
-    """Numbers that are equal are one key, so they must be one value: without zeros at the end."""
-    number = _number(value)
-    normal = _number(EXACT.normalize(number))
-    return number if number.as_tuple() == normal.as_tuple() else normal
-
-
-# What a value takes in a key, beyond the 16 bytes that each may take; and what none of some values exceeds.
-
-
-def _lengths(column: Column) -> tuple[Callable[[Any], int], Callable[[Values], int]]:
-    if column.enum is not None:
-        most = max(len(member.value.encode()) for member in column.enum)
-        return lambda _: most, lambda _: most
-    match column.scalar:
-        case Scalar.STR:
-            return lambda value: len(value.encode()), lambda values: 4 * max(map(len, values))
-        case Scalar.BYTES:
-            return len, lambda values: max(map(len, values))
-        case Scalar.DECIMAL:
-            return lambda value: len(str(value)), lambda values: max(map(len, map(str, values)))
-        case _:
-            return lambda _: 0, lambda _: 0
+    return _Column(check, are, column.type.size, column.type.longest)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from infra.domain_model.contexts import Context, contexts
-from projections.engine.fold.exact import EXACT, Exact
-from projections.engine.views.columns import Column, Role, Scalar
+from projections.engine.fold.exact import Exact
+from projections.engine.views.column_types import EXACT, Scalar
+from projections.engine.views.columns import Column, Role
 from projections.engine.views.core_views import snapshot_view_name
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View, tuple_getter

@@ -18,8 +18,8 @@ from infra.errors import SamefoldError
 from infra.log import partitioner
 from infra.log.rule import START
 from infra.log.topics import Topic
+from projections.engine.store.command_types import add_types
 from projections.engine.store.positions import Positions, read_positions
-from projections.engine.views.command_types import add_types
 from projections.engine.views.core_views import code_set
 from projections.engine.views.sql_views import replace_people_view
 from projections.engine.views.view import CORE, View

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from uuid import uuid4
 
 from psycopg import errors
 
@@ -16,7 +15,7 @@ from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
-from projections.engine.fold.fold import Blocked, Held, Parked, decode, missing
+from projections.engine.fold.fold import Blocked, Held, Parked, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.contract import require_contract
 from projections.engine.rebuild.builds import (
@@ -30,11 +29,10 @@ from projections.engine.rebuild.builds import (
     remove_table,
 )
 from projections.engine.rebuild.load import counted_to
-from projections.engine.store.commit import channel, prepare
+from projections.engine.store.commit import prepare
 from projections.engine.store.parking import ParkedStream, parked_streams
-from projections.engine.store.positions import Positions, read_positions
-from projections.engine.store.rows import loaded, select_rows
-from projections.engine.store.writing import fold_and_write
+from projections.engine.store.positions import Positions, lock_positions, read_positions, set_generation
+from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
 from projections.engine.verify.verify import NotLive
 from projections.engine.views.view import View
 
@@ -138,10 +136,7 @@ class _Replay:
         """None when too much is left to read under the locks."""
         with connection.transaction():
             connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
-            connection.execute(
-                "select from positions where agent = %s and topic = %s order by topic, partition for update",
-                (self.view.agent, self.topic),
-            )
+            locked = lock_positions(connection, [self.view.agent], self.topic)
             parked, positions = self._look(connection)
             end = positions.readings[parked.partition]
             if end.next_offset - self.reading.next_offset > FEW_RECORDS:
@@ -150,11 +145,7 @@ class _Replay:
             gone = self._skip(connection, parked) if self.dropping else []
             events, again = self._fold(connection, parked)
             self._record(connection, parked, again)
-            connection.execute(
-                "update positions set generation = %s where agent = %s and topic = %s",
-                (uuid4(), self.view.agent, self.topic),
-            )
-            connection.execute("select pg_notify(%s, 'replay')", (channel(self.view.agent),))
+            set_generation(connection, self.topic, locked, "replay")
         dropped = parked.since_version if self.dropping else None
         removed = [build for build in gone if build.state in (State.LOADING, State.READY)]
         tables = tuple(build.table for build in gone)
@@ -185,15 +176,10 @@ class _Replay:
         skips = [(1, parked.since_version - 1), *read_skips(connection, [view.name]).skips.get(key, ())]
         blocked = Blocked({}, {key: skips})
         batch = decode(plan, parked.partition, self.commits)
-        held = Held(plan)
-        for name, keys in missing(plan, batch, held).items():
-            # the states begin with the stream itself; only the view's own rows are in the database
-            if name == view.name:
-                query, parameters = select_rows(view, parked.table, keys)
-                held.rows[name].update(loaded(view, None, connection.execute(query, parameters).fetchall()))
-        _, again = fold_and_write(
-            connection, plan, {view.name: parked.table}, [batch], held={parked.partition: held}, blocked=blocked
-        )
+        held, tables = {parked.partition: Held(plan)}, {view.name: parked.table}
+        # the states begin with the stream itself; only the view's own rows are in the database
+        hold(plan, ask_for_missing(connection, plan, tables, [batch], held))
+        _, again = fold_and_write(connection, plan, tables, [batch], held=held, blocked=blocked)
         stop = again[0].version if again else None
         taken = [
             item

@@ -32,7 +32,7 @@ from infra.processes.faultpoints import reach
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
 from projections.engine.rebuild.build_locks import TERMINATE_MS, claim, release, try_claim
-from projections.engine.store.positions import skips_of
+from projections.engine.store.positions import by_column, skips_of
 from projections.engine.views.sql_views import replace_people_view
 from projections.engine.views.tables import comment_of, table_of
 from projections.engine.views.view import View
@@ -274,13 +274,12 @@ def read_skips(connection: Connection, views: Iterable[str]) -> Blocked:
 
 def write_positions(connection: Connection, build: UUID, topic: str, readings: Mapping[int, Reading]) -> None:
     """Record how far a build's table is folded."""
-    rows = [(partition, *reading) for partition, reading in sorted(readings.items())]
     connection.execute(
         "insert into build_positions (build, topic, partition, next_offset, epoch, seq, command_offset) "
         "select %s, %s, * from unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) "
         "on conflict (build, topic, partition) do update set next_offset = excluded.next_offset, "
         "epoch = excluded.epoch, seq = excluded.seq, command_offset = excluded.command_offset",
-        (build, topic, *map(list, zip(*rows, strict=True))),
+        (build, topic, *by_column(readings)),
     )
 
 

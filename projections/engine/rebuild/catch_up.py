@@ -8,7 +8,6 @@ same transaction: a table ahead of its agent could be switched to by nobody.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 from uuid import UUID
 
 from psycopg import errors
@@ -17,17 +16,14 @@ from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
-from projections.engine.fold.fold import Blocked, Changes, Held, decode, missing
-from projections.engine.fold.fold import State as DomainState
+from projections.engine.fold.fold import Blocked, Held, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild.builds import Build, BuildAbandoned, State, lock_builds, read_skips, write_positions
-from projections.engine.rebuild.states import StatesBefore
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import read_positions
-from projections.engine.store.rows import loaded, select_rows
-from projections.engine.store.writing import fold_and_write
+from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
 from projections.engine.views.view import View
 
 MOST_RECORDS = 20_000
@@ -47,7 +43,7 @@ class Ahead(SamefoldError):
 class Group:
     """Builds of one agent at the same positions, which are moved on together, behind the positions of the `leader`.
 
-    `states` tells the states at `since`, where the round began; those of streams that were touched later are kept here.
+    A journal is among them with the states that it is told: their rows stand at the same positions.
     """
 
     def __init__(self, leader: str, views: Mapping[str, View], builds: Sequence[Build]) -> None:
@@ -55,22 +51,10 @@ class Group:
         self.plan = Plan({build.view: views[build.view] for build in builds})
         self.builds = {build.view: build for build in sorted(builds, key=lambda build: build.view)}
         self.at = dict(builds[0].positions)
-        self.states: StatesBefore | None = None
-        self._touched: dict[str, dict[str, DomainState]] = {}
 
     @property
     def ids(self) -> list[UUID]:
         return [build.id for build in self.builds.values()]
-
-    @property
-    def foreign_states(self) -> list[str]:
-        """The snapshot views whose states its journals need and that are not in the group themselves."""
-        return [name for name in self.plan.states if name not in self.builds]
-
-    def tell_states(self, states: StatesBefore | None) -> None:
-        """A new round begins: these are the states at the positions where the builds stand now."""
-        self.states = states
-        self._touched = {}
 
     def catch_up(
         self,
@@ -104,9 +88,9 @@ class Group:
                                 f"{batch.partition}.",
                                 "The database was restored: run the command again.",
                             )
-                    changes = self.fold(connection, topic, batches)
+                    self.fold(connection, topic, batches)
                     reach("catch-up written")
-                self.moved(batches, changes)
+                self.moved(batches)
                 return
             except RETRIED:
                 tries += 1
@@ -125,31 +109,24 @@ class Group:
             if build.positions != self.at:
                 raise MovedElsewhere(f"Somebody else has moved table {build.table} on.", "Run the command again.")
 
-    def fold(self, connection: Connection, topic: str, batches: Sequence[Batch]) -> list[Changes]:
+    def fold(self, connection: Connection, topic: str, batches: Sequence[Batch]) -> None:
         """Fold batches into the tables and the builds' positions, in a transaction that has locked and checked them."""
         blocked = self._blocked(connection)
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
         held = {one.partition: Held(self.plan) for one in decoded}
-        for one in decoded:
-            for name, keys in missing(self.plan, one, held[one.partition]).items():
-                rows: dict[Any, Any] = dict.fromkeys(keys)
-                held[one.partition].rows[name].update(rows | self._rows(connection, name, keys))
         tables = {name: build.table for name, build in self.builds.items()}
-        changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=held, blocked=blocked)
+        hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, held))
+        _, parked = fold_and_write(connection, self.plan, tables, decoded, held=held, blocked=blocked)
         for name, table in tables.items():
             insert_parked(connection, table, [stream for stream in parked if stream.view == name])
         at = {**self.at, **{batch.partition: batch.next for batch in batches}}
         for build in self.ids:
             write_positions(connection, build, topic, at)
-        return changes
 
-    def moved(self, batches: Sequence[Batch], changes: Sequence[Changes]) -> None:
+    def moved(self, batches: Sequence[Batch]) -> None:
         """The transaction that folded these batches has committed."""
         for batch in batches:
             self.at[batch.partition] = batch.next
-        for change in changes:
-            for name in self.foreign_states:
-                self._touched.setdefault(name, {}).update(change.states[name])
 
     def _blocked(self, connection: Connection) -> Blocked:
         tables = [build.table for build in self.builds.values()]
@@ -159,23 +136,11 @@ class Group:
         skips = read_skips(connection, self.builds).skips
         return Blocked({(view, stream): since for view, stream, since in parked}, skips)
 
-    def _rows(self, connection: Connection, name: str, keys: list[Any]) -> dict[Any, Any]:
-        build = self.builds.get(name)
-        if build is None:
-            touched = self._touched.get(name, {})
-            before = [stream for stream in keys if stream not in touched]
-            assert self.states is not None, "a round tells the states at its beginning"
-            known = self.states.read(name, before) if before else {}
-            return {**known, **{stream: touched[stream] for stream in keys if stream in touched}}
-        view = self.plan.views[name]
-        context = self.plan.states.get(name)
-        query, parameters = select_rows(view, build.table, keys)
-        return loaded(view, context.state if context else None, connection.execute(query, parameters).fetchall())
-
 
 def groups_at(leader: str, views: Mapping[str, View], builds: Sequence[Build]) -> list[Group]:
-    """An agent's builds in groups that stand at the same positions."""
+    """An agent's builds in groups that stand at the same positions, the hindmost first."""
     at: dict[tuple[tuple[int, Reading], ...], list[Build]] = {}
     for build in builds:
         at.setdefault(tuple(sorted(build.positions.items())), []).append(build)
-    return [Group(leader, views, together) for together in at.values()]
+    groups = [Group(leader, views, together) for together in at.values()]
+    return sorted(groups, key=lambda group: sum(reading.next_offset for reading in group.at.values()))

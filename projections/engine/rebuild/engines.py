@@ -39,9 +39,6 @@ class Engine(Protocol):
         raised as it was. `advance` is called several times a second, with 0 too, from the thread that called.
         """
 
-    def at_once(self, tasks: int, records: int) -> int:
-        """How many of so many tasks, which read so many records, it begins at once."""
-
 
 class Local:
     """Processes of this machine: as many as asked for, else as the size is worth."""
@@ -55,9 +52,6 @@ class Local:
         memory_mb = arguments[0].settings.task_memory_mb if arguments else None
         processes = workers.processes_for(records, self.processes)
         return workers.run(task, arguments, processes, advance, memory_mb=memory_mb)
-
-    def at_once(self, tasks: int, records: int) -> int:
-        return min(tasks, workers.processes_for(records, self.processes))
 
 
 EngineFor = Callable[[int], Engine]

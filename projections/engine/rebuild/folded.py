@@ -88,7 +88,7 @@ def added_rows(view: View, changes: Changes) -> Iterator[StoredRow]:
 
 def _stored(view: View, rows: Iterable[Any], partition: int) -> Iterator[StoredRow]:
     last = (partition,)
-    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.to_database) is not None]
+    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.type.to_database) is not None]
     if not converters:
         for row in rows:
             yield row + last

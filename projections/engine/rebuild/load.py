@@ -33,7 +33,7 @@ from projections.engine.rebuild.workers import Advance
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.refused_rows import is_refusal
-from projections.engine.views.columns import PARTITION, SQL_TYPES, Column, Scalar
+from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
 
 
@@ -243,12 +243,4 @@ def copy_into(view: View, table: str) -> sql.Composed:
 
 def copy_types(view: View) -> list[str]:
     """PostgreSQL's types of the values that are copied: the columns' and the partition's."""
-    return [*map(_copy_type, view.columns), "int2"]
-
-
-# a json column's binary form is its text, and binary COPY names no types
-_COPY_TYPES = SQL_TYPES | {Scalar.JSON: "bytea"}
-
-
-def _copy_type(column: Column) -> str:
-    return "numeric" if column.numeric else _COPY_TYPES[column.scalar]
+    return [*(column.type.copied_as or column.type.sql_name for column in view.columns), "int2"]

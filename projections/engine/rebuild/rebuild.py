@@ -32,7 +32,7 @@ from projections.engine.rebuild.engines import EngineFor, Local
 from projections.engine.rebuild.filling import Filled, Filling
 from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
-from projections.engine.views.core_views import code_set
+from projections.engine.views.core_views import code_set, states_told_to
 from projections.engine.views.view import View
 
 
@@ -77,11 +77,13 @@ def rebuild(
 ) -> Rebuilt:
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
-    The load runs on `engine_for(records)`, by default on `processes` of this machine, which also do the switch's part.
+    The load runs on `engine_for(records)`, by default on `processes` of this machine.
     With `end_others`, whoever builds or switches one of the views just now is ended first.
 
-    Views that this code no longer has leave with the switch; those that have a build that is ready and that this code needs
-    come along. Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut and what folding raises.
+    A journal brings the states that it is told. Views that this code no longer has leave with the switch; others that have a build
+    that is ready and that this code needs come along.
+
+    Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut and what folding raises.
     """
     result = Rebuilt()
     made: list[UUID] = []
@@ -92,7 +94,7 @@ def rebuild(
         filling = Filling(
             settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
         )
-        _Job(views, filling, result, made).run(names, make_live, processes)
+        _Job(views, filling, result, made).run(names, make_live)
     return result
 
 
@@ -101,13 +103,12 @@ def go_to(
     names: Iterable[str],
     views: Mapping[str, View],
     *,
-    processes: int | None = None,
     progress: Progress | None = None,
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
 
-    A ready build is taken first, else the old one that is the furthest: going back. Raises NoBuild, UnknownView and what
-    `switch` raises.
+    A ready build is taken first, else the old one that is the furthest: going back. A journal brings the states that it is told.
+    Raises NoBuild, UnknownView and what `switch` raises.
     """
     with builder(settings, "switch") as connection:
         require_contract(settings, connection)
@@ -115,10 +116,10 @@ def go_to(
         wanted = _wanted(names, live, views)
         for name in wanted:
             claim(connection, name)
-        found = [_existing(connection, views[name]) for name in wanted]
+        found = _existing(connection, [views[name] for name in wanted])
         if not found and not plan_move(live, [], views).removed:
             return Switched({}, (), 0, 0, 0, 0, 0)
-        return switch(settings, connection, found, views, processes=processes, progress=progress)
+        return switch(settings, connection, found, views, progress=progress)
 
 
 def views_named(names: Iterable[str], views: Mapping[str, View]) -> list[View]:
@@ -129,10 +130,11 @@ def views_named(names: Iterable[str], views: Mapping[str, View]) -> list[View]:
 
 
 def _wanted(names: Iterable[str], live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
-    """Names of views of this code. One that is only live leaves by itself, so it may be named too."""
+    """Names of views of this code, with the states of journals. One that is only live leaves by itself, so it may be named too."""
     asked = sorted(set(names))
     _require_known([name for name in asked if name not in live], views)
-    return [name for name in asked if name in views] if asked else needed(live, views)
+    wanted = [name for name in asked if name in views] if asked else needed(live, views)
+    return sorted({*wanted, *(states for name in wanted for states in states_told_to(views[name]))})
 
 
 def _require_known(names: Iterable[str], views: Mapping[str, View]) -> None:
@@ -152,7 +154,7 @@ class _Job:
     result: Rebuilt
     made: list[UUID]
 
-    def run(self, names: Iterable[str], make_live: bool, processes: int | None) -> None:
+    def run(self, names: Iterable[str], make_live: bool) -> None:
         """Build what is wanted and make it live, unless there is nothing to do."""
         views, connection, result = self.views, self.filling.connection, self.result
         live = pointers(connection)
@@ -173,7 +175,6 @@ class _Job:
                 connection,
                 [*ready, *along],
                 views,
-                processes=processes,
                 progress=self.filling.progress,
             )
             result.tables = dict(result.switched.tables)
@@ -202,23 +203,40 @@ class _Job:
 
 
 def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:
-    """Builds of these views that are ready and of this code."""
+    """Builds of these views that are ready and of this code; not of journals, which need states that are not further than they."""
     fitting = [b for b in builds_of(connection, names) if b.state is State.READY and _fits(b, views[b.view])]
+    fitting = [build for build in fitting if not states_told_to(views[build.view])]
     return list({build.view: build for build in fitting}.values())
 
 
-def _existing(connection: Connection, view: View) -> Build:
-    fitting = [build for build in builds_of(connection, [view.name]) if _fits(build, view)]
-    candidates = [build for build in fitting if build.state is State.READY] or sorted(
-        (build for build in fitting if build.state is State.OLD),
-        key=lambda build: sum(reading.next_offset for reading in build.positions.values()),
-    )
-    if not candidates:
-        raise NoBuild(
-            f"View '{view.name}' has no other table of version {view.version}, which is this code's, to switch to.",
-            f"`samefold rebuild {view.name}` makes one; to go back to another version, run that version's code.",
+def _existing(connection: Connection, views: Sequence[View]) -> list[Build]:
+    """A build of each of these views; of states that a journal is told, one that is nowhere further than the journal's."""
+    found: dict[str, Build] = {}
+    for view in sorted(views, key=lambda view: not states_told_to(view)):
+        told = [found[other.name] for other in views if view.name in states_told_to(other)]
+        fitting = [
+            build
+            for build in builds_of(connection, [view.name])
+            if _fits(build, view) and all(_is_not_ahead(build, journal) for journal in told)
+        ]
+        candidates = [build for build in fitting if build.state is State.READY] or sorted(
+            (build for build in fitting if build.state is State.OLD),
+            key=lambda build: sum(reading.next_offset for reading in build.positions.values()),
         )
-    return candidates[-1]
+        if not candidates:
+            raise NoBuild(
+                f"View '{view.name}' has no other table of version {view.version}, which is this code's, to switch to"
+                f"{f' together with {told[0].table}' if told else ''}.",
+                f"`samefold rebuild {told[0].view if told else view.name}` makes one; to go back to another version, run that "
+                "version's code.",
+            )
+        found[view.name] = candidates[-1]
+    return list(found.values())
+
+
+def _is_not_ahead(build: Build, other: Build) -> bool:
+    at = other.positions
+    return all(p in at and reading.next_offset <= at[p].next_offset for p, reading in build.positions.items())
 
 
 def _fits(build: Build, view: View) -> bool:

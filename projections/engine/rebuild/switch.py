@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from uuid import uuid4
 
 from psycopg import errors
 
@@ -20,13 +19,12 @@ from infra.log.clients import KafkaAway
 from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.fold.fold import Changes
 from projections.engine.live.tail import AHEAD, NotArrived, Tail
 from projections.engine.rebuild.builds import Build, NotStarted, builds_of, by_id, lock_builds, write_positions
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
 from projections.engine.rebuild.progress import Progress, Silent
-from projections.engine.rebuild.states import LogStates, Snapshot
-from projections.engine.store.commit import Batch, channel, prepare
+from projections.engine.store.commit import Batch, prepare
+from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.sql_views import is_in_people_view, replace_people_view
 from projections.engine.views.view import CORE, View
 
@@ -131,7 +129,6 @@ def switch(
     builds: Sequence[Build],
     views: Mapping[str, View],
     *,
-    processes: int | None = None,
     progress: Progress | None = None,
     give_up_s: float = GIVE_UP_S,
 ) -> Switched:
@@ -141,7 +138,7 @@ def switch(
     MovedElsewhere, Ahead and what folding raises.
     """
     prepare(connection)
-    return _Switch(settings, connection, builds, views, processes, progress or Silent()).run(give_up_s)
+    return _Switch(settings, connection, builds, views, progress or Silent()).run(give_up_s)
 
 
 class _Switch:
@@ -151,7 +148,6 @@ class _Switch:
         connection: Connection,
         builds: Sequence[Build],
         views: Mapping[str, View],
-        processes: int | None,
         progress: Progress,
     ) -> None:
         self.settings = settings
@@ -159,14 +155,12 @@ class _Switch:
         self.connection = connection
         self.builds = builds
         self.views = views
-        self.processes = processes
         self.progress = progress
         self.live = pointers(connection)
         self.move = plan_move(self.live, [build.view for build in builds], views)
         self.groups: dict[str, Group] = {}
         """By agent, once its builds stand at the same positions."""
         self.tails: dict[str, Tail] = {}
-        self.snapshots: dict[str, Snapshot] = {}
         self.commits = 0
 
     def run(self, give_up_s: float) -> Switched:
@@ -215,73 +209,44 @@ class _Switch:
         finally:
             for tail in self.tails.values():
                 tail.close()
-            for snapshot in self.snapshots.values():
-                snapshot.close()
 
     # ── beside the agents ──
 
     def _round(self) -> None:
-        """Catch every group up to its agent's positions of one moment."""
+        """Catch every agent's builds up to the positions of one moment of the agent that they follow."""
         for agent in {build.agent for build in self.builds}:
-            of_agent = [build for build in self.builds if build.agent == agent]
             leader = leader_of(agent, self.live)
-            snapshot = Snapshot(self.settings, leader, self.topic)
-            kept = False
-            try:
-                to = snapshot.positions.readings if snapshot.positions else {}
-                if not to:
-                    raise NotStarted(f"Agent '{leader}' has not started yet.", "Start it first: `samefold run agent`.")
-                group = self.groups.get(agent)
-                if group is None:
-                    group = self._level(leader, of_agent, to, snapshot)
-                    self.groups[agent] = group
-                    self.tails[agent] = Tail(self.settings, self.topic, group.at)
-                else:
-                    self._catch_up(group, self.tails[agent], to, snapshot)
-                kept = bool(group.foreign_states)
-                group.tell_states(snapshot if kept else None)
-            finally:
-                if not kept:
-                    snapshot.close()
-            if kept:
-                if (before := self.snapshots.get(agent)) is not None:
-                    before.close()
-                self.snapshots[agent] = snapshot
+            positions = read_positions(self.connection, leader, self.topic)
+            if positions is None:
+                raise NotStarted(f"Agent '{leader}' has not started yet.", "Start it first: `samefold run agent`.")
+            if agent not in self.groups:
+                self.groups[agent] = self._level(leader, [build for build in self.builds if build.agent == agent])
+                self.tails[agent] = Tail(self.settings, self.topic, self.groups[agent].at)
+                self.progress.begin("catch up", _distance(self.groups[agent].at, positions.readings))
+            self._catch_up(self.groups[agent], self.tails[agent], positions.readings)
             self.tails[agent].read_ahead()
 
-    def _level(self, leader: str, builds: Sequence[Build], to: Mapping[int, Reading], snapshot: Snapshot) -> Group:
-        """The first round: builds that stand at different positions come to the same ones, each from its own."""
-        for group in groups_at(leader, self.views, builds):
-            if group.foreign_states and _distance(group.at, to):
-                self.progress.begin("states", sum(reading.next_offset for reading in group.at.values()))
-            states = LogStates(
-                self.settings,
-                self.topic,
-                group.at,
-                to,
-                group.foreign_states,
-                processes=self.processes,
-                advance=lambda count: self._keep(snapshot, count),
-            )
-            group.tell_states(states)
-            self.progress.begin("catch up", _distance(group.at, to))
+    def _level(self, leader: str, builds: Sequence[Build]) -> Group:
+        """Bring builds that stand at different positions to those of the one that is furthest, the hindmost first."""
+        group, *others = groups_at(leader, self.views, builds)
+        for other in others:
+            self.progress.begin("catch up", _distance(group.at, other.at))
             with Tail(self.settings, self.topic, group.at) as tail:
-                self._catch_up(group, tail, to, snapshot)
-        return Group(leader, self.views, by_id(self.connection, [build.id for build in builds]))
+                self._catch_up(group, tail, other.at)
+            together = [*group.builds.values(), *other.builds.values()]
+            group = Group(leader, self.views, by_id(self.connection, [build.id for build in together]))
+        return group
 
-    def _catch_up(self, group: Group, tail: Tail, to: Mapping[int, Reading], snapshot: Snapshot) -> None:
+    def _catch_up(self, group: Group, tail: Tail, to: Mapping[int, Reading]) -> None:
+        self._refuse_what_is_ahead(group, to)
         left = _distance(group.at, to)
 
         def moved() -> None:
             nonlocal left
             was, left = left, _distance(group.at, to)
-            self._keep(snapshot, was - left)
+            self.progress.advance(was - left)
 
         self.commits += group.catch_up(self.connection, tail, to, moved)
-
-    def _keep(self, snapshot: Snapshot, count: int) -> None:
-        snapshot.keep()
-        self.progress.advance(count)
 
     # ── under the locks ──
 
@@ -290,7 +255,7 @@ class _Switch:
 
         Raises _TooMuch, _Behind, NotArrived, having changed nothing.
         """
-        folded: list[tuple[Group, Sequence[Batch], Sequence[Changes]]] = []
+        folded: list[tuple[Group, Sequence[Batch]]] = []
         with self.connection.transaction():
             self.connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
             idle_ms = self.settings.idle_in_transaction_timeout_ms
@@ -315,28 +280,21 @@ class _Switch:
             for agent, group in self.groups.items():
                 batches = self.tails[agent].exactly(group.at, to[agent], FETCH_S)
                 if batches:
-                    folded.append((group, batches, group.fold(self.connection, self.topic, batches)))
+                    group.fold(self.connection, self.topic, batches)
+                    folded.append((group, batches))
             with self.connection.pipeline():  # one round trip: the agents are waiting
                 self._point(move, outgoing, to, live)
             reach("switch written")
         reach("switch done")
-        for group, applied, changes in folded:
-            group.moved(applied, changes)
+        for group, applied in folded:
+            group.moved(applied)
             self.commits += sum(len(batch.counted) for batch in applied)
         return time.monotonic() - locked
 
     def _lock_positions(self) -> dict[str, dict[int, Reading]]:
         """All the agents' positions, locked in one order for all. An agent that is new has none, and CORE's stand for it."""
-        agents = sorted({*self.move.agents, *leaders(self.move, self.live).values()})
-        found = self.connection.execute(
-            "select agent, partition, next_offset, epoch, seq, command_offset from positions "
-            "where agent = any(%s) and topic = %s order by agent, topic, partition for update",
-            (agents, self.topic),
-        )
-        at: dict[str, dict[int, Reading]] = {}
-        for agent, partition, *reading in found:
-            at.setdefault(agent, {})[partition] = Reading(*reading)
-        return at
+        agents = {*self.move.agents, *leaders(self.move, self.live).values()}
+        return lock_positions(self.connection, agents, self.topic)
 
     def _targets(
         self, at: Mapping[str, dict[int, Reading]], live: Mapping[str, Pointer], move: Move
@@ -391,31 +349,12 @@ class _Switch:
                 "set agent = excluded.agent, version = excluded.version, table_name = excluded.table_name",
                 (build.view, build.agent, build.version, build.table),
             )
-        self._new_generation(move.agents, to)
-
-    def _new_generation(self, agents: Sequence[str], to: Mapping[str, dict[int, Reading]]) -> None:
-        """A token never used before, in all positions of the agents; one that had nothing live takes its place at `to`."""
-        generation = uuid4()
-        for agent in agents:
-            self.connection.execute(
-                "insert into positions (agent, generation, topic, topic_id, partition, next_offset, epoch, seq, "
-                "command_offset) select %s, %s, t.topic, t.topic_id, u.* from topics t, "
-                "unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) u where t.topic = %s "
-                "on conflict (agent, topic, partition) do update set generation = excluded.generation, "
-                "next_offset = excluded.next_offset, epoch = excluded.epoch, seq = excluded.seq, "
-                "command_offset = excluded.command_offset",
-                (agent, generation, *_columns(to[agent]), self.topic),
-            )
-            self.connection.execute("select pg_notify(%s, %s)", (channel(agent), "switch"))
+        set_generation(self.connection, self.topic, {agent: to[agent] for agent in move.agents}, "switch")
 
 
 def _distance(at: Mapping[int, Reading], to: Mapping[int, Reading]) -> int:
     """Records between two positions."""
     return sum(to[partition].next_offset - reading.next_offset for partition, reading in at.items())
-
-
-def _columns(readings: Mapping[int, Reading]) -> list[list[int]]:
-    return [list(column) for column in zip(*((p, *reading) for p, reading in sorted(readings.items())), strict=True)]
 
 
 def leader_of(agent: str, live: Mapping[str, Pointer]) -> str:

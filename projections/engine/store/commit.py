@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 from psycopg import errors
@@ -23,13 +23,13 @@ from infra.processes.faultpoints import reach
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, changed_rows, decode, fold, missing
 from projections.engine.fold.plan import Plan
-from projections.engine.store import arrays
-from projections.engine.store.arrays import BinaryArray, BinaryArrayDumper
 from projections.engine.store.parking import insert_parked
-from projections.engine.store.positions import Positions
+from projections.engine.store.positions import Positions, channel
 from projections.engine.store.refused_rows import is_refusal
-from projections.engine.store.rows import Refused, loaded, select_rows, writes
-from projections.engine.store.writing import fold_and_write
+from projections.engine.store.rows import Refused, writes
+from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
+from projections.engine.views import binary_arrays
+from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +102,6 @@ select 1 / (count(*) = %s)::int, pg_notify(%s, %s) from moved
 _FENCED = errors.DivisionByZero
 
 
-def channel(agent: str) -> str:
-    """What an agent notifies on after each batch, with `partition:next_offset,…`."""
-    return f"samefold_{agent}"
-
-
 def prepare(connection: Connection) -> None:
     """Teach a connection the engine's arrays; once per connection."""
     connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
@@ -167,24 +162,22 @@ class Committer:
 
     def _quickly(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
         """One round trip where all rows are held; else one for the fence and the rows, and one for all writes."""
-        wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
         changes = None
-        if not any(wanted):
+        if not any(missing(self.plan, one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
             except EngineStop:
                 # the rows held may be those of one who has been superseded: let the fence and fresh rows decide
                 self._forget(batches)
-                wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
         committing = False
         try:
             with connection.pipeline() as pipeline:
                 connection.execute("begin")
                 self._move(connection, batches)
                 if changes is None:
-                    reads = self._read(connection, decoded, wanted)
+                    asked = ask_for_missing(connection, self.plan, self.positions.tables, decoded, self.held)
                     pipeline.sync()
-                    self._hold(reads)
+                    hold(self.plan, asked)
                     reach("compare-and-set done")
                     changes = self._fold(decoded, self.blocked)
                 for view in self.plan.views.values():
@@ -214,9 +207,8 @@ class Committer:
         except _FENCED:
             connection.rollback()
             return Fenced()
-        wanted = [missing(self.plan, one, self.held[one.partition]) for one in decoded]
-        self._hold(self._read(connection, decoded, wanted))
         tables = {name: self.positions.tables[name] for name in self.plan.views}
+        hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, self.held))
         changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
         self._park(connection, parked)
         try:
@@ -231,27 +223,10 @@ class Committer:
         """The compare-and-set, which fails unless every position was as the batches have it; the batches are told of it."""
         at = self.positions
         rows = [(batch.partition, *batch.was[:3], *batch.next) for batch in batches]
-        moves = [arrays.bigints(column) for column in zip(*rows, strict=True)]
+        moves = [binary_arrays.bigints(column) for column in zip(*rows, strict=True)]
         moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
         news = (channel(at.agent), moved[:7_000])
         connection.execute(_MOVE, [*moves, at.agent, at.topic, at.generation, len(batches), *news])
-
-    def _read(
-        self, connection: Connection, decoded: Sequence[Decoded], wanted: Sequence[Mapping[str, list[Any]]]
-    ) -> list[tuple[Held, str, list[Any], Any]]:
-        reads = []
-        for one, keys_by_view in zip(decoded, wanted, strict=True):
-            for name, keys in keys_by_view.items():
-                query, parameters = select_rows(self.plan.views[name], self.positions.tables[name], keys)
-                cursor = connection.execute(query, parameters)
-                reads.append((self.held[one.partition], name, keys, cursor))
-        return reads
-
-    def _hold(self, reads: Iterable[tuple[Held, str, list[Any], Any]]) -> None:
-        for held, name, keys, cursor in reads:
-            context = self.plan.states.get(name)
-            found = loaded(self.plan.views[name], context.state if context else None, cursor.fetchall())
-            held.rows[name].update(dict.fromkeys(keys) | found)
 
     def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
         return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]

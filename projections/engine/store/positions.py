@@ -1,11 +1,15 @@
-"""Where an agent stands, and what it is to write: read in one statement, so that all of it is of one moment."""
+"""Where an agent stands, and what it is to write: read in one statement, so that all of it is of one moment.
+
+Whoever else changes rows or pointers locks all positions of the agents and sets a new generation,
+which fences batches that were folded before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from infra.database.connect import Connection
 from infra.log.rule import Reading
@@ -83,3 +87,42 @@ def skips_of(rows: Any) -> dict[tuple[str, str], list[tuple[int, int]]]:
     for view, stream, first, last in rows:
         skips.setdefault((view, stream), []).append((first, last))
     return skips
+
+
+def channel(agent: str) -> str:
+    """What an agent notifies on after each batch, with `partition:next_offset,…`, and others with a word when they fence it."""
+    return f"samefold_{agent}"
+
+
+def lock_positions(connection: Connection, agents: Iterable[str], topic: str) -> dict[str, dict[int, Reading]]:
+    """All positions of these agents, locked until the transaction ends, in the one order that all keep."""
+    found = connection.execute(
+        "select agent, partition, next_offset, epoch, seq, command_offset from positions "
+        "where agent = any(%s) and topic = %s order by agent, topic, partition for update",
+        (sorted(set(agents)), topic),
+    )
+    at: dict[str, dict[int, Reading]] = {}
+    for agent, partition, *reading in found:
+        at.setdefault(agent, {})[partition] = Reading(*reading)
+    return at
+
+
+def set_generation(connection: Connection, topic: str, at: Mapping[str, Mapping[int, Reading]], why: str) -> None:
+    """A token never used before in all positions of these agents, which are locked and stand there, or are new and begin there."""
+    generation = uuid4()
+    for agent, readings in at.items():
+        connection.execute(
+            "insert into positions (agent, generation, topic, topic_id, partition, next_offset, epoch, seq, "
+            "command_offset) select %s, %s, t.topic, t.topic_id, u.* from topics t, "
+            "unnest(%s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) u where t.topic = %s "
+            "on conflict (agent, topic, partition) do update set generation = excluded.generation, "
+            "next_offset = excluded.next_offset, epoch = excluded.epoch, seq = excluded.seq, "
+            "command_offset = excluded.command_offset",
+            (agent, generation, *by_column(readings), topic),
+        )
+        connection.execute("select pg_notify(%s, %s)", (channel(agent), why))
+
+
+def by_column(readings: Mapping[int, Reading]) -> list[list[int]]:
+    """Partitions, next offsets, epochs, …: as `unnest` takes them."""
+    return [list(column) for column in zip(*((p, *reading) for p, reading in sorted(readings.items())), strict=True)]

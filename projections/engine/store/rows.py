@@ -18,9 +18,10 @@ from infra.domain_model.contexts import unreadable_state
 from infra.domain_model.storable import decoder
 from infra.errors import SamefoldError, in_words
 from projections.engine.fold.fold import Changes, State
-from projections.engine.store import arrays
-from projections.engine.store.arrays import BinaryArray
-from projections.engine.views.columns import PARTITION, Column, Role, Scalar
+from projections.engine.views import binary_arrays
+from projections.engine.views.binary_arrays import BinaryArray
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import PARTITION, Column, Role
 from projections.engine.views.view import Kind, View, tuple_getter
 
 _PARTITION_COLUMN = Column(PARTITION, Scalar.INT)
@@ -52,7 +53,7 @@ def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
     """The rows of an entity view, or a context's states, by key. For `loaded`."""
     columns = view.key
     by_column = [keys] if _plain_key(view) else list(zip(*keys, strict=True))
-    parameters = [arrays.pack(column, values) for column, values in zip(columns, by_column, strict=True)]
+    parameters = [column.type.pack(values) for column, values in zip(columns, by_column, strict=True)]
     return Statement(_select(view, table), parameters)
 
 
@@ -75,7 +76,7 @@ def _state(kind: type, stream: str, text: str) -> Any:
 def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
     """Makes a view's row from its stored columns, in the order of `view.columns`."""
     make: Callable[[Iterable[Any]], Any] = partial(tuple.__new__, view.row)  # what _make() comes to, in less time
-    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.from_database) is not None]
+    converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.type.from_database) is not None]
     if not converters:
         return make
 
@@ -176,15 +177,15 @@ def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[
         Statement(
             _plain_insert(view, table),
             [
-                arrays.texts(streams),
-                arrays.texts([commit.command_id for commit in commits]),
-                arrays.texts([commit.outcome for commit in commits]),
-                arrays.texts([reason.code if reason else None for reason in reasons]),
-                arrays.texts([reason.message if reason else None for reason in reasons]),
-                arrays.bigints([commit.version for commit in commits]),
-                arrays.texts([commit.fingerprint for commit in commits]),
-                arrays.times(times_ms),
-                arrays.smallints(partitions),
+                binary_arrays.texts(streams),
+                binary_arrays.texts([commit.command_id for commit in commits]),
+                binary_arrays.texts([commit.outcome for commit in commits]),
+                binary_arrays.texts([reason.code if reason else None for reason in reasons]),
+                binary_arrays.texts([reason.message if reason else None for reason in reasons]),
+                binary_arrays.bigints([commit.version for commit in commits]),
+                binary_arrays.texts([commit.fingerprint for commit in commits]),
+                binary_arrays.times_of_ms(times_ms),
+                binary_arrays.smallints(partitions),
             ],
         )
     ]
@@ -208,7 +209,7 @@ def _sortable(view: View) -> Callable[[Any], Any]:
     """Makes of the fold's key what can be sorted: of an enum, which may have no order, its stored text."""
     if all(column.enum is None for column in view.key):
         return _itself
-    converters = [column.to_database or _itself for column in view.key]
+    converters = [column.type.to_database or _itself for column in view.key]
     return lambda key: tuple(convert(value) for convert, value in zip(converters, key, strict=True))
 
 
@@ -230,8 +231,8 @@ def _columns(view: View, stored: list[tuple[Any, ...]]) -> list[BinaryArray]:
 
 
 def _packed(columns: Sequence[Column], values: Sequence[Sequence[Any]], partitions: Sequence[int]) -> list[BinaryArray]:
-    packed = [arrays.pack(column, of_column) for column, of_column in zip(columns, values, strict=True)]
-    return [*packed, arrays.smallints(partitions)]
+    packed = [column.type.pack(of_column) for column, of_column in zip(columns, values, strict=True)]
+    return [*packed, binary_arrays.smallints(partitions)]
 
 
 # The statements. Each is composed once per table, as bytes: psycopg would render a Composed anew each time. The server
@@ -245,7 +246,7 @@ def _names(columns: Iterable[Column]) -> list[sql.Identifier]:
 def _unnest(columns: Iterable[Column]) -> sql.Composed:
     """One placeholder per column; numbers without bound travel as text."""
     return sql.SQL("unnest({})").format(
-        sql.SQL(", ").join(sql.SQL("%s::numeric[]" if column.numeric else "%s") for column in columns)
+        sql.SQL(", ").join(sql.SQL("%s::numeric[]" if column.type.sent_as_text else "%s") for column in columns)
     )
 
 
@@ -258,7 +259,7 @@ def _select(view: View, table: str) -> bytes:
     ]
     keys = _names(view.key)
     if len(keys) == 1:
-        unnest = sql.SQL("any(%s::numeric[])" if view.key[0].numeric else "any(%s)")
+        unnest = sql.SQL("any(%s::numeric[])" if view.key[0].type.sent_as_text else "any(%s)")
         condition = sql.SQL("from {} t where t.{} = {}").format(sql.Identifier(table), keys[0], unnest)
     else:
         condition = sql.SQL("from {} t join {} k({}) on {}").format(

@@ -1,33 +1,30 @@
 """The proof: what readers see is the fold of the log, row for row.
 
-Rows and positions are copied out of one snapshot of the database, which is then let go of; the log is folded from its beginning to
-exactly these positions, and rows, epochs, sequence numbers and command offsets are compared. Runs beside live traffic, at
-any time. Parked streams and skips are taken from the same snapshot: what a view leaves out on record is no difference.
+Each partition is verified by itself: its rows and its position are read in one snapshot of the database, which ends before
+anything is folded; then the partition's log is folded from its beginning to exactly this position, and rows, epoch, sequence number
+and command offset are compared. Runs beside live traffic, at any time. Parked streams and skips are read in the same snapshot: what
+a view leaves out on record is no difference.
 
-A part is some partitions: its task imports the snapshot, copies their rows to its own disk, then folds one after the other,
-holding the rows of that one. Locally there are as many parts as processes, so that all copy at once and the snapshot is
-short; on a cluster a part is a partition, and the snapshot lasts until the last one has found a free core.
+A task holds the rows of one partition, in the views that it compares; see `memory` for what happens when they do not fit.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from psycopg import sql
 
-from infra.database.connect import connect, naming
+from infra.database.connect import Connection, connect, naming
 from infra.domain_model.contexts import contexts
 from infra.domain_model.storable import comparable, decoder
 from infra.errors import SamefoldError
-from infra.log.rule import Reading
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged
-from projections.engine.fold.fold import Blocked, Changes
+from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
 from projections.engine.live.contract import require_contract
 from projections.engine.rebuild.engines import EngineFor, Local
@@ -36,16 +33,14 @@ from projections.engine.rebuild.load import counted_to
 from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store.positions import Positions, read_positions
-from projections.engine.verify.database_snapshot import Shared, Snapshot, SnapshotGone, imported
-from projections.engine.verify.row_files import Spool, select_rows, spooled
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View, tuple_getter
-
-log = logging.getLogger(__name__)
 
 SHOWN = 20
 """Differences of a view that are listed; all are counted."""
-TRIES = 3
-"""A task that is lost and done again, by Spark, finds that its snapshot is gone: then all begins again."""
+CHUNK = 5_000
+"""Rows that are fetched together."""
 
 What = Literal["missing", "extra", "changed", "position", "poison"]
 
@@ -140,129 +135,94 @@ def verify(
 def _verify_agent(
     settings: Settings, agent: str, views: Mapping[str, View], engine_for: EngineFor, progress: Progress
 ) -> Verified:
-    for _ in range(TRIES - 1):
-        try:
-            return _try(settings, agent, views, engine_for, progress)
-        except SnapshotGone:
-            log.warning("A part of verify was lost after its snapshot was let go of; beginning again")
-    return _try(settings, agent, views, engine_for, progress)
-
-
-def _try(
-    settings: Settings, agent: str, views: Mapping[str, View], engine_for: EngineFor, progress: Progress
-) -> Verified:
-    with connect(settings, "samefold verify") as connection:
-        seen = read_positions(connection, agent, settings.events_topic)
-    # before the snapshot is taken: an engine may take a while to start
-    engine = engine_for(_records(seen) if seen else 0)
     result = Verified()
-    with Snapshot(settings) as snapshot:
-        positions = read_positions(snapshot.connection, agent, settings.events_topic)
-        tables = _tables(positions, views)
-        assert positions is not None, "or nothing would be live"
+    with _snapshot(settings, agent, views) as (connection, positions):
         for name, view in views.items():
-            result.views[name] = compared = Compared(name, tables[name])
-            _strays(snapshot, view, positions, compared)
-        records = _records(positions)
-        shares = _shares(positions.readings, engine.at_once(len(positions.readings), records))
-        parts = [
-            _Part(settings, positions.topic, number, share, positions.blocked, views, tables, snapshot.shared)
-            for number, share in enumerate(shares)
-        ]
-        snapshot.expect(len(parts))
-
-        def advance(count: int) -> None:
-            progress.advance(count)
-            snapshot.watch()
-
-        progress.begin("verify", records)
-        for part in engine.run(_compare_part, parts, records, advance):
-            result.add(part)
+            result.views[name] = compared = Compared(name, positions.tables[name])
+            for row in _rows(connection, view, compared.table, "<> all(%s)", list(positions.readings)):
+                compared.rows += 1  # of a partition that there is not
+                compared.add([_difference(view, "extra", row[-1], None, row)])
+    by_size = sorted(positions.readings.items(), key=lambda at: -at[1].next_offset)
+    tasks = [PartitionTask(settings, agent, partition, views) for partition, _ in by_size]
+    records = sum(reading.next_offset for reading in positions.readings.values())
+    engine = engine_for(records)
+    progress.begin("verify", records)
+    for found in engine.run(verify_partition, tasks, records, progress.advance):
+        result.add(found)
     return result
 
 
-def _records(positions: Positions) -> int:
-    return sum(reading.next_offset for reading in positions.readings.values())
+@contextmanager
+def _snapshot(settings: Settings, agent: str, views: Mapping[str, View]) -> Iterator[tuple[Connection, Positions]]:
+    """A transaction that sees one moment of the database, and where the agent stood in it. Raises NotLive."""
+    with connect(settings, "samefold verify", statement_timeout_ms=0) as connection:
+        connection.execute("begin isolation level repeatable read, read only")
+        positions = read_positions(connection, agent, settings.events_topic)
+        live = positions.live if positions else {}
+        wrong = [name for name, view in views.items() if name not in live or live[name].version != view.version]
+        if positions is None or wrong:
+            raise NotLive(
+                f"What is live of {', '.join(wrong)} is not what this code has.",
+                "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
+            )
+        yield connection, positions
+        connection.execute("commit")
 
 
-def _shares(readings: Mapping[int, Reading], count: int) -> list[dict[int, Reading]]:
-    """The partitions, dealt out so that the shares are about equally long; the largest partition first in each."""
-    shares: list[dict[int, Reading]] = [{} for _ in range(max(min(count, len(readings)), 1))]
-    for partition, end in sorted(readings.items(), key=lambda at: -at[1].next_offset):
-        shortest = min(shares, key=lambda share: sum(reading.next_offset for reading in share.values()))
-        shortest[partition] = end
-    return [share for share in shares if share]
-
-
-def _tables(positions: Positions | None, views: Mapping[str, View]) -> dict[str, str]:
-    """The live tables of these views. Raises NotLive."""
-    live = positions.live if positions else {}
-    if wrong := [name for name, view in views.items() if name not in live or live[name].version != view.version]:
-        raise NotLive(
-            f"What is live of {', '.join(wrong)} is not what this code has.",
-            "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
+def _rows(connection: Connection, view: View, table: str, of_partitions: str, argument: object) -> Iterator[StoredRow]:
+    """Stored values in column order and the partition, of the rows whose partition is as the condition says."""
+    columns = [
+        # as it was stored, not parsed
+        sql.SQL("convert_to({}::text, 'UTF8')" if column.scalar is Scalar.JSON else "{}").format(
+            sql.Identifier(column.name)
         )
-    return {name: live[name].table for name in views}
-
-
-def _strays(snapshot: Snapshot, view: View, positions: Positions, compared: Compared) -> None:
-    """Rows of partitions that there are not."""
-    query = select_rows(view, compared.table, sql.SQL("<> all(%s)"))
-    for row in snapshot.connection.execute(query, (list(positions.readings),)):
-        compared.rows += 1
-        key = _named(view, row, keys=True)
-        compared.add([Difference(view.name, "extra", row[-1], key, None, _named(view, row))])
+        for column in view.columns
+    ]
+    place = sql.Identifier(PARTITION)
+    query = sql.SQL("select {}, {} from {} where {} {}").format(
+        sql.SQL(", ").join(columns), place, sql.Identifier(table), place, sql.SQL(of_partitions)
+    )
+    with connection.cursor(name="rows") as cursor:
+        cursor.itersize = CHUNK
+        yield from cursor.execute(query, (argument,))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Some partitions: what a task is told."""
+class PartitionTask:
+    """One partition: what a task is told."""
 
     settings: Settings
-    topic: str
-    number: int
-    ends: Mapping[int, Reading]
-    blocked: Blocked
+    agent: str
+    partition: int
     views: Mapping[str, View]
-    tables: Mapping[str, str]
-    shared: Shared
 
 
-def _compare_part(part: _Part, advance: Advance) -> Verified:
-    """Copy the rows of some partitions, then fold and compare one after the other.
+def verify_partition(task: PartitionTask, advance: Advance) -> Verified:
+    """Read a partition's rows and position, then fold it and compare.
 
-    Raises what folding raises, SnapshotGone, LogTrimmed, KafkaAway, DatabaseAway.
+    Raises what folding raises, NotLive, LogTrimmed, KafkaAway, DatabaseAway.
     """
-    result = Verified({name: Compared(name, part.tables[name]) for name in part.views})
-    with naming(part.settings), Spool() as spool:
-        with imported(part.settings, part.shared, part.number) as connection:
-            for name, view in part.views.items():
-                result.views[name].rows += spool.copy(connection, view, part.tables[name], list(part.ends), advance)
-        for partition, end in part.ends.items():
-            result.add(_compare_partition(part, partition, end, spool.path, advance))
-    return result
-
-
-def _compare_partition(part: _Part, partition: int, end: Reading, folder: Path, advance: Advance) -> Verified:
-    comparisons = {name: _Comparison(view, partition, folder, advance) for name, view in part.views.items()}
-    folded = Folded(Plan(part.views), part.blocked)
     result = Verified()
-    try:
-        for batch in counted_to(part.settings, part.topic, partition, end):
-            changes = folded.fold(batch)
-            for comparison in comparisons.values():
-                comparison.added(changes)
-            result.commits += len(batch.counted)
-            advance(batch.next.next_offset - batch.was.next_offset)
-    except LogChanged as changed:
-        key, found = {"partition": partition}, changed.found._asdict()
-        result.positions.append(Difference("positions", "position", partition, key, found, end._asdict()))
+    comparisons = {name: _Comparison(view, task.partition) for name, view in task.views.items()}
+    with naming(task.settings):
+        with _snapshot(task.settings, task.agent, task.views) as (connection, positions):
+            for name, comparison in comparisons.items():
+                rows = _rows(connection, comparison.view, positions.tables[name], "= %s", task.partition)
+                comparison.take(rows, advance)
+        end = positions.readings[task.partition]
+        folded = Folded(Plan(task.views), positions.blocked)
+        try:
+            for batch in counted_to(task.settings, positions.topic, task.partition, end):
+                changes = folded.fold(batch)
+                for comparison in comparisons.values():
+                    comparison.added(changes)
+                result.commits += len(batch.counted)
+                advance(batch.next.next_offset - batch.was.next_offset)
+        except LogChanged as changed:
+            key, found = {"partition": task.partition}, changed.found._asdict()
+            result.positions.append(Difference("positions", "position", task.partition, key, found, end._asdict()))
     for name, comparison in comparisons.items():
         comparison.end(folded)
-        comparison.result.add(
-            Difference(name, "poison", partition, {"stream": one.stream, "version": one.version}, one.error, None)
-            for one in folded.parked_of(name)
-        )
         result.views[name] = comparison.result
     return result
 
@@ -270,44 +230,57 @@ def _compare_partition(part: _Part, partition: int, end: Reading, folder: Path, 
 class _Comparison:
     """One view's rows of one partition: those of the database are taken away one by one as the fold produces them."""
 
-    def __init__(self, view: View, partition: int, folder: Path, advance: Advance) -> None:
+    def __init__(self, view: View, partition: int) -> None:
         self.view = view
         self.partition = partition
         self.result = Compared(view.name, "")
         self._key = tuple_getter(view.key_places)
         self._left: dict[tuple[Any, ...], StoredRow] = {}
-        for rows in spooled(folder, view.name, partition):
-            self._left.update((self._key(row), row) for row in rows)
-            advance(0)
+
+    def take(self, rows: Iterable[StoredRow], advance: Advance) -> None:
+        """The rows that the database has."""
+        for row in rows:
+            self._left[self._key(row)] = row
+            self.result.rows += 1
+            if self.result.rows % CHUNK == 0:
+                advance(0)
 
     def added(self, changes: Changes) -> None:
         if self.view.kind in (Kind.JOURNAL, Kind.OUTCOMES):
-            self.result.add(self._against(added_rows(self.view, changes)))
+            self._compare(added_rows(self.view, changes))
 
     def end(self, folded: Folded) -> None:
         if self.view.kind not in (Kind.JOURNAL, Kind.OUTCOMES):
-            self.result.add(self._against(folded.kept_rows(self.view, self.partition)))
-        self.result.add(self._difference("extra", None, row) for row in self._left.values())
+            self._compare(folded.kept_rows(self.view, self.partition))
+        self.result.add(_difference(self.view, "extra", self.partition, None, row) for row in self._left.values())
+        self.result.add(
+            Difference(
+                self.view.name,
+                "poison",
+                self.partition,
+                {"stream": one.stream, "version": one.version},
+                one.error,
+                None,
+            )
+            for one in folded.parked_of(self.view.name)
+        )
 
-    def _against(self, rows: Iterable[StoredRow]) -> Iterator[Difference]:
+    def _compare(self, rows: Iterable[StoredRow]) -> None:
         for expected in rows:
             found = self._left.pop(self._key(expected), None)
             if found is None:
-                yield self._difference("missing", expected, None)
+                self.result.add([_difference(self.view, "missing", self.partition, expected, None)])
             elif found != expected and not _same_states(self.view, found, expected):
-                yield self._difference("changed", expected, found)
+                self.result.add([_difference(self.view, "changed", self.partition, expected, found)])
 
-    def _difference(self, what: What, expected: StoredRow | None, found: StoredRow | None) -> Difference:
-        row = expected or found
-        assert row is not None, "one of the two is there"
-        return Difference(
-            self.view.name,
-            what,
-            self.partition,
-            _named(self.view, row, keys=True),
-            _named(self.view, expected),
-            _named(self.view, found),
-        )
+
+def _difference(
+    view: View, what: What, partition: int, expected: StoredRow | None, found: StoredRow | None
+) -> Difference:
+    row = expected or found
+    assert row is not None, "one of the two is there"
+    keys = _named(view, row, keys=True)
+    return Difference(view.name, what, partition, keys, _named(view, expected), _named(view, found))
 
 
 def _same_states(view: View, found: StoredRow, expected: StoredRow) -> bool:

@@ -6,16 +6,14 @@ columns combine; all three give the same result in any order and grouping, which
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from enum import Enum, StrEnum
+from functools import cached_property
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-from uuid import UUID
 
 from infra.errors import SamefoldError
+from projections.engine.views.column_types import SCALARS, ColumnType, Scalar, is_storable, type_of
 
 T = TypeVar("T")
 
@@ -41,43 +39,6 @@ class BadView(SamefoldError):
     """A module in `projections/` is not a view as the engine understands one."""
 
 
-class Scalar(StrEnum):
-    """What a column stores; the value is the name used in shapes."""
-
-    BOOL = "bool"
-    INT = "int"
-    STR = "str"
-    DATE = "date"
-    DATETIME = "datetime"
-    DECIMAL = "decimal"
-    UUID = "uuid"
-    BYTES = "bytes"
-    JSON = "json"
-
-
-_SCALARS: dict[type, Scalar] = {
-    bool: Scalar.BOOL,
-    int: Scalar.INT,
-    str: Scalar.STR,
-    date: Scalar.DATE,
-    datetime: Scalar.DATETIME,
-    Decimal: Scalar.DECIMAL,
-    UUID: Scalar.UUID,
-    bytes: Scalar.BYTES,
-}
-
-SQL_TYPES = {
-    Scalar.BOOL: "bool",
-    Scalar.INT: "int8",
-    Scalar.STR: "text",
-    Scalar.DATE: "date",
-    Scalar.DATETIME: "timestamptz",
-    Scalar.DECIMAL: "numeric",
-    Scalar.UUID: "uuid",
-    Scalar.BYTES: "bytea",
-}
-"""PostgreSQL's names of what authors' columns store; sums are `numeric` whatever they add up."""
-
 _COMBINABLE = {
     Role.SUM: (Scalar.INT, Scalar.DECIMAL),
     Role.MIN: (Scalar.INT, Scalar.DECIMAL, Scalar.DATE, Scalar.DATETIME),
@@ -85,7 +46,7 @@ _COMBINABLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """One column: its name, what it stores, whether it may be null, and its part in the key or in a summary."""
 
@@ -99,30 +60,13 @@ class Column:
     def is_key(self) -> bool:
         return self.role is Role.KEY
 
-    @property
-    def numeric(self) -> bool:
-        """Stored as PostgreSQL's `numeric`: sums, which have no bound, and decimals."""
-        return self.role is Role.SUM or self.scalar is Scalar.DECIMAL
-
-    @property
-    def to_database(self) -> Callable[[Any], Any] | None:
-        """Turns the row's value into the stored one; None where they are the same. Neither is called with None."""
-        return _value_of if self.enum is not None else None
-
-    @property
-    def from_database(self) -> Callable[[Any], Any] | None:
-        """Turns a stored value, as psycopg loads it, into the row's; None where they are the same."""
-        if self.enum is not None:
-            return self.enum
-        return int if self.role is Role.SUM and self.scalar is Scalar.INT else None
+    @cached_property
+    def type(self) -> ColumnType:
+        return type_of(self.scalar, self.enum, is_key=self.is_key, is_sum=self.role is Role.SUM)
 
     @property
     def shape(self) -> str:
         return f"{self.name}:{self.scalar}{'?' if self.optional else ''}:{self.role}"
-
-
-def _value_of(member: Enum) -> Any:
-    return member.value
 
 
 def columns_of(row: type, view: str) -> tuple[Column, ...]:
@@ -182,17 +126,7 @@ def _scalar(plain: Any) -> tuple[Scalar | None, type[Enum] | None]:
         # a member is stored as its value, and read back by it
         fits = all(type(one.value) is str and is_storable(one.value) and plain(one.value) is one for one in plain)
         return (Scalar.STR, plain) if fits and len(plain) else (None, None)
-    return _SCALARS.get(plain), None
-
-
-def is_storable(text: str) -> bool:
-    """Whether PostgreSQL can hold it: no NUL, and no lone half of a surrogate pair, which is no character."""
-    if "\0" in text:
-        return False
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
+    return SCALARS.get(plain), None
 
 
 def _unknown(view: str, name: str, hint: Any) -> BadView:

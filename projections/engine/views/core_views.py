@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from infra.domain_model.contexts import Context, contexts
 from infra.log.records import Commit
-from projections.engine.views.columns import BadView, Column, Key, Role, Scalar, columns_of
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import BadView, Column, Key, Role, columns_of
 from projections.engine.views.view import Kind, View, discover, fingerprint
 
 OUTCOMES = "command_outcomes"
@@ -50,6 +51,11 @@ SNAPSHOT_COLUMNS = (
 
 def snapshot_view_name(context: str) -> str:
     return f"streams_{context}"
+
+
+def states_told_to(view: View) -> list[str]:
+    """The snapshot views of the states that a journal is told: whoever folds it folds them too."""
+    return [snapshot_view_name(context) for context in view.contexts] if view.kind is Kind.JOURNAL else []
 
 
 def snapshot_view(context: Context) -> View:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg import sql
 
-from projections.engine.views.columns import SQL_TYPES, Column, Role, Scalar
+from projections.engine.views.columns import Column, Role
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
 
@@ -103,7 +103,7 @@ def _by_keys(view: View, table: str) -> bytes:
     rows = sql.SQL(
         "select u.number, row_to_json(r) as shown from unnest({}) with ordinality u({}, number), lateral ({} where {}{}) r"
     ).format(
-        sql.SQL(", ").join(sql.SQL("%s::{}[]").format(_type(column)) for column in view.key),
+        sql.SQL(", ").join(sql.SQL("%s::{}[]").format(sql.SQL(column.type.sql_name)) for column in view.key),
         sql.SQL(", ").join(asked),
         _select(view, table),
         sql.SQL(" and ").join(same),
@@ -119,7 +119,7 @@ def _page(
     keys = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in view.key)
     before = _conditions(view, where)
     if goes_on:
-        places = sql.SQL(", ").join(sql.SQL("%s::{}").format(_type(column)) for column in view.key)
+        places = sql.SQL(", ").join(sql.SQL("%s::{}").format(sql.SQL(column.type.sql_name)) for column in view.key)
         before.append(sql.SQL("({}) > ({})").format(keys, places))
     rows = sql.SQL(
         "select row_number() over () as number, row_to_json(r) as shown from ({}{}{}{} order by {} limit %s) r"
@@ -159,7 +159,10 @@ def _groups(view: View) -> bool:
 
 
 def _select(view: View, table: str) -> sql.Composed:
-    shown = (sql.SQL("{} as {}").format(_shown(column), sql.Identifier(column.name)) for column in view.columns)
+    shown = (
+        sql.SQL("{} as {}").format(column.type.shown(_value(column)), sql.Identifier(column.name))
+        for column in view.columns
+    )
     return sql.SQL("select {} from {} t").format(sql.SQL(", ").join(shown), sql.Identifier(table))
 
 
@@ -181,23 +184,10 @@ def _value(column: Column) -> sql.Composed:
     return sql.SQL("{}({})").format(sql.SQL(column.role), name) if column.role in _COMBINED else sql.Composed([name])
 
 
-def _shown(column: Column) -> sql.Composed:
-    """As a value of which the database's JSON loses nothing: a decimal as text, bytes as base64 without line ends."""
-    if column.scalar is Scalar.DECIMAL:
-        return sql.SQL("{}::text").format(_value(column))
-    if column.scalar is Scalar.BYTES:
-        return sql.SQL("translate(encode({}, 'base64'), E'\\n', '')").format(_value(column))
-    return _value(column)
-
-
 def _is(column: Column, null: bool) -> sql.Composed:
     if null:
         return sql.SQL("{} is null").format(_value(column))
-    return sql.SQL("{} = %s::{}").format(_value(column), _type(column))
-
-
-def _type(column: Column) -> sql.SQL:
-    return sql.SQL("numeric") if column.numeric else sql.SQL(SQL_TYPES[column.scalar])
+    return sql.SQL("{} = %s::{}").format(_value(column), sql.SQL(column.type.sql_name))
 
 
 _COMBINED = (Role.SUM, Role.MIN, Role.MAX)

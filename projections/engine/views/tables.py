@@ -10,22 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.types import TypeEngine
 
-from projections.engine.views.columns import PARTITION, Column, Role, Scalar
+from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
-
-_TYPES: dict[Scalar, TypeEngine[Any]] = {
-    Scalar.BOOL: sa.Boolean(),
-    Scalar.INT: sa.BigInteger(),
-    Scalar.STR: sa.Text(),
-    Scalar.DATE: sa.Date(),
-    Scalar.DATETIME: sa.DateTime(timezone=True),
-    Scalar.DECIMAL: sa.Numeric(),
-    Scalar.UUID: sa.Uuid(),
-    Scalar.BYTES: sa.LargeBinary(),
-    Scalar.JSON: sa.JSON(),
-}
 
 
 def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | None = None) -> sa.Table:
@@ -40,7 +27,7 @@ def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | 
         *(
             sa.Column(
                 column.name,
-                _type(column),
+                column.type.declared,
                 primary_key=column.is_key,
                 autoincrement=False if column.is_key else "auto",
                 nullable=column.optional,
@@ -59,12 +46,3 @@ def comment_of(view: View) -> str:
     """The table's comment: shows autogenerate what it can't see otherwise, a changed key or shape of a state."""
     key = ", ".join(column.name for column in view.key)
     return f"view {view.name}, version {view.version}, {view.kind} by ({key}), shape {view.shape}"
-
-
-def _type(column: Column) -> TypeEngine[Any]:
-    if column.role is Role.SUM:
-        return sa.Numeric()
-    if column.is_key and column.scalar is Scalar.STR:
-        # by bytes, as Python sorts: the order in which batches lock rows, the same on every system
-        return sa.Text(collation="C")
-    return _TYPES[column.scalar]

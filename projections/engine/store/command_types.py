@@ -8,10 +8,10 @@ because a command of one may stand in the log.
 from __future__ import annotations
 
 from typing import NamedTuple
-from uuid import uuid4
 
 from infra.database.connect import Connection
 from infra.domain_model.contexts import contexts
+from projections.engine.store.positions import lock_positions, set_generation
 from projections.engine.views.view import CORE
 
 
@@ -45,7 +45,7 @@ def add_types(connection: Connection) -> None:
 def make_types_live(connection: Connection, topic: str) -> None:
     """From now on no handler takes a command of this code's types for malformed: all of them read the types again."""
     with connection.transaction():
-        _new_generation(connection, topic)
+        _fence_writers(connection, topic)
         add_types(connection)
 
 
@@ -54,7 +54,7 @@ def drop_other_types(connection: Connection, topic: str) -> list[CommandType]:
     if not live_types(connection) - own_types():
         return []
     with connection.transaction():
-        _new_generation(connection, topic)
+        _fence_writers(connection, topic)
         gone = sorted(live_types(connection) - own_types())
         connection.execute(
             "delete from command_types where (context, type) in (select * from unnest(%s::text[], %s::text[]))",
@@ -63,11 +63,6 @@ def drop_other_types(connection: Connection, topic: str) -> list[CommandType]:
     return gone
 
 
-def _new_generation(connection: Connection, topic: str) -> None:
-    """Every writer reads the database anew before its next commit; positions are locked in the order that all keep."""
-    connection.execute(
-        "with mine as materialized (select agent, topic, partition from positions where agent = %s and topic = %s "
-        "order by agent, topic, partition for update) update positions p set generation = %s from mine m "
-        "where (p.agent, p.topic, p.partition) = (m.agent, m.topic, m.partition)",
-        (CORE, topic, uuid4()),
-    )
+def _fence_writers(connection: Connection, topic: str) -> None:
+    """Every writer reads the database anew before its next commit."""
+    set_generation(connection, topic, lock_positions(connection, [CORE], topic), "command types")

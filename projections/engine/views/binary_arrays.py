@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from typing import Any, cast
+from uuid import UUID
 
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.pq import Format
-
-from projections.engine.views.columns import Column, Scalar
 
 _HEADER = struct.Struct(">iiIii")
 _LENGTH = struct.Struct(">i")
@@ -24,9 +23,7 @@ _SHORT = [_LENGTH.pack(size) for size in range(1_024)]
 _FEW = 4
 """Texts are looked up when each occurs so many times on average."""
 _EPOCH_DAY = date(2000, 1, 1).toordinal()
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 EPOCH_MS = 946_684_800_000
-_MICROSECOND = timedelta(microseconds=1)
 
 # element type: (oid, oid of its array)
 _BOOL, _BYTEA, _INT8, _INT2, _TEXT = (16, 1000), (17, 1001), (20, 1016), (21, 1005), (25, 1009)
@@ -61,33 +58,6 @@ class BinaryArrayDumper(Dumper):
         return dumper
 
 
-def pack(column: Column, values: Sequence[Any]) -> BinaryArray:
-    """A column's values in row order. Raises what Python raises for a value of another type or out of range."""
-    if (to_database := column.to_database) is not None:
-        values = [None if value is None else to_database(value) for value in values]
-    if column.numeric:
-        return texts([None if value is None else _number(value) for value in values])
-    match column.scalar:
-        case Scalar.STR:
-            return texts(values)
-        case Scalar.INT:
-            return _fixed(_INT8, 8, "q", values)
-        case Scalar.BOOL:
-            return _fixed(_BOOL, 1, "?", values)
-        case Scalar.DATE:
-            return _fixed(_DATE, 4, "i", [v if v is None else v.toordinal() - _EPOCH_DAY for v in values])
-        case Scalar.DATETIME:
-            return _fixed(_TIMESTAMPTZ, 8, "q", [v if v is None else (v - _EPOCH) // _MICROSECOND for v in values])
-        case Scalar.UUID:
-            return _variable(_UUID, [v if v is None else v.bytes for v in values])
-        case Scalar.BYTES:
-            return _variable(_BYTEA, values)
-        case Scalar.JSON:
-            return _variable(_JSON, values)
-        case Scalar.DECIMAL:
-            raise AssertionError("a decimal is numeric")
-
-
 def texts(values: Sequence[str | None]) -> BinaryArray:
     different = set(values)
     if _FEW * len(different) <= len(values):
@@ -111,15 +81,34 @@ def smallints(values: Sequence[int | None]) -> BinaryArray:
     return _fixed(_INT2, 2, "h", values)
 
 
-def times(milliseconds: Sequence[int]) -> BinaryArray:
+def bools(values: Sequence[bool | None]) -> BinaryArray:
+    return _fixed(_BOOL, 1, "?", values)
+
+
+def dates(values: Sequence[date | None]) -> BinaryArray:
+    return _fixed(_DATE, 4, "i", [v if v is None else v.toordinal() - _EPOCH_DAY for v in values])
+
+
+def times(microseconds: Sequence[int | None]) -> BinaryArray:
+    """timestamptz from microseconds since 2000."""
+    return _fixed(_TIMESTAMPTZ, 8, "q", microseconds)
+
+
+def times_of_ms(milliseconds: Sequence[int]) -> BinaryArray:
     """timestamptz from ms since 1970, without a datetime in between."""
-    return _fixed(_TIMESTAMPTZ, 8, "q", [(ms - EPOCH_MS) * 1000 for ms in milliseconds])
+    return times([(ms - EPOCH_MS) * 1000 for ms in milliseconds])
 
 
-def _number(value: Any) -> str:
-    if type(value) is float:
-        raise TypeError(f"{value!r} is a float: sums and decimals are exact")
-    return str(value)
+def uuids(values: Sequence[UUID | None]) -> BinaryArray:
+    return _variable(_UUID, [v if v is None else v.bytes for v in values])
+
+
+def blobs(values: Sequence[bytes | None]) -> BinaryArray:
+    return _variable(_BYTEA, values)
+
+
+def jsons(values: Sequence[bytes | None]) -> BinaryArray:
+    return _variable(_JSON, values)
 
 
 def _fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) -> BinaryArray:

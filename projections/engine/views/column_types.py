@@ -1,0 +1,453 @@
+"""The types that a column can have, and all that the engine knows about each: one class per type, one table of them all.
+
+A value is *exact* when the database gives it back just as it is. `exact` makes one value so, or refuses it with BadRow; `are_exact`
+tells of many at once whether each would stay as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
+from enum import Enum, StrEnum
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.types import TypeEngine
+
+from projections.engine.views import binary_arrays
+from projections.engine.views.binary_arrays import BinaryArray
+
+Values = Sequence[Any]
+
+MOST_LENGTH = 1 << 24
+"""Of a text in characters, of bytes."""
+MOST_DIGITS = 1_000
+"""Of a decimal, before the point and behind it, and of what a sum is given. Any number of those add up within `numeric`."""
+SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
+
+EXACT = Context(prec=3 * MOST_DIGITS, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
+"""For decimals. Python's own context rounds to 28 digits; `numeric` does not."""
+
+
+class BadRow(ValueError):
+    """A view's function made a row, or `key` a key, that the database can't hold, or would not give back."""
+
+
+class Scalar(StrEnum):
+    """The types by name, as they stand in a view's shape."""
+
+    BOOL = "bool"
+    INT = "int"
+    STR = "str"
+    DATE = "date"
+    DATETIME = "datetime"
+    DECIMAL = "decimal"
+    UUID = "uuid"
+    BYTES = "bytes"
+    JSON = "json"
+
+
+class ColumnType:
+    """One type. What stands here is right for a type whose values are all exact when they are of its class."""
+
+    python: type
+    """The class of exact values."""
+    sql_name: str
+    """PostgreSQL's name of it."""
+    declared: TypeEngine[Any]
+    """The same for SQLAlchemy."""
+    copied_as: str | None = None
+    """PostgreSQL's name for binary COPY, where it is another."""
+    sent_as_text: bool = False
+    """Whether arrays of it travel as texts."""
+    form: str
+    """In words, how a value is written."""
+    schema: Mapping[str, Any]
+    """JSON schema of a value in a row."""
+
+    to_database: Callable[[Any], Any] | None = None
+    """Turns a row's value into the stored one; None where they are the same. Not called with None."""
+    from_database: Callable[[Any], Any] | None = None
+    """Turns a stored value, as psycopg loads it, into the row's; None where they are the same."""
+
+    def exact(self, value: Any) -> Any:
+        """The value as the database gives it back. Raises BadRow."""
+        _require(value, self.python)
+        return value
+
+    def are_exact(self, values: Values) -> bool:  # noqa: ARG002
+        """Whether all of these, which are of the very class, are exact."""
+        return True
+
+    def size(self, value: Any) -> int:  # noqa: ARG002
+        """How many bytes a value takes in a key, beyond the 16 that any value may."""
+        return 0
+
+    def longest(self, values: Values) -> int:  # noqa: ARG002
+        """No value of these has a larger size."""
+        return 0
+
+    def pack(self, values: Values) -> BinaryArray:
+        """Stored values, or None, as PostgreSQL's array."""
+        raise NotImplementedError
+
+    def parse(self, text: str) -> Any:
+        """The value that is written like this in a URL. Raises ValueError."""
+        raise NotImplementedError
+
+    def shown(self, value: sql.Composed) -> sql.Composed:
+        """SQL for a value of which the database's JSON loses nothing."""
+        return value
+
+
+class _Bool(ColumnType):
+    python, sql_name, declared = bool, "bool", sa.Boolean()
+    form = "true or false"
+    schema: Mapping[str, Any] = {"type": "boolean"}
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.bools(values)
+
+    def parse(self, text: str) -> bool:
+        if text not in ("true", "false"):
+            raise ValueError
+        return text == "true"
+
+
+class _Int(ColumnType):
+    python, sql_name = int, "int8"
+    declared: TypeEngine[Any] = sa.BigInteger()
+    form = "a whole number between -2**63 and 2**63 - 1"
+    schema: Mapping[str, Any] = {"type": "integer", "minimum": SMALLEST_INT, "maximum": LARGEST_INT}
+    bounds = SMALLEST_INT, LARGEST_INT
+    beyond = "it is beyond 64 bits"
+
+    def exact(self, value: Any) -> int:
+        _require(value, int)
+        exact = value if type(value) is int else int.__int__(value)
+        if not self.bounds[0] <= exact <= self.bounds[1]:
+            raise BadRow(self.beyond)
+        return exact
+
+    def are_exact(self, values: Values) -> bool:
+        try:  # a quarter of the time that `min` and `max` take
+            return bool(struct.pack(f"{len(values)}q", *values))
+        except struct.error:
+            return bool(self.bounds[0] <= min(values) and max(values) <= self.bounds[1])
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.bigints(values)
+
+    def parse(self, text: str) -> int:
+        number = int(_like(_WHOLE, text))
+        if not self.bounds[0] <= number <= self.bounds[1]:
+            raise ValueError
+        return number
+
+
+class _Numeric(ColumnType):
+    sql_name, sent_as_text = "numeric", True
+    declared: TypeEngine[Any] = sa.Numeric()
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.texts([None if value is None else _number(value) for value in values])
+
+
+class _SumOfInts(_Numeric, _Int):
+    """Whole numbers that add up without bound."""
+
+    form = "a whole number"
+    schema: Mapping[str, Any] = {"type": "integer"}
+    bounds = 1 - 10**MOST_DIGITS, 10**MOST_DIGITS - 1
+    beyond = f"it has more than {MOST_DIGITS} digits"
+    from_database = int
+
+
+class _Decimal(_Numeric):
+    python = Decimal
+    form = "a decimal number: 12.50"
+    schema: Mapping[str, Any] = {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?$"}
+
+    def exact(self, value: Any) -> Decimal:
+        _require(value, Decimal, int)
+        exact = value if type(value) is Decimal else Decimal(value)
+        exponent = exact.as_tuple().exponent
+        if not isinstance(exponent, int):
+            raise BadRow("it is no finite number")
+        if exact.adjusted() >= MOST_DIGITS or exponent < -MOST_DIGITS:
+            raise BadRow(f"it has more than {MOST_DIGITS} digits before or behind the point")
+        if exponent > 0:
+            exact = EXACT.quantize(exact, Decimal(1))
+        return exact.copy_abs() if exact.is_signed() and not exact else exact
+
+    def are_exact(self, values: Values) -> bool:
+        try:
+            return all(self.exact(value) is value for value in values)
+        except BadRow:
+            return False
+
+    def size(self, value: Any) -> int:
+        return len(str(value))
+
+    def longest(self, values: Values) -> int:
+        return max(map(len, map(str, values)))
+
+    def parse(self, text: str) -> Decimal:
+        return Decimal(_like(_NUMBER, text))
+
+    def shown(self, value: sql.Composed) -> sql.Composed:
+        return sql.SQL("{}::text").format(value)
+
+
+class _KeyDecimal(_Decimal):
+    """Numbers that are equal are one key, so they must be one value: without zeros at the end."""
+
+    def exact(self, value: Any) -> Decimal:
+        number = super().exact(value)
+        normal = super().exact(EXACT.normalize(number))
+        return number if number.as_tuple() == normal.as_tuple() else normal
+
+
+class _Str(ColumnType):
+    python: type = str
+    sql_name, declared = "text", sa.Text()
+    form = "a text without U+0000, or one of the column's own words"
+    schema: Mapping[str, Any] = {"type": "string", "pattern": r"^[^\x00]*$"}
+
+    def exact(self, value: Any) -> str:
+        _require(value, str)
+        exact = value if type(value) is str else str.__str__(value)
+        if not is_storable(exact):
+            raise BadRow("it has a NUL or half a surrogate pair in it")
+        if len(exact) > MOST_LENGTH:
+            raise BadRow(f"it is longer than {MOST_LENGTH} characters")
+        return exact
+
+    def are_exact(self, values: Values) -> bool:
+        together = "".join(values)
+        return is_storable(together) and (len(together) <= MOST_LENGTH or max(map(len, values)) <= MOST_LENGTH)
+
+    def size(self, value: Any) -> int:
+        return len(value.encode())
+
+    def longest(self, values: Values) -> int:
+        return 4 * max(map(len, values))
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.texts(values)
+
+    def parse(self, text: str) -> str:
+        if not is_storable(text):
+            raise ValueError
+        return text
+
+
+class _KeyStr(_Str):
+    """Sorted by bytes, as Python sorts: the order in which batches lock rows, the same on every system."""
+
+    declared = sa.Text(collation="C")
+
+
+class _EnumOf(_Str):
+    """An enum of texts, stored as its values."""
+
+    exact, are_exact = ColumnType.exact, ColumnType.are_exact
+
+    def __init__(self, enum: type[Enum], *, is_key: bool) -> None:
+        words = [member.value for member in enum]
+        self.python = self.from_database = enum
+        self.to_database = attrgetter("value")
+        self.declared = (_KeyStr if is_key else _Str).declared
+        self.schema = {"type": "string", "enum": words}
+        self._longest = max(len(word.encode()) for word in words)
+
+    def size(self, value: Any) -> int:  # noqa: ARG002
+        return self._longest
+
+    def longest(self, values: Values) -> int:  # noqa: ARG002
+        return self._longest
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.texts([value and value.value for value in values])
+
+    def parse(self, text: str) -> str:
+        self.python(text)
+        return text
+
+
+class _Date(ColumnType):
+    python, sql_name, declared = date, "date", sa.Date()
+    form = "a day: 2026-11-21"
+    schema: Mapping[str, Any] = {"type": "string", "format": "date"}
+
+    def exact(self, value: Any) -> date:
+        _require(value, date)
+        return value if type(value) is date else date(value.year, value.month, value.day)
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.dates(values)
+
+    def parse(self, text: str) -> date:
+        return date.fromisoformat(_like(_DAY, text))
+
+
+class _Datetime(ColumnType):
+    python, sql_name, declared = datetime, "timestamptz", sa.DateTime(timezone=True)
+    form = "a time with its zone: 2026-11-21T19:00:00Z"
+    schema: Mapping[str, Any] = {"type": "string", "format": "date-time"}
+
+    def exact(self, value: Any) -> datetime:
+        _require(value, datetime)
+        if value.utcoffset() is None:
+            raise BadRow("it has no time zone")
+        try:
+            utc = value.astimezone(UTC)
+        except OverflowError:
+            raise BadRow("in UTC it is before the year 1 or after 9999") from None
+        if value is utc and type(value) is datetime and not value.fold:
+            return value
+        return datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, UTC)
+
+    def are_exact(self, values: Values) -> bool:
+        in_utc = all(map(is_, map(attrgetter("tzinfo"), values), repeat(UTC)))
+        return in_utc and not any(map(attrgetter("fold"), values))
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.times([v if v is None else (v - _EPOCH) // _MICROSECOND for v in values])
+
+    def parse(self, text: str) -> datetime:
+        return datetime.fromisoformat(_like(_MOMENT, text))
+
+
+class _Uuid(ColumnType):
+    python, sql_name, declared = UUID, "uuid", sa.Uuid()
+    form = "a UUID"
+    schema: Mapping[str, Any] = {"type": "string", "format": "uuid"}
+
+    def exact(self, value: Any) -> UUID:
+        _require(value, UUID)
+        return value if type(value) is UUID else UUID(int=value.int)
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.uuids(values)
+
+    def parse(self, text: str) -> UUID:
+        return UUID(text)
+
+
+class _Bytes(ColumnType):
+    python, sql_name, declared = bytes, "bytea", sa.LargeBinary()
+    form = "base64 of the bytes"
+    schema: Mapping[str, Any] = {"type": "string", "contentEncoding": "base64"}
+
+    def exact(self, value: Any) -> bytes:
+        _require(value, bytes, bytearray, memoryview)
+        exact = value if type(value) is bytes else bytes(value)
+        if len(exact) > MOST_LENGTH:
+            raise BadRow(f"it is longer than {MOST_LENGTH} bytes")
+        return exact
+
+    def are_exact(self, values: Values) -> bool:
+        return max(map(len, values)) <= MOST_LENGTH
+
+    def size(self, value: Any) -> int:
+        return len(value)
+
+    def longest(self, values: Values) -> int:
+        return max(map(len, values))
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.blobs(values)
+
+    def parse(self, text: str) -> bytes:
+        return base64.b64decode(text, validate=True)
+
+    def shown(self, value: sql.Composed) -> sql.Composed:
+        """Base64 without line ends."""
+        return sql.SQL("translate(encode({}, 'base64'), E'\\n', '')").format(value)
+
+
+class _Json(ColumnType):
+    """A state as text; of no author's view. In binary COPY, which names no types, it is its bytes."""
+
+    python, sql_name, declared, copied_as = bytes, "json", sa.JSON(), "bytea"
+    form = "JSON"
+    schema: Mapping[str, Any] = {}
+
+    def pack(self, values: Values) -> BinaryArray:
+        return binary_arrays.jsons(values)
+
+
+_TYPES: dict[Scalar, ColumnType] = {
+    Scalar.BOOL: _Bool(),
+    Scalar.INT: _Int(),
+    Scalar.STR: _Str(),
+    Scalar.DATE: _Date(),
+    Scalar.DATETIME: _Datetime(),
+    Scalar.DECIMAL: _Decimal(),
+    Scalar.UUID: _Uuid(),
+    Scalar.BYTES: _Bytes(),
+    Scalar.JSON: _Json(),
+}
+_OF_KEYS: dict[Scalar, ColumnType] = {Scalar.STR: _KeyStr(), Scalar.DECIMAL: _KeyDecimal()}
+_OF_SUMS: dict[Scalar, ColumnType] = {Scalar.INT: _SumOfInts()}
+
+SCALARS: dict[type, Scalar] = {one.python: scalar for scalar, one in _TYPES.items() if scalar is not Scalar.JSON}
+"""The names by the class that an author writes."""
+
+
+def type_of(
+    scalar: Scalar, enum: type[Enum] | None = None, *, is_key: bool = False, is_sum: bool = False
+) -> ColumnType:
+    """The type of a column that stores such values."""
+    if enum is not None:
+        return _EnumOf(enum, is_key=is_key)
+    special = (is_key and _OF_KEYS.get(scalar)) or (is_sum and _OF_SUMS.get(scalar))
+    return special or _TYPES[scalar]
+
+
+def is_storable(text: str) -> bool:
+    """Whether PostgreSQL can hold it: no NUL, and no lone half of a surrogate pair, which is no character."""
+    if "\0" in text:
+        return False
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _require(value: Any, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        raise BadRow("it is not declared as `… | None`" if value is None else "it is of another type")
+
+
+def _number(value: Any) -> str:
+    if type(value) is float:
+        raise TypeError(f"{value!r} is a float: sums and decimals are exact")
+    return str(value)
+
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+# Python's own readers take spaces, underscores, weeks, and every alphabet's digits.
+_WHOLE = re.compile(r"-?[0-9]{1,1000}")
+_NUMBER = re.compile(r"-?[0-9]{1,1000}(\.[0-9]{1,1000})?")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})", re.IGNORECASE
+)
+
+
+def _like(form: re.Pattern[str], text: str) -> str:
+    if form.fullmatch(text) is None:
+        raise ValueError
+    return text
