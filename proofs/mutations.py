@@ -354,7 +354,7 @@ MUTATIONS = [
     Mutation(
         "an event of newer code ends the agent",
         "projections/engine/live/reader.py",
-        "        if isinstance(done.stop, UnknownEvent):",
+        "        if isinstance(result.stop, UnknownEvent):",
         "        if False:",
         "tests/engine/test_agent.py -k right_before",
     ),
@@ -368,8 +368,8 @@ MUTATIONS = [
     Mutation(
         "beside an event of newer code, what else was cut short goes on behind the cut",
         "projections/engine/live/reader.py",
-        "            return [Newer(done.stop), *self._ask()]",
-        "            del self._parts[done.stop.partition]\n            return [Newer(done.stop), *self.tick(now)]",
+        "            return [Newer(result.stop), *self._ask()]",
+        "            del self._parts[result.stop.partition]\n            return [Newer(result.stop), *self.tick(now)]",
         "tests/engine/test_reader.py -k cut_short",
     ),
     Mutation(

@@ -25,9 +25,10 @@ from infra.processes.checkout import require_code
 from infra.processes.collector import collect_seldom
 from infra.processes.faultpoints import reach
 from infra.processes.sender import Sender
-from projections.engine.live.reader import Fate, without_hole
+from projections.engine.live.reader import without_hole
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Work
+from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs.task import own_settings
 

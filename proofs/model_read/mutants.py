@@ -163,7 +163,7 @@ def only_the_fenced_are_dropped(world: World) -> Iterator[None]:
 
 @mutant("COMMIT unknown is taken as applied", LOST, "one agent, kill cut")
 def unknown_is_applied(_world: World) -> Iterator[None]:
-    with _outcome_of_unknown(lambda _again: commit.Applied()):
+    with _outcome_of_unknown(lambda _again: commit.BatchResult(commit.Fate.APPLIED)):
         yield
 
 
@@ -179,7 +179,7 @@ def unknown_is_not_applied(_world: World) -> Iterator[None]:
 
 
 @contextmanager
-def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit.Outcome]) -> Iterator[None]:
+def _outcome_of_unknown(instead: Callable[[Callable[[], commit.BatchResult]], commit.BatchResult]) -> Iterator[None]:
     real = work.Work.apply
 
     def apply(self: work.Work, takes: Any, turn: int = 0, lane: int = 0) -> Any:
@@ -188,10 +188,10 @@ def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit
             return real(self, takes, turn, lane)
         asked = committer.apply
 
-        def outcome(connection: Any, batches: Any) -> commit.Outcome:
+        def outcome(connection: Any, batches: Any) -> commit.BatchResult:
             found = asked(connection, batches)
             return (
-                instead(lambda: asked(self._connected(lane), batches)) if isinstance(found, commit.Unknown) else found
+                instead(lambda: asked(self._connected(lane), batches)) if found.fate is commit.Fate.UNKNOWN else found
             )
 
         committer.apply = outcome  # type: ignore[method-assign]

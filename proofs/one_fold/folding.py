@@ -18,12 +18,11 @@ from infra.settings import Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.fold import Blocked
 from projections.engine.fold.plan import Plan
-from projections.engine.live.reader import Fate
 from projections.engine.live.worker import Work
 from projections.engine.rebuild.engines import EngineFor, Local
 from projections.engine.rebuild.folded import Folded, added_rows
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.store.commit import Batch
+from projections.engine.store.commit import Batch, Fate
 from projections.engine.store.positions import skips_of
 from projections.engine.verify.verify import verify
 from projections.engine.views.view import Kind, View

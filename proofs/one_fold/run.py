@@ -32,10 +32,10 @@ from infra.log.records import EventRecord, Record
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.live.reader import Fate
 from projections.engine.live.worker import Work
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
+from projections.engine.store.commit import Fate
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View

@@ -31,8 +31,8 @@ from infra.log.rule import START, read
 from infra.log.source import read_range
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
-from projections.engine.live.reader import Fate
 from projections.engine.live.worker import Work
+from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import agent_views
 from tests.engine.spine import DEADLINE_S, handler, send, until
 

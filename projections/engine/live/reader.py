@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import Reading
 from projections.engine.fold.errors import UnknownEvent
 from projections.engine.live.startup import set_difference
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 
 BATCH_BYTES = 32 * 1024 * 1024
@@ -82,24 +82,6 @@ class Stop:
 
 
 Action = ReadPositions | Seek | Apply | Hold | Newer | Stop
-
-
-class Fate(StrEnum):
-    """What became of a batch."""
-
-    APPLIED = "applied"
-    FENCED = "fenced"
-    UNKNOWN = "unknown"
-    AWAY = "away"
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A batch's fate. `readings` are the positions after it where it was applied; `stop` is why nothing beyond can be."""
-
-    fate: Fate
-    readings: Mapping[int, Reading] = field(default_factory=dict)
-    stop: SamefoldError | None = None
 
 
 @dataclass(slots=True)
@@ -203,23 +185,23 @@ class Reader:
             actions.append(Seek(partition, part.wanted))
         return actions + self.tick(now)
 
-    def done(self, turn: int, done: Done, now: float, lane: int = 0) -> list[Action]:
+    def done(self, turn: int, result: BatchResult, now: float, lane: int = 0) -> list[Action]:
         """The fate of a lane's batch."""
         if turn != self.turn:
             return []
         self._under_way.pop(lane, None)
-        if done.fate is not Fate.APPLIED:
+        if result.fate is not Fate.APPLIED:
             return self._ask(self._backoff())
         self._failures = 0
-        for partition, reading in done.readings.items():
+        for partition, reading in result.readings.items():
             self._parts[partition].reading = reading
-        if isinstance(done.stop, UnknownEvent):
+        if isinstance(result.stop, UnknownEvent):
             if not self._newer:
                 self._look_at = now + NEWER_S
             # other partitions of this batch may have been cut short too
-            self._newer[done.stop.partition] = done.stop.offset
-            return [Newer(done.stop), *self._ask()]
-        return [Stop(done.stop)] if done.stop else self.tick(now)
+            self._newer[result.stop.partition] = result.stop.offset
+            return [Newer(result.stop), *self._ask()]
+        return [Stop(result.stop)] if result.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
         """Apply what is there in the lanes that are free, unless more is known to be coming and may soon be here."""
