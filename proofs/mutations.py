@@ -226,9 +226,9 @@ MUTATIONS = [
         "tests/engine/test_switch.py -k more_than_one_read",
     ),
     Mutation(
-        "a tail goes on behind what came with an error",
-        "projections/engine/live/tail.py",
-        "                    self._assign()  # what came behind the error comes again\n",
+        "a reader goes on behind what came with an error",
+        "projections/engine/live/log_reader.py",
+        "            self._assigned = False  # what came with the error comes again\n",
         "",
         "proofs/chaos/test_refused_reads.py -k goes_on_after_an_error",
     ),
