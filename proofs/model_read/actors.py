@@ -14,7 +14,7 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect
 from projections.engine.fold.plan import Plan
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
 from projections.engine.operate.replaying import drop, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.store.commit import BatchResult, Fate
@@ -55,7 +55,7 @@ class Agent:
         self.most = batches
         self.gives_up = gives_up
         self.interrupted = interrupted
-        self.work = Work(settings(), "core", views, name, _plan(views), lanes=lanes)
+        self.work = Worker(settings(), "core", views, name, _plan(views), lanes=lanes)
         self.lanes = [_Lane(number) for number in range(lanes)]
         self.reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
         self.inbox: deque[Callable[[], None]] = deque()

@@ -19,7 +19,7 @@ from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.live.startup import Contract, ensure_started
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
 from projections.engine.store.commit import Batch, BatchResult, Committer, Fate
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.store.rows import loaded, select_rows
@@ -496,14 +496,14 @@ def log_of(batch: Batch) -> list[Record]:
 
 
 @pytest.fixture
-def work(bench: Bench) -> Iterator[Work]:
-    doing = Work(bench.settings, "core", bench.views, "test", bench.plan)
+def work(bench: Bench) -> Iterator[Worker]:
+    doing = Worker(bench.settings, "core", bench.views, "test", bench.plan)
     doing.positions()
     yield doing
     doing.close()
 
 
-def test_work_goes_as_far_as_it_can_and_says_why_it_stops(bench: Bench, work: Work) -> None:
+def test_work_goes_as_far_as_it_can_and_says_why_it_stops(bench: Bench, work: Worker) -> None:
     bad = bench.batch(0, ("a", [filled(1)]), ("b", [filled(2)]), ("c", [filled(1, "fail")]), ("d", [filled(4)]))
     good = bench.batch(1, ("e", [filled(5)]))
 
@@ -520,7 +520,7 @@ def test_work_goes_as_far_as_it_can_and_says_why_it_stops(bench: Bench, work: Wo
     assert bench.positions().readings == at
 
 
-def test_a_record_that_cannot_be_read_stops_behind_what_can(bench: Bench, work: Work) -> None:
+def test_a_record_that_cannot_be_read_stops_behind_what_can(bench: Bench, work: Worker) -> None:
     batch = bench.batch(0, ("a", [filled(1)]), ("b", [filled(2)]))
     log = log_of(batch)
     log[2] = log[2]._replace(value=b'{"samefold":"commit/9"}')
@@ -533,7 +533,7 @@ def test_a_record_that_cannot_be_read_stops_behind_what_can(bench: Bench, work: 
     assert bench.positions().readings[0].next_offset == 2
 
 
-def test_garbage_is_void_and_warned_of(bench: Bench, work: Work, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_is_void_and_warned_of(bench: Bench, work: Worker, caplog: pytest.LogCaptureFixture) -> None:
     batch = bench.batch(0, ("a", [filled(1)]))
     garbage = [Record(0, 2 + n, 0, None, value) for n, value in enumerate([b"junk", None, b"{}"])]
     done = work.apply({0: (START, log_of(batch) + garbage)})
@@ -542,13 +542,13 @@ def test_garbage_is_void_and_warned_of(bench: Bench, work: Work, caplog: pytest.
     assert "3 records that are none of ours, the first at offset 2" in caplog.text
 
 
-def test_work_that_was_fenced_says_so(bench: Bench, work: Work) -> None:
+def test_work_that_was_fenced_says_so(bench: Bench, work: Worker) -> None:
     batch = bench.batch(0, ("a", [filled(1)]))
     assert bench.apply(batch) == BatchResult(Fate.APPLIED)
     assert work.apply({0: (START, log_of(batch))}).fate is Fate.FENCED
 
 
-def test_a_batch_that_waited_while_the_positions_were_read_anew_is_fenced(bench: Bench, work: Work) -> None:
+def test_a_batch_that_waited_while_the_positions_were_read_anew_is_fenced(bench: Bench, work: Worker) -> None:
     """It was taken from the log for the positions of then; those of now may be of other views, with tables of other shapes."""
     batch = bench.batch(0, ("a", [filled(1)]))
     assert work.positions(turn=2) is not None

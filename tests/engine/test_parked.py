@@ -139,13 +139,6 @@ def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: 
     assert verify(bank.world, parking(CORRECTED)).differences == 0
 
 
-def test_without_a_new_generation_it_would_leave_events_out(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: shows that the test above would notice."""
-    monkeypatch.setattr("projections.engine.store.positions.uuid4", lambda: scalar(bank.world, _GENERATION))
-    assert _a_batch_around(bank, replay) != BatchResult(Fate.FENCED)
-    assert verify(bank.world, parking(CORRECTED)).differences > 0
-
-
 _GENERATION = "select generation from positions limit 1"
 
 

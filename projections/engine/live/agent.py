@@ -38,7 +38,7 @@ from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.fetching import Fetcher
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.views.core_views import agent_views, code_set
 
@@ -81,7 +81,7 @@ class Agent:
         views = agent_views(agent)
         self.code = code_set(views)
         self.group = f"{settings.group_prefix}-{agent}-{what_it_knows(self.code, known_events())}"
-        self.work = Work(settings, agent, views, name, lanes=LANES)
+        self.work = Worker(settings, agent, views, name, lanes=LANES)
         self.lanes = [_Lane(number) for number in range(LANES)]
         max_age = settings.agent_max_age_ms / 1000
         self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
@@ -343,7 +343,7 @@ class _Lane:
         """In the order of the calls."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def close(self, work: Work) -> None:
+    def close(self, work: Worker) -> None:
         self._thread.submit(work.close, self.number)
         self._thread.shutdown(wait=False)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from infra.log.rule import Void
 from infra.observability import metrics
-from projections.engine.live.lag import Lag
+from projections.engine.live.lag import PartitionLag
 from projections.engine.store.commit import BatchResult, Fate
 
 
-def tell_lags(lags: Mapping[tuple[str, int], Lag], parked: Mapping[str, int]) -> None:
+def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], parked: Mapping[str, int]) -> None:
     """The lag of each (agent, partition), and the number of parked streams of each live view."""
     for (agent, partition), lag in lags.items():
         metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)

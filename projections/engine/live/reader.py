@@ -85,7 +85,7 @@ Action = ReadPositions | Seek | Apply | Hold | Newer | Stop
 
 
 @dataclass(slots=True)
-class _Part:
+class _Partition:
     """One partition that is being read. `buffer` holds records from `reading` on (the batch under way excluded)."""
 
     reading: Reading
@@ -117,7 +117,7 @@ class Reader:
         self.due: float | None = None
         """When `tick` is to be called, unless something else happens before."""
         self._assigned: frozenset[int] = frozenset()
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, _Partition] = {}
         self._under_way: dict[int, Collection[int]] = {}
         """By lane, the partitions of its batch."""
         self._newer: dict[int, int] = {}
@@ -155,7 +155,7 @@ class Reader:
             self._looking = False
         for partition in sorted(mine - self._newer.keys()):
             reading = positions.readings[partition]
-            self._parts[partition] = _Part(reading, reading.next_offset)
+            self._parts[partition] = _Partition(reading, reading.next_offset)
         return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
 
     def away(self, turn: int) -> list[Action]:
@@ -230,7 +230,7 @@ class Reader:
             actions.append(Apply(self.turn, takes, lane))
         return actions
 
-    def _take(self, free: Mapping[int, _Part], now: float) -> dict[int, tuple[Reading, list[Record]]]:
+    def _take(self, free: Mapping[int, _Partition], now: float) -> dict[int, tuple[Reading, list[Record]]]:
         """A batch, out of as few partitions as fill it, so that other lanes find some too; the partitions take turns."""
         takes = {}
         room, room_bytes = self.batch, BATCH_BYTES

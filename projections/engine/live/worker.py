@@ -32,7 +32,7 @@ from projections.engine.views.view import View
 log = logging.getLogger(__name__)
 
 
-class Work:
+class Worker:
     """One agent's connections, one for each lane, and its committer.
 
     Batches of different partitions may be applied at once, each in another lane: they share the committer, which holds rows

@@ -23,7 +23,17 @@ from infra.errors import SamefoldError
 from infra.log.rule import Counted, Reading
 from infra.processes.faultpoints import reach
 from projections.engine.fold.errors import EngineStop
-from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, changed_rows, decode, fold, missing
+from projections.engine.fold.fold import (
+    Blocked,
+    Changes,
+    Decoded,
+    Held,
+    Parked,
+    changed_rows,
+    decode,
+    fold,
+    keys_to_load,
+)
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
@@ -146,11 +156,13 @@ class Committer:
 
     def _apply(self, connection: Connection, batches: Sequence[Batch]) -> BatchResult:
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
-        carefully = False
+        by_statement = False
         retries: list[str] = []
         while True:
             try:
-                result = (self._carefully if carefully else self._quickly)(connection, batches, decoded)
+                result = (self._statement_by_statement if by_statement else self._pipelined)(
+                    connection, batches, decoded
+                )
                 return replace(result, retries=tuple(retries)) if retries else result
             except (Refused, psycopg.Error) as error:
                 refused = is_refusal(error)
@@ -160,7 +172,7 @@ class Committer:
             connection.rollback()
             self._forget(batches)
             retries.append("refused" if refused else "locked")
-            carefully = carefully or refused
+            by_statement = by_statement or refused
             if locked:
                 sleep(random.uniform(0, 0.02 * 2 ** min(len(retries), 6)))
 
@@ -168,10 +180,10 @@ class Committer:
         for batch in batches:
             self.held[batch.partition].clear()
 
-    def _quickly(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
+    def _pipelined(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
         """One round trip where all rows are held; else one for the fence and the rows, and one for all writes."""
         changes = None
-        if not any(missing(self.plan, one, self.held[one.partition]) for one in decoded):
+        if not any(keys_to_load(self.plan, one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
             except EngineStop:
@@ -207,7 +219,9 @@ class Committer:
             raise
         return self._applied(decoded, changes, parked)
 
-    def _carefully(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
+    def _statement_by_statement(
+        self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]
+    ) -> BatchResult:
         """The same, statement by statement under savepoints, to find the streams whose rows are refused."""
         connection.execute("begin")
         try:
@@ -245,7 +259,7 @@ class Committer:
 
     def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> BatchResult:
         for change in changes:
-            self.held[change.partition].absorb(change)
+            self.held[change.partition].merge(change)
         for one in parked:
             log.warning("parked %s for view %s from version %d on: %s", one.stream, one.view, one.version, one.error)
         if parked:
