@@ -31,10 +31,11 @@ class LogReader:
         """Whether librdkafka goes on from `next`."""
 
     def go_on(self, at: Mapping[int, int]) -> None:
-        """Read these partitions and no others, from these offsets."""
+        """Read these partitions and no others, from these offsets; fetching begins at once."""
         self._archived = {p: batches for p, batches in self._archived.items() if at.get(p) == self.next[p]}
         self.next = dict(at)
         self._assigned = False
+        self._assign(())
 
     def take(self, most: int, wait: float, full: Collection[int] = ()) -> dict[int, list[Record]]:
         """What has come, about `most` records, but of no partition that is `full`; waits so many seconds for the first.
