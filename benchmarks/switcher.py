@@ -47,14 +47,14 @@ def main() -> None:
 
 def _drop_older(settings: Settings, views: Mapping[str, View]) -> None:
     """The last one stays, to go back to."""
-    from projections.engine.rebuild.builds import State
+    from projections.engine.rebuild.builds import BuildState
     from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 
     try:
         there = droppable(settings, VIEW, str(views[VIEW].version))
     except NotDroppable:
         return
-    if older := [build for build in there if build.state is State.OLD][:-1]:
+    if older := [build for build in there if build.state is BuildState.OLD][:-1]:
         drop_tables(settings, older, views[VIEW])
 
 

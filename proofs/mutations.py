@@ -226,9 +226,9 @@ MUTATIONS = [
         "tests/engine/test_switch.py -k more_than_one_read",
     ),
     Mutation(
-        "a tail goes on behind what came with an error",
-        "projections/engine/live/tail.py",
-        "                    self._assign()  # what came behind the error comes again\n",
+        "a reader goes on behind what came with an error",
+        "projections/engine/live/log_reader.py",
+        "            self._assigned = False  # what came with the error comes again\n",
         "",
         "proofs/chaos/test_refused_reads.py -k goes_on_after_an_error",
     ),
@@ -354,7 +354,7 @@ MUTATIONS = [
     Mutation(
         "an event of newer code ends the agent",
         "projections/engine/live/reader.py",
-        "        if isinstance(done.stop, UnknownEvent):",
+        "        if isinstance(result.stop, UnknownEvent):",
         "        if False:",
         "tests/engine/test_agent.py -k right_before",
     ),
@@ -368,8 +368,8 @@ MUTATIONS = [
     Mutation(
         "beside an event of newer code, what else was cut short goes on behind the cut",
         "projections/engine/live/reader.py",
-        "            return [Newer(done.stop), *self._ask()]",
-        "            del self._parts[done.stop.partition]\n            return [Newer(done.stop), *self.tick(now)]",
+        "            return [Newer(result.stop), *self._ask()]",
+        "            del self._parts[result.stop.partition]\n            return [Newer(result.stop), *self.tick(now)]",
         "tests/engine/test_reader.py -k cut_short",
     ),
     Mutation(

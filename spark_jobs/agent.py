@@ -39,7 +39,7 @@ from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
 from projections.engine.live.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, Newer
 from projections.engine.live.startup import set_difference
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs import stream, stream_source
@@ -67,7 +67,7 @@ class Agent:
         self.agent = agent
         self.name = name
         self.code = code_set(agent_views(agent))
-        self.work = Work(settings, agent, agent_views(agent), name)
+        self.work = Worker(settings, agent, agent_views(agent), name)
         self.error: BaseException | None = None
         self._session = session
         self._run = uuid4().hex

@@ -1,7 +1,7 @@
 """A Spark task's share of a micro-batch: the records of one Kafka partition, applied as the Faust agent applies a batch.
 
 A task keeps nothing from one micro-batch to the next. It reads the agent's positions, passes over what lies before its own,
-and applies the rest through the engine's `Work`, in batches of the usual size. So it does not matter whether it runs again after
+and applies the rest through the engine's `Worker`, in batches of the usual size. So it does not matter whether it runs again after
 its COMMIT, twice at once, or late, as an orphan of a query that is long over: the compare-and-set lets one of them through, and
 whoever is fenced reads the position again and finds the work done.
 """
@@ -25,9 +25,10 @@ from infra.processes.checkout import require_code
 from infra.processes.collector import collect_seldom
 from infra.processes.faultpoints import reach
 from infra.processes.sender import Sender
-from projections.engine.live.reader import Fate, without_hole
+from projections.engine.live.reader import without_hole
 from projections.engine.live.startup import set_difference
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
+from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs.task import own_settings
 
@@ -120,7 +121,7 @@ class _Task:
         except SamefoldError as error:
             return self._told(Verdict.STOPPED, error=error)
 
-    def _apply(self, work: Work, records: Sequence[Record]) -> Told:
+    def _apply(self, work: Worker, records: Sequence[Record]) -> Told:
         while True:
             reading = self.reading or self._position(work)
             if reading is None:
@@ -148,7 +149,7 @@ class _Task:
             if self.fenced == FENCES:
                 return self._told(Verdict.FENCED)
 
-    def _position(self, work: Work) -> Reading | None:
+    def _position(self, work: Worker) -> Reading | None:
         """Where the agent stands, and what it writes; None where that is not for this code's views."""
         self.turn += 1
         positions = work.positions(self.turn)
@@ -163,11 +164,11 @@ class _Task:
         return Told(self.partition, verdict, self.folded, hole, error)
 
 
-_works: dict[tuple[str, Sender], Work] = {}
+_works: dict[tuple[str, Sender], Worker] = {}
 """This Python worker's own, by run and sender. Connection and plan outlive a task; what was read from the database does not."""
 
 
-def _work(share: Share) -> Work:
+def _work(share: Share) -> Worker:
     """Raises WrongCode, ExecutorNotConfigured, WrongKafka, WrongDatabase, KafkaAway, DatabaseAway."""
     work = _works.get((share.run, share.sender))
     if work is None:
@@ -177,7 +178,7 @@ def _work(share: Share) -> Work:
         for kafka in sorted({settings.kafka, share.sender.kafka}):
             share.sender.require(settings.model_copy(update={"kafka_bootstrap": kafka}))
         logs.configure(settings.log_level, settings.log_format)
-        work = Work(settings, share.agent, agent_views(share.agent), share.name)
+        work = Worker(settings, share.agent, agent_views(share.agent), share.name)
         while _works:
             _works.popitem()[1].close()
         _works[share.run, share.sender] = work

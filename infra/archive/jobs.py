@@ -13,7 +13,7 @@ from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, naming
 from infra.log.topics import Topic
 from infra.settings import Settings
-from projections.engine.live.contract import require_contract
+from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.engines import EngineFor, Local
 from projections.engine.rebuild.progress import Progress, Silent
 

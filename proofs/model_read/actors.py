@@ -13,10 +13,11 @@ import psycopg
 
 from infra.database.connect import Connection, DatabaseAway, connect
 from projections.engine.fold.plan import Plan
-from projections.engine.live.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
-from projections.engine.live.worker import Work
+from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.live.worker import Worker
 from projections.engine.operate.replaying import drop, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
@@ -54,7 +55,7 @@ class Agent:
         self.most = batches
         self.gives_up = gives_up
         self.interrupted = interrupted
-        self.work = Work(settings(), "core", views, name, _plan(views), lanes=lanes)
+        self.work = Worker(settings(), "core", views, name, _plan(views), lanes=lanes)
         self.lanes = [_Lane(number) for number in range(lanes)]
         self.reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
         self.inbox: deque[Callable[[], None]] = deque()
@@ -140,8 +141,8 @@ class Agent:
             return
         self._do(self.reader.positions(action.turn, found))
 
-    def _applied(self, action: Apply, done: Done | DatabaseAway) -> None:
-        done = Done(Fate.AWAY) if isinstance(done, DatabaseAway) else done
+    def _applied(self, action: Apply, done: BatchResult | DatabaseAway) -> None:
+        done = BatchResult(Fate.AWAY) if isinstance(done, DatabaseAway) else done
         self._do(self.reader.done(action.turn, done, self.world.play.now, action.lane))
         if done.fate is Fate.APPLIED:
             self.applied += 1

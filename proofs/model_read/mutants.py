@@ -163,7 +163,7 @@ def only_the_fenced_are_dropped(world: World) -> Iterator[None]:
 
 @mutant("COMMIT unknown is taken as applied", LOST, "one agent, kill cut")
 def unknown_is_applied(_world: World) -> Iterator[None]:
-    with _outcome_of_unknown(lambda _again: commit.Applied()):
+    with _outcome_of_unknown(lambda _again: commit.BatchResult(commit.Fate.APPLIED)):
         yield
 
 
@@ -179,19 +179,19 @@ def unknown_is_not_applied(_world: World) -> Iterator[None]:
 
 
 @contextmanager
-def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit.Outcome]) -> Iterator[None]:
-    real = work.Work.apply
+def _outcome_of_unknown(instead: Callable[[Callable[[], commit.BatchResult]], commit.BatchResult]) -> Iterator[None]:
+    real = work.Worker.apply
 
-    def apply(self: work.Work, takes: Any, turn: int = 0, lane: int = 0) -> Any:
+    def apply(self: work.Worker, takes: Any, turn: int = 0, lane: int = 0) -> Any:
         committer = self._committer
         if committer is None:
             return real(self, takes, turn, lane)
         asked = committer.apply
 
-        def outcome(connection: Any, batches: Any) -> commit.Outcome:
+        def outcome(connection: Any, batches: Any) -> commit.BatchResult:
             found = asked(connection, batches)
             return (
-                instead(lambda: asked(self._connected(lane), batches)) if isinstance(found, commit.Unknown) else found
+                instead(lambda: asked(self._connected(lane), batches)) if found.fate is commit.Fate.UNKNOWN else found
             )
 
         committer.apply = outcome  # type: ignore[method-assign]
@@ -200,7 +200,7 @@ def _outcome_of_unknown(instead: Callable[[Callable[[], commit.Outcome]], commit
         finally:
             del committer.apply
 
-    with replaced(work.Work, "apply", apply):
+    with replaced(work.Worker, "apply", apply):
         yield
 
 
@@ -214,12 +214,12 @@ def old_code_folds_on(_world: World) -> Iterator[None]:
 @mutant("a batch of an earlier turn is applied", SET, "switch while a batch waits")
 def earlier_turn(_world: World) -> Iterator[None]:
     """With the positions read since, which may be of another set of views."""
-    real = work.Work.apply
+    real = work.Worker.apply
 
-    def apply(self: work.Work, takes: Any, _turn: int = 0, lane: int = 0) -> Any:
+    def apply(self: work.Worker, takes: Any, _turn: int = 0, lane: int = 0) -> Any:
         return real(self, takes, self._turn, lane)
 
-    with replaced(work.Work, "apply", apply):
+    with replaced(work.Worker, "apply", apply):
         yield
 
 
@@ -280,7 +280,7 @@ def short_read_is_all(_world: World) -> Iterator[None]:
 
 @mutant("switched to before people's SQL view reads the table", READER, "switch with readers, blind view")
 def without_people(_world: World) -> Iterator[None]:
-    with replaced(switch, "is_in_people_view", lambda *_: True):
+    with replaced(switch, "is_in_sql_view", lambda *_: True):
         yield
 
 

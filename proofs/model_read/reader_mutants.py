@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from infra.log.records import Record
-from projections.engine.live.reader import Action, Done, Fate, Reader
+from projections.engine.live.reader import Action, Reader
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 from proofs.model_read.reader_world import BATCH, CODE
 
@@ -20,9 +21,9 @@ class TakesLatePositions(Reader):
 class TakesLateFates(Reader):
     """A batch of an earlier turn is taken for this one's."""
 
-    def done(self, turn: int, done: Done, now: float, lane: int = 0) -> list[Action]:
+    def done(self, turn: int, done: BatchResult, now: float, lane: int = 0) -> list[Action]:
         self._under_way.setdefault(lane, ())
-        done = Done(done.fate, {p: r for p, r in done.readings.items() if p in self._parts}, done.stop)
+        done = BatchResult(done.fate, {p: r for p, r in done.readings.items() if p in self._parts}, done.stop)
         return super().done(self.turn, done, now, lane)
 
 
@@ -70,9 +71,9 @@ class KeepsBuffers(Reader):
 class ForgetsToAsk(Reader):
     """After a batch whose fate is unknown it goes on as if it had been applied."""
 
-    def done(self, turn: int, done: Done, now: float, lane: int = 0) -> list[Action]:
+    def done(self, turn: int, done: BatchResult, now: float, lane: int = 0) -> list[Action]:
         if done.fate is Fate.UNKNOWN:
-            done = Done(Fate.APPLIED)
+            done = BatchResult(Fate.APPLIED)
         return super().done(turn, done, now, lane)
 
 

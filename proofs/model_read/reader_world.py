@@ -16,7 +16,8 @@ from uuid import UUID
 from infra.log.records import Record
 from infra.log.rule import START, Reading, read
 from projections.engine.fold.fold import NOTHING_BLOCKED
-from projections.engine.live.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Live, Positions
 from proofs.model_read.log import Log, Story
 
@@ -33,7 +34,7 @@ class _Question:
     """A thing to be done in the database for the reader; `answer` once it is done."""
 
     action: ReadPositions | Apply
-    answer: Positions | Done | None = None
+    answer: Positions | BatchResult | None = None
     done: bool = False
 
 
@@ -139,11 +140,11 @@ class ReaderWorld:
         if isinstance(action, ReadPositions):
             question.answer = None if how == "away" else self._now()
         elif how in ("away", "unapplied"):
-            question.answer = Done(Fate.AWAY if how == "away" else Fate.UNKNOWN)
+            question.answer = BatchResult(Fate.AWAY if how == "away" else Fate.UNKNOWN)
         else:
             readings = self._apply(action)
             fate = Fate.FENCED if readings is None else Fate.UNKNOWN if how == "unknown" else Fate.APPLIED
-            question.answer = Done(fate, readings or {})
+            question.answer = BatchResult(fate, readings or {})
 
     def _apply(self, action: Apply) -> dict[int, Reading] | None:
         """The compare-and-set, and what it lets through must be all that the log has there."""
@@ -183,7 +184,7 @@ class ReaderWorld:
                 self._do(self.reader.away(turn))
             case Positions() as positions:
                 self._do(self.reader.positions(turn, positions))
-            case Done() as done:
+            case BatchResult() as done:
                 assert isinstance(question.action, Apply)
                 self._do(self.reader.done(turn, done, 0.0, question.action.lane))
 
@@ -236,7 +237,7 @@ def _plain(question: _Question, turn: int) -> tuple[Any, ...]:
     told: str = ""
     if isinstance(answer, Positions):
         told = repr((sorted(answer.readings.items()), answer.live_set))
-    elif isinstance(answer, Done):
+    elif isinstance(answer, BatchResult):
         told = repr((answer.fate.value, sorted(answer.readings.items())))
     return isinstance(action, Apply), min(turn - action.turn, 3), takes, question.done, told
 

@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 
 from infra.settings import Settings
 from projections.engine.store.commit import prepare
-from projections.engine.views.sql_views import replace_people_view
+from projections.engine.views.sql_views import replace_sql_view
 from proofs.model_read.client import Connection, Copy
 from proofs.model_read.explore import Replay, Walk
 from proofs.model_read.play import Chooser
@@ -199,7 +199,7 @@ class RealWorld(World):
                     )
                     connection.execute(statement, list(known.values()))
             for view in self.views:
-                replace_people_view(connection, view)
+                replace_sql_view(connection, view)
 
 
 def _call_of(query: Any, parameters: Any) -> Call:

@@ -18,12 +18,11 @@ from infra.settings import Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.fold import Blocked
 from projections.engine.fold.plan import Plan
-from projections.engine.live.reader import Fate
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
 from projections.engine.rebuild.engines import EngineFor, Local
 from projections.engine.rebuild.folded import Folded, added_rows
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.store.commit import Batch
+from projections.engine.store.commit import Batch, Fate
 from projections.engine.store.positions import skips_of
 from projections.engine.verify.verify import verify
 from projections.engine.views.view import Kind, View
@@ -82,7 +81,7 @@ class Live:
         self.sizes = sizes
         self.chance = chance
         self.fenced = 0
-        self._workers = [Work(place, "core", views, f"agent-{n}", lanes=LANES) for n in range(2)]
+        self._workers = [Worker(place, "core", views, f"agent-{n}", lanes=LANES) for n in range(2)]
         self._at: list[dict[int, rule.Reading] | None] = [None] * len(self._workers)
         self._turns = [0] * len(self._workers)
 

@@ -32,10 +32,10 @@ from infra.log.records import EventRecord, Record
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.live.reader import Fate
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
+from projections.engine.store.commit import Fate
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
@@ -197,7 +197,7 @@ class Folding:
     ) -> SamefoldError | None:
         chance = self.chance
         turn = 0
-        worker: Work | None = None
+        worker: Worker | None = None
         at: dict[int, Any] = {}
         records = [
             [Record(partition, offset, entry.time_ms, None, entry.value) for offset, entry in enumerate(log)]
@@ -208,7 +208,7 @@ class Folding:
                 if worker is None or chance.random() < RESTARTS:
                     if worker is not None:
                         worker.close()
-                    worker = Work(place, agent, views, "one-fold")
+                    worker = Worker(place, agent, views, "one-fold")
                     worker.start(topics.describe(place, place.events_topic))
                     at = {}
                 if not at or chance.random() < DROPS:

@@ -23,7 +23,7 @@ from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started, set_difference
 from projections.engine.live.tail import Tail
-from projections.engine.store.commit import Applied, Committer, Fenced, prepare
+from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, code_set
 from projections.engine.views.view import View
@@ -158,15 +158,15 @@ class Folder:
             committer = Committer(self.plan, positions)
             at = dict(positions.readings)
             with Tail(self.world, self.world.events_topic, at) as tail:
-                outcome: object = Applied()
-                while isinstance(outcome, Applied):
+                outcome = BatchResult(Fate.APPLIED)
+                while outcome.fate is Fate.APPLIED:
                     batches = tail.towards(at, _ends(at, end), most)
                     if not batches:
                         return at
                     outcome = committer.apply(db, batches)
-                    if isinstance(outcome, Applied):
+                    if outcome.fate is Fate.APPLIED:
                         at.update({batch.partition: batch.next for batch in batches})
-                assert isinstance(outcome, Fenced), outcome
+                assert outcome.fate is Fate.FENCED, outcome
                 self.fenced += 1
 
 

@@ -25,7 +25,7 @@ from commands.writer import Append, Limits, Phase, Snapshot, Writer
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, EventRecord, Record, encode
 from infra.log.rule import START, Reading, read
-from projections.engine.fold.fold import Held, decode, fold, missing
+from projections.engine.fold.fold import Held, decode, fold, keys_to_load
 from projections.engine.store.rows import writes
 from tests.engine.log import commit, opening, records
 from tests.engine.purse import PURSE, State
@@ -60,12 +60,12 @@ def reading() -> Callable[[], None]:
         for start in range(0, len(log), BATCH):
             position, found, _ = read(position, log[start : start + BATCH])
             batch = decode(plan, 0, found)
-            for name, keys in missing(plan, batch, held).items():
+            for name, keys in keys_to_load(plan, batch, held).items():
                 held.rows[name].update(dict.fromkeys(keys))
             changes = fold(plan, batch, held)
             for view in plan.views.values():
                 assert writes(view, view.table_name, [changes])
-            held.absorb(changes)
+            held.merge(changes)
             done += len(found)
         assert done == COMMITS
 

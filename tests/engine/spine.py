@@ -23,7 +23,7 @@ from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
-from projections.engine.store.commit import Applied, Batch, Committer, prepare
+from projections.engine.store.commit import Batch, Committer, Fate, prepare
 from projections.engine.views.core_views import agent_views
 
 DEADLINE_S = 30.0
@@ -137,7 +137,7 @@ def project(world: Settings) -> int:
             was = reading
             for records in read_range(world, topic.name, partition, was.next_offset, topic.end[partition]):
                 after, counted, _ = read(was, records)
-                assert isinstance(committer.apply(db, [Batch(partition, was, after, counted)]), Applied)
+                assert committer.apply(db, [Batch(partition, was, after, counted)]).fate is Fate.APPLIED
                 was, folded = after, folded + len(counted)
     return folded
 

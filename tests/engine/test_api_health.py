@@ -16,7 +16,7 @@ from api.readiness import SUBJECTS, Readiness
 from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.settings import Settings
-from projections.engine.live.lag import GAP_S, KEPT, Lag, Lags
+from projections.engine.live.lag import GAP_S, KEPT, Lags, PartitionLag
 from tests.engine.api import Api, agent, serving
 from tests.engine.spine import handler, set_up, until
 
@@ -237,16 +237,16 @@ def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
 def test_lag_is_counted_from_when_what_waits_was_first_seen() -> None:
     lags = Lags()
     lags.saw(0.0, {"core": {0: 10}}, {0: 10})
-    assert lags.now == {("core", 0): Lag(0, 0.0, 0.0)}
+    assert lags.now == {("core", 0): PartitionLag(0, 0.0, 0.0)}
     lags.saw(1.0, {"core": {0: 10}}, {0: 12})
     lags.saw(2.0, {"core": {0: 11}}, {0: 20})
-    assert lags.now == {("core", 0): Lag(9, 1.0, 0.0)}
+    assert lags.now == {("core", 0): PartitionLag(9, 1.0, 0.0)}
     lags.saw(4.0, {"core": {0: 12}}, {0: 20})
-    assert lags.now == {("core", 0): Lag(8, 2.0, 0.0)}
+    assert lags.now == {("core", 0): PartitionLag(8, 2.0, 0.0)}
     lags.saw(5.0, {"core": {0: 12}, "slow": {}}, {0: 20})
-    assert lags.now == {("core", 0): Lag(8, 3.0, 1.0), ("slow", 0): Lag(20, 3.0, 0.0)}
+    assert lags.now == {("core", 0): PartitionLag(8, 3.0, 1.0), ("slow", 0): PartitionLag(20, 3.0, 0.0)}
     lags.saw(6.0, {"core": {0: 20}}, {0: 20})  # `slow` is retired
-    assert lags.now == dict.fromkeys([("core", 0), ("slow", 0)], Lag(0, 0.0, 0.0))
+    assert lags.now == dict.fromkeys([("core", 0), ("slow", 0)], PartitionLag(0, 0.0, 0.0))
 
 
 def test_a_pause_in_looking_is_no_standing_still() -> None:
@@ -256,7 +256,7 @@ def test_a_pause_in_looking_is_no_standing_still() -> None:
     assert lags.now["core", 0].still == 1.0
     after = 1.0 + GAP_S + 1
     lags.saw(after, {"core": {0: 1}}, {0: 9})
-    assert lags.now["core", 0] == Lag(8, after, 0.0)
+    assert lags.now["core", 0] == PartitionLag(8, after, 0.0)
 
 
 def test_a_lag_without_an_end_takes_no_more_and_more_memory() -> None:
@@ -264,4 +264,4 @@ def test_a_lag_without_an_end_takes_no_more_and_more_memory() -> None:
     for at in range(5 * KEPT):
         lags.saw(float(at), {"core": {0: 0}}, {0: at + 1})
     assert len(lags._ends[0]) <= KEPT
-    assert lags.now["core", 0] == Lag(5 * KEPT, 5 * KEPT - 1, 5 * KEPT - 1)
+    assert lags.now["core", 0] == PartitionLag(5 * KEPT, 5 * KEPT - 1, 5 * KEPT - 1)

@@ -16,7 +16,7 @@ from infra.archive.trim import _limits
 from infra.database.connect import connect
 from infra.log import topics
 from infra.settings import Settings
-from projections.engine.live.lag import Lag
+from projections.engine.live.lag import PartitionLag
 from projections.engine.operate.overview import overview
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.switch import Pointer
@@ -188,7 +188,7 @@ def is_not_waited_for(api: Api) -> bool:
 
 def standing_still(api: Api) -> float:
     """For how long the agent `side` has stood still in some partition, in seconds."""
-    lags: dict[tuple[str, int], Lag] = api.server.config.loaded_app.state.readiness._lags.now
+    lags: dict[tuple[str, int], PartitionLag] = api.server.config.loaded_app.state.readiness._lags.now
     return max((lag.still for (agent, _), lag in lags.items() if agent == "side"), default=0)
 
 

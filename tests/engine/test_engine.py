@@ -18,10 +18,9 @@ from infra.log.records import Commit, EventRecord, Opening, Reason, Record, enco
 from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.live.reader import Fate
 from projections.engine.live.startup import Contract, ensure_started
-from projections.engine.live.worker import Work
-from projections.engine.store.commit import Applied, Batch, Committer, Fenced, Unknown
+from projections.engine.live.worker import Worker
+from projections.engine.store.commit import Batch, BatchResult, Committer, Fate
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.store.rows import loaded, select_rows
 from projections.engine.views.view import View
@@ -106,7 +105,7 @@ def test_a_batch_writes_rows_outcomes_and_positions_together(bench: Bench) -> No
         bench.batch(0, ("a", [filled(5, "first"), spent(2)]), ("a", [])),
         bench.batch(2, ("b", [filled(7)]), ("b", [spent(7)]), ("c", [filled(1)])),
     ]
-    assert bench.apply(*batches) == Applied()
+    assert bench.apply(*batches) == BatchResult(Fate.APPLIED)
 
     assert bench.rows("streams_purse", "stream, version, state->>'cents', _partition") == [
         ("purse/a", 2, "3", 0),
@@ -149,12 +148,12 @@ def test_sums_add_up_over_batches_and_rows_go_on_from_the_database(bench: Bench)
 def test_each_batch_delivered_twice_is_applied_once(bench: Bench) -> None:
     for _ in range(3):
         batch = bench.batch(1, ("a", [filled(2)]), ("b", [filled(3), spent(1)]))
-        assert bench.apply(batch) == Applied()
+        assert bench.apply(batch) == BatchResult(Fate.APPLIED)
         before = bench.everything()
-        assert bench.apply(batch) == Fenced()
+        assert bench.apply(batch) == BatchResult(Fate.FENCED)
         assert bench.everything() == before
         bench.reading_anew()
-        assert bench.apply(batch) == Fenced()
+        assert bench.apply(batch) == BatchResult(Fate.FENCED)
         assert bench.everything() == before
         bench.reading_anew()
 
@@ -163,7 +162,7 @@ def test_one_stale_partition_fences_the_whole_batch(bench: Bench) -> None:
     first = bench.batch(0, ("a", [filled(1)]))
     bench.apply(first)
     before = bench.everything()
-    assert bench.apply(first, bench.batch(1, ("b", [filled(1)]))) == Fenced()
+    assert bench.apply(first, bench.batch(1, ("b", [filled(1)]))) == BatchResult(Fate.FENCED)
     assert bench.everything() == before
 
 
@@ -172,9 +171,9 @@ def test_every_part_of_the_position_fences(bench: Bench, changed: str) -> None:
     bench.apply(bench.batch(0, ("a", [filled(1)])))
     batch = bench.batch(0, ("a", [filled(1)]))
     other = batch.was._replace(**{changed: getattr(batch.was, changed) + 1})
-    assert bench.apply(batch._replace(was=other)) == Fenced()
+    assert bench.apply(batch._replace(was=other)) == BatchResult(Fate.FENCED)
     bench.reading_anew()
-    assert bench.apply(batch) == Applied()
+    assert bench.apply(batch) == BatchResult(Fate.APPLIED)
 
 
 def test_many_workers_with_the_same_batches_apply_each_once(bench: Bench) -> None:
@@ -188,7 +187,7 @@ def test_many_workers_with_the_same_batches_apply_each_once(bench: Bench) -> Non
             for batch in batches:
                 positions = read_positions(db, "core", bench.settings.events_topic)
                 assert positions is not None
-                applied += Committer(bench.plan, positions).apply(db, [batch]) == Applied()
+                applied += Committer(bench.plan, positions).apply(db, [batch]) == BatchResult(Fate.APPLIED)
         return applied
 
     with ThreadPoolExecutor(4) as pool:
@@ -205,10 +204,10 @@ def test_another_generation_fences(bench: Bench) -> None:
     bench.db.execute("update positions set generation = %s", [uuid4()])
     batch = bench.batch(0, ("a", [filled(1)]))
     before = bench.everything()
-    assert bench.apply(batch) == Fenced()
+    assert bench.apply(batch) == BatchResult(Fate.FENCED)
     assert bench.everything() == before
     bench.reading_anew()
-    assert bench.apply(batch) == Applied()
+    assert bench.apply(batch) == BatchResult(Fate.APPLIED)
 
 
 def test_a_batch_that_waited_for_a_switch_is_fenced_by_it(bench: Bench) -> None:
@@ -221,7 +220,7 @@ def test_a_batch_that_waited_for_a_switch_is_fenced_by_it(bench: Bench) -> None:
             with open_connection(bench.settings) as watch:
                 until(lambda: _waits(watch), "the batch waits for the lock")
             other.execute("update positions set generation = %s", [uuid4()])
-        assert waiting.result(10) == Fenced()
+        assert waiting.result(10) == BatchResult(Fate.FENCED)
     assert bench.rows("purses") == []
 
 
@@ -237,10 +236,10 @@ def test_held_rows_of_a_fenced_worker_are_not_trusted_again(bench: Bench) -> Non
     bench.apply(bench.batch(0, ("a", [filled(1)])))
     bench.reading_anew()
     second, third = bench.batch(0, ("a", [filled(1)])), bench.batch(0, ("a", [filled(1)]))
-    assert bench.apply(second) == Applied()
+    assert bench.apply(second) == BatchResult(Fate.APPLIED)
 
-    assert stale.apply(bench.db, [third._replace(was=second.was)]) == Fenced()
-    assert stale.apply(bench.db, [third]) == Applied()
+    assert stale.apply(bench.db, [third._replace(was=second.was)]) == BatchResult(Fate.FENCED)
+    assert stale.apply(bench.db, [third]) == BatchResult(Fate.APPLIED)
 
     assert bench.rows("purses") == [("a", 3, "", 0)]
 
@@ -258,7 +257,7 @@ def test_a_lock_timeout_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyP
                 other.execute("commit")
 
         monkeypatch.setattr("projections.engine.store.commit.sleep", release)
-        assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == Applied()
+        assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(Fate.APPLIED)
     assert len(pauses) == 2
     assert bench.rows("purses") == [("a", 1, "", 0)]
 
@@ -276,7 +275,7 @@ def test_a_deadlock_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch
             with open_connection(bench.settings) as watch:
                 until(lambda: _waits(watch), "the batch waits for b")
             other.execute("update purses_v1 set note = 'x' where purse = 'a'")
-        assert ours.result(10) == Applied()
+        assert ours.result(10) == BatchResult(Fate.APPLIED)
     assert bench.rows("purses", "purse, cents") == [("a", 2), ("b", 2)]
     assert tries
 
@@ -304,11 +303,11 @@ def test_a_commit_whose_answer_was_lost_is_reported_as_unknown(bench: Bench) -> 
         row = db.execute("select next_offset from positions where partition = 0").fetchone()
         return row is not None and row[0] > 0
 
-    assert bench.committer.apply(Cut(), [batch]) == Unknown()  # type: ignore[arg-type]
+    assert bench.committer.apply(Cut(), [batch]) == BatchResult(Fate.UNKNOWN)  # type: ignore[arg-type]
     bench.db = open_connection(bench.settings)
     bench.reading_anew()
     assert bench.positions().readings[0] == batch.next
-    assert bench.apply(batch) == Fenced()
+    assert bench.apply(batch) == BatchResult(Fate.FENCED)
     assert bench.rows("purses") == [("a", 1, "", 0)]
 
 
@@ -398,7 +397,7 @@ def test_a_view_that_parks_goes_on_without_the_stream(world: Settings, trouble: 
 
     rows = bench.everything()[name]
     for committer in (bench.committer, bench.reading_anew()):  # what was parked stays parked, remembered or read anew
-        assert committer.apply(bench.db, [bench.batch(0, ("m", [filled(8)]))]) == Applied()
+        assert committer.apply(bench.db, [bench.batch(0, ("m", [filled(8)]))]) == BatchResult(Fate.APPLIED)
     assert bench.everything()[name] == rows
     bench.db.close()
 
@@ -434,7 +433,7 @@ def test_two_that_are_refused_are_both_parked(world: Settings) -> None:
 def test_a_row_belongs_to_one_partition(world: Settings) -> None:
     """Which no fold gets wrong: a key holds its stream's id. Somebody changed the row by hand."""
     bench = Bench(world, views(purses=PURSES))
-    assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == Applied()
+    assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(Fate.APPLIED)
     bench.db.execute("update purses_v1 set _partition = 1")
     bench.reading_anew()
     with pytest.raises(PoisonEvent, match="a row of another partition"):
@@ -497,14 +496,14 @@ def log_of(batch: Batch) -> list[Record]:
 
 
 @pytest.fixture
-def work(bench: Bench) -> Iterator[Work]:
-    doing = Work(bench.settings, "core", bench.views, "test", bench.plan)
+def work(bench: Bench) -> Iterator[Worker]:
+    doing = Worker(bench.settings, "core", bench.views, "test", bench.plan)
     doing.positions()
     yield doing
     doing.close()
 
 
-def test_work_goes_as_far_as_it_can_and_says_why_it_stops(bench: Bench, work: Work) -> None:
+def test_work_goes_as_far_as_it_can_and_says_why_it_stops(bench: Bench, work: Worker) -> None:
     bad = bench.batch(0, ("a", [filled(1)]), ("b", [filled(2)]), ("c", [filled(1, "fail")]), ("d", [filled(4)]))
     good = bench.batch(1, ("e", [filled(5)]))
 
@@ -521,7 +520,7 @@ def test_work_goes_as_far_as_it_can_and_says_why_it_stops(bench: Bench, work: Wo
     assert bench.positions().readings == at
 
 
-def test_a_record_that_cannot_be_read_stops_behind_what_can(bench: Bench, work: Work) -> None:
+def test_a_record_that_cannot_be_read_stops_behind_what_can(bench: Bench, work: Worker) -> None:
     batch = bench.batch(0, ("a", [filled(1)]), ("b", [filled(2)]))
     log = log_of(batch)
     log[2] = log[2]._replace(value=b'{"samefold":"commit/9"}')
@@ -534,7 +533,7 @@ def test_a_record_that_cannot_be_read_stops_behind_what_can(bench: Bench, work: 
     assert bench.positions().readings[0].next_offset == 2
 
 
-def test_garbage_is_void_and_warned_of(bench: Bench, work: Work, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_is_void_and_warned_of(bench: Bench, work: Worker, caplog: pytest.LogCaptureFixture) -> None:
     batch = bench.batch(0, ("a", [filled(1)]))
     garbage = [Record(0, 2 + n, 0, None, value) for n, value in enumerate([b"junk", None, b"{}"])]
     done = work.apply({0: (START, log_of(batch) + garbage)})
@@ -543,13 +542,13 @@ def test_garbage_is_void_and_warned_of(bench: Bench, work: Work, caplog: pytest.
     assert "3 records that are none of ours, the first at offset 2" in caplog.text
 
 
-def test_work_that_was_fenced_says_so(bench: Bench, work: Work) -> None:
+def test_work_that_was_fenced_says_so(bench: Bench, work: Worker) -> None:
     batch = bench.batch(0, ("a", [filled(1)]))
-    assert bench.apply(batch) == Applied()
+    assert bench.apply(batch) == BatchResult(Fate.APPLIED)
     assert work.apply({0: (START, log_of(batch))}).fate is Fate.FENCED
 
 
-def test_a_batch_that_waited_while_the_positions_were_read_anew_is_fenced(bench: Bench, work: Work) -> None:
+def test_a_batch_that_waited_while_the_positions_were_read_anew_is_fenced(bench: Bench, work: Worker) -> None:
     """It was taken from the log for the positions of then; those of now may be of other views, with tables of other shapes."""
     batch = bench.batch(0, ("a", [filled(1)]))
     assert work.positions(turn=2) is not None
@@ -569,6 +568,6 @@ def test_a_batch_notifies_of_the_positions_it_moved(bench: Bench) -> None:
 def test_a_view_of_its_own_agent_needs_no_snapshots(world: Settings) -> None:
     alone = {"purses": view(PURSES)}
     bench = Bench(world, alone)
-    assert bench.apply(bench.batch(0, ("a", [filled(1)]), ("a", []))) == Applied()
+    assert bench.apply(bench.batch(0, ("a", [filled(1)]), ("a", []))) == BatchResult(Fate.APPLIED)
     assert bench.rows("purses") == [("a", 1, "", 0)]
     bench.db.close()

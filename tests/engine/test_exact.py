@@ -30,7 +30,7 @@ from projections.engine.fold.plan import Plan, combiners
 from projections.engine.live.tail import Tail
 from projections.engine.operate.replaying import drop, replay
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.store.commit import Applied, Committer, prepare
+from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
 from projections.engine.store.parking import parked_streams
 from projections.engine.store.positions import read_positions
 from projections.engine.store.rows import StoredValueUnknown, loaded, select_rows
@@ -363,7 +363,7 @@ def test_a_table_with_as_many_columns_as_a_view_may_have_takes_rows(world: Setti
         return Row(*key(event, at), *[str(n) * 1000 + str(hash(n)) for n in range(219)])
     """
     bench = Bench(world, views(purses=source))
-    assert bench.apply(bench.batch(0, ("x" * 100, [filled(1)]))) == Applied()
+    assert bench.apply(bench.batch(0, ("x" * 100, [filled(1)]))) == BatchResult(Fate.APPLIED)
     assert len(bench.rows("purses")) == 1
     bench.db.close()
 
@@ -568,7 +568,7 @@ def fold_in_batches(world: Settings, some: Mapping[str, View], most: int | None,
         end = topics.describe(world, world.events_topic).end
         with Tail(world, world.events_topic, at) as tail:
             while batches := tail.towards(at, _ends(at, end), most or 10_000):
-                assert isinstance(committer.apply(db, batches), Applied)
+                assert committer.apply(db, batches).fate is Fate.APPLIED
                 at.update({batch.partition: batch.next for batch in batches})
                 if restarts:
                     again = read_positions(db, "core", world.events_topic)

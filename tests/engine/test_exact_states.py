@@ -21,7 +21,7 @@ from infra.domain_model.storable import comparable
 from infra.log.records import Command, Commit, Record, decode_event, encode
 from infra.log.rule import Counted
 from infra.settings import Settings
-from projections.engine.fold.fold import Held, State, decode, fold, missing
+from projections.engine.fold.fold import Held, StreamState, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
 from projections.engine.store.commit import prepare
 from projections.engine.store.rows import loaded, select_rows, writes
@@ -96,12 +96,12 @@ def _same(one: Any, other: Any) -> bool:
     return bool(comparable(one) == comparable(other))
 
 
-def _folded(counted: list[Counted], held: Held) -> dict[str, State]:
+def _folded(counted: list[Counted], held: Held) -> dict[str, StreamState]:
     batch = decode(PLAN, 0, counted)
-    for name, keys in missing(PLAN, batch, held).items():
+    for name, keys in keys_to_load(PLAN, batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
     changes = fold(PLAN, batch, held)
-    held.absorb(changes)
+    held.merge(changes)
     return changes.states[VIEW.name]
 
 
@@ -133,7 +133,7 @@ def test_every_fold_of_any_history_is_what_the_database_gives_back(world: Settin
             held = Held(PLAN)
             held.rows[VIEW.name].update(loaded(VIEW, HOARD.state, db.execute(query, parameters).fetchall()))
             batch = decode(PLAN, 0, live)
-            held.rows[VIEW.name].update(dict.fromkeys(missing(PLAN, batch, held).get(VIEW.name, ())))
+            held.rows[VIEW.name].update(dict.fromkeys(keys_to_load(PLAN, batch, held).get(VIEW.name, ())))
             for statement in writes(VIEW, VIEW.table_name, [fold(PLAN, batch, held)]):
                 db.execute(statement.query, statement.parameters)
         query, parameters = select_rows(VIEW, VIEW.table_name, list(decided))

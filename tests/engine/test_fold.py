@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from infra.log.records import Commit, EventRecord
 from infra.log.rule import Counted
 from projections.engine.fold.errors import OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
-from projections.engine.fold.fold import NOTHING_BLOCKED, Blocked, Changes, Held, decode, fold, missing
+from projections.engine.fold.fold import NOTHING_BLOCKED, Blocked, Changes, Held, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
 from tests.engine.purse import PURSE, State
 from tests.engine.viewkit import MOVES, PURSES, TOTALS, plan_of, views
@@ -46,7 +46,7 @@ def history(*steps: tuple[str, Sequence[EventRecord]]) -> list[Counted]:
 
 def fold_all(plan: Plan, counted: Sequence[Counted], held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
     batch = decode(plan, 3, counted)
-    for name, keys in missing(plan, batch, held).items():
+    for name, keys in keys_to_load(plan, batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
     return fold(plan, batch, held, blocked)
 
@@ -122,7 +122,7 @@ def test_rows_asked_for_are_those_not_held() -> None:
     held = Held(plan)
     batch = decode(plan, 0, history(("a", [filled(5)]), ("b", [filled(1)])))
     held.rows["purses"]["b"] = None
-    wanted = {name: sorted(keys) for name, keys in missing(plan, batch, held).items()}
+    wanted = {name: sorted(keys) for name, keys in keys_to_load(plan, batch, held).items()}
     assert wanted == {"streams_purse": ["purse/a", "purse/b"], "purses": ["a"]}
 
 
@@ -131,7 +131,7 @@ def test_rows_held_stay_as_they_were_until_absorbed() -> None:
     held = Held(plan)
     counted = history(("a", [filled(5)]), ("a", [spent(2)]))
     changes = fold_all(plan, counted[:1], held)
-    held.absorb(changes)
+    held.merge(changes)
     before = copy.deepcopy(held.rows)
 
     first = rows_of(fold_all(plan, counted[1:], held))
@@ -144,9 +144,9 @@ def test_rows_held_stay_as_they_were_until_absorbed() -> None:
 def test_held_rows_are_dropped_when_there_are_too_many() -> None:
     plan = plan_of(views(purses=PURSES))
     held = Held(plan, limit=3)
-    held.absorb(fold_all(plan, history(("a", [filled(5)])), held))
+    held.merge(fold_all(plan, history(("a", [filled(5)])), held))
     assert held.rows["purses"].keys() == {"a"}
-    held.absorb(fold_all(plan, history(("b", [filled(5)])), held))
+    held.merge(fold_all(plan, history(("b", [filled(5)])), held))
     assert held.rows["purses"] == {} == held.rows["streams_purse"]
 
 
@@ -165,13 +165,13 @@ def test_the_batches_make_no_difference(steps: list[tuple[str, list[EventRecord]
     counted = history(*steps)
     whole = Held(plan)
     at_once = fold_all(plan, counted, whole)
-    whole.absorb(at_once)
+    whole.merge(at_once)
 
     held, added, sums = Held(plan), list[Any](), dict[Any, list[int]]()
     edges = [0, *sorted(cut for cut in cuts if cut < len(counted)), len(counted)]
     for start, end in pairwise(edges):
         changes = fold_all(plan, counted[start:end], held)
-        held.absorb(changes)
+        held.merge(changes)
         added += changes.added["moves"]
         for key, (number, cents, largest, smallest) in changes.sums["totals"].items():
             old = sums.get(key, [0, 0, largest, smallest])

@@ -31,8 +31,8 @@ from infra.log.rule import START, read
 from infra.log.source import read_range
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
-from projections.engine.live.reader import Fate
-from projections.engine.live.worker import Work
+from projections.engine.live.worker import Worker
+from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import agent_views
 from tests.engine.spine import DEADLINE_S, handler, send, until
 
@@ -152,10 +152,10 @@ class Journey:
         assert done.fate is Fate.APPLIED
 
     @contextmanager
-    def _agent(self) -> Iterator[Work]:
+    def _agent(self) -> Iterator[Worker]:
         """With the views that the page tells of: it stays true when others are added."""
         views = {name: view for name, view in agent_views("core").items() if view.is_system or name in VIEWS}
-        work = Work(self.world, "core", views, "a1")
+        work = Worker(self.world, "core", views, "a1")
         try:
             work.start(topics.describe(self.world, self.world.events_topic))
             yield work

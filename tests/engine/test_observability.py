@@ -31,7 +31,7 @@ from infra.observability import metrics
 from infra.processes.supervisor import Child, Supervisor, exporter, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
-from projections.engine.live.reader import Fate
+from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import all_views
 from tests.engine.api import Api
 from tests.engine.purse import PURSE

@@ -175,7 +175,7 @@ def _skips_unread(patch: pytest.MonkeyPatch) -> None:
 
 def _deletions_kept(patch: pytest.MonkeyPatch) -> None:
     """A row that is taken away is there again in the next batch."""
-    absorb = Held.absorb
+    absorb = Held.merge
 
     def keep(self: Any, changes: Any) -> None:
         was = {name: dict(rows) for name, rows in self.rows.items()}
@@ -183,7 +183,7 @@ def _deletions_kept(patch: pytest.MonkeyPatch) -> None:
         for name, changed in changes.rows.items():
             self.rows[name].update({key: was[name].get(key) for key, row in changed.items() if row is None})
 
-    patch.setattr(Held, "absorb", keep)
+    patch.setattr(Held, "merge", keep)
 
 
 MUTANTS = {

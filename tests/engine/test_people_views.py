@@ -15,7 +15,7 @@ from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.switch import SetDiffers, switch
 from projections.engine.views import sql_views as people
 from projections.engine.views.core_views import all_views
-from projections.engine.views.sql_views import ViewInUse, is_in_people_view, replace_people_view
+from projections.engine.views.sql_views import ViewInUse, is_in_sql_view, replace_sql_view
 from tests.engine.bankviews import BALANCES_2, make_tables, view, with_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.spine import scalar, set_up
@@ -110,9 +110,9 @@ def test_the_switch_refuses_a_table_that_people_would_not_see(
     rebuild(world, ["balances"], all_views(), make_live=False)
     with connect(world, "test") as db:
         [build] = [build for build in builds_of(db, ["balances"]) if build.state == "ready"]
-        replace_people_view(db, "balances", without=build.table)
-        assert not is_in_people_view(db, "balances", build.table)
-        monkeypatch.setattr("projections.engine.rebuild.switch.replace_people_view", lambda *_: None)
+        replace_sql_view(db, "balances", without=build.table)
+        assert not is_in_sql_view(db, "balances", build.table)
+        monkeypatch.setattr("projections.engine.rebuild.switch.replace_sql_view", lambda *_: None)
         with pytest.raises(SetDiffers, match="SQL view"):
             switch(world, db, [build], all_views())
         monkeypatch.undo()
@@ -137,7 +137,7 @@ def test_a_long_query_delays_it_and_others_do_not_queue_up_behind(bank: Bookkeep
 
     def replace() -> None:
         with connect(world, "replaces") as db:
-            replace_people_view(db, "balances")
+            replace_sql_view(db, "balances")
         done.set()
 
     with connect(world, "long query") as reader:
@@ -161,7 +161,7 @@ def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) 
         reader.execute("begin")
         reader.execute("select count(*) from balances")
         with pytest.raises(ViewInUse, match="balances"):
-            replace_people_view(db, "balances")
+            replace_sql_view(db, "balances")
 
 
 def test_what_depends_on_it_is_not_dropped(bank: Bookkeeper) -> None:

@@ -20,8 +20,6 @@ from projections.engine.live.reader import (
     NEWER_S,
     Action,
     Apply,
-    Done,
-    Fate,
     Hold,
     Newer,
     Reader,
@@ -29,6 +27,7 @@ from projections.engine.live.reader import (
     Seek,
     Stop,
 )
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Live, Positions
 
 CODE = {"purses": 1}
@@ -67,8 +66,10 @@ def taken(actions: list[Action]) -> dict[int, list[int]]:
     return {partition: [record.offset for record in records] for partition, (_, records) in apply.takes.items()}
 
 
-def applied(offsets: Mapping[int, int]) -> Done:
-    return Done(Fate.APPLIED, {partition: START._replace(next_offset=offset) for partition, offset in offsets.items()})
+def applied(offsets: Mapping[int, int]) -> BatchResult:
+    return BatchResult(
+        Fate.APPLIED, {partition: START._replace(next_offset=offset) for partition, offset in offsets.items()}
+    )
 
 
 def test_what_is_there_is_applied_at_once_and_what_comes_meanwhile_afterwards() -> None:
@@ -186,7 +187,7 @@ def test_a_database_restored_to_before_an_event_of_newer_code_is_folded_up_to_it
     machine = reading({0: 5})
     machine.records(0, some(0, [5]), 6, 0)
     unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=5)
-    machine.done(machine.turn, Done(Fate.APPLIED, stop=unknown), 0)
+    machine.done(machine.turn, BatchResult(Fate.APPLIED, stop=unknown), 0)
     machine.tick(NEWER_S)
     assert machine.positions(machine.turn, positions_at({0: 2})) == [Seek(0, 2)]
 
@@ -204,7 +205,7 @@ def test_whatever_is_not_applied_drops_everything_and_asks_for_the_positions(fat
     machine.records(0, some(0, [0]), 1, 0)
     machine.records(1, some(1, [0, 1]), 2, 0)
     before = machine.turn
-    (ask,) = machine.done(machine.turn, Done(fate), 0)
+    (ask,) = machine.done(machine.turn, BatchResult(fate), 0)
     assert ask == ReadPositions(machine.turn, 0)
     assert machine.turn != before
     assert machine.fetching == []
@@ -217,7 +218,7 @@ def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
     pauses = []
     for _ in range(8):
         machine.records(0, some(0, [0]), 1, 0)
-        (ask,) = machine.done(machine.turn, Done(Fate.FENCED), 0)
+        (ask,) = machine.done(machine.turn, BatchResult(Fate.FENCED), 0)
         assert isinstance(ask, ReadPositions)
         pauses.append(ask.after)
         machine.positions(ask.turn, positions_at({0: 0}))
@@ -290,7 +291,9 @@ def test_an_error_stops_after_what_could_be_applied() -> None:
     machine = reading({0: 0})
     machine.records(0, some(0, [0, 1]), 2, 0)
     error = SamefoldError("poison")
-    assert machine.done(machine.turn, Done(Fate.APPLIED, {0: START._replace(next_offset=1)}, error), 0) == [Stop(error)]
+    assert machine.done(machine.turn, BatchResult(Fate.APPLIED, {0: START._replace(next_offset=1)}, error), 0) == [
+        Stop(error)
+    ]
 
 
 def test_lanes_have_one_batch_each_under_way_and_share_no_partition() -> None:
@@ -315,7 +318,7 @@ def test_a_fence_in_one_lane_drops_what_the_others_have() -> None:
     machine.records(0, some(0, [0]), 1, 0)
     machine.records(1, some(1, [0]), 1, 0)
     before = machine.turn
-    assert machine.done(before, Done(Fate.FENCED), 0, 0) == [ReadPositions(before + 1)]
+    assert machine.done(before, BatchResult(Fate.FENCED), 0, 0) == [ReadPositions(before + 1)]
     assert machine.done(before, applied({1: 1}), 0, 1) == []  # it was applied; the positions will tell
     assert machine.fetching == []
     assert machine.positions(before + 1, positions_at({0: 0, 1: 1})) == [Seek(0, 0), Seek(1, 1)]
@@ -379,7 +382,7 @@ class Hostile:
                 fate = Fate.APPLIED if was.next_offset == self.position else Fate.FENCED
                 if fate is Fate.APPLIED:
                     self.apply([record.offset for record in records])
-                done = Done(fate, {0: Reading(self.position, -1, 0, -1)})
+                done = BatchResult(fate, {0: Reading(self.position, -1, 0, -1)})
                 self.do(self.machine.done(turn, done, 0))
             case other:
                 raise AssertionError(other)

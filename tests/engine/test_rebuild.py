@@ -22,7 +22,7 @@ from projections.engine.live.startup import ContractBroken
 from projections.engine.rebuild import build_locks as claims
 from projections.engine.rebuild import builds as engine_builds
 from projections.engine.rebuild.build_locks import BuildAlive
-from projections.engine.rebuild.builds import BuildAbandoned, NotStarted, State, abandon, begin, builds_of
+from projections.engine.rebuild.builds import BuildAbandoned, BuildState, NotStarted, abandon, begin, builds_of
 from projections.engine.rebuild.load import _Table, load, parts
 from projections.engine.rebuild.rebuild import UnknownView, rebuild
 from projections.engine.rebuild.switch import SetDiffers
@@ -408,7 +408,7 @@ def test_a_log_that_leads_elsewhere_than_the_positions_say_is_refused(bank: Book
         db.execute("update positions set seq = seq + 1 where partition = 2")
     with pytest.raises(LogChanged, match=r"\[2\]"):
         rebuild(world, ["balances"], all_views())
-    assert build_states(world, "balances")["balances_v1_r2"] == State.ABANDONED
+    assert build_states(world, "balances")["balances_v1_r2"] == BuildState.ABANDONED
 
 
 def test_another_topic_of_the_same_name_is_refused(bank: Bookkeeper) -> None:
@@ -425,7 +425,7 @@ def test_an_empty_log_is_rebuilt_too(world: Settings) -> None:
     set_up(world)
     assert rebuild(world, ["balances", "daily_totals"], all_views()).rows == {"balances": 0, "daily_totals": 0}
     with connect(world, "test") as db:
-        assert [b.state for b in builds_of(db, ["balances"])] == [State.OLD, State.LIVE]
+        assert [b.state for b in builds_of(db, ["balances"])] == [BuildState.OLD, BuildState.LIVE]
 
 
 def test_starts_and_unused_names(world: Settings) -> None:

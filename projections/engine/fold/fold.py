@@ -24,7 +24,7 @@ from projections.engine.views.view import Kind, View
 
 _ABSENT: Any = object()
 
-State = tuple[int, Any]
+StreamState = tuple[int, Any]
 """A stream's version and the domain's state at it."""
 
 
@@ -80,7 +80,7 @@ class Changes:
 
     partition: int
     counted: Sequence[Counted]
-    states: dict[str, dict[str, State]]
+    states: dict[str, dict[str, StreamState]]
     """By name of the snapshot view (also when only a journal asked for states): stream to version and state."""
     rows: dict[str, dict[Any, Any]] = field(default_factory=dict)
     """By entity view: key to row, None where it was deleted."""
@@ -111,7 +111,7 @@ def changed_rows(plan: Plan, changes: Changes) -> int:
 
 
 class Held:
-    """The rows of one partition that are known: by view, key to row (None: known to be absent), stream to State.
+    """The rows of one partition that are known: by view, key to row (None: known to be absent), stream to StreamState.
 
     Held rows are right only while this process is the one that changes them; whoever holds them clears them when it
     reads a position anew. With a `limit`, they are all dropped when there are more.
@@ -124,7 +124,7 @@ class Held:
         self.rows: dict[str, dict[Any, Any]] = {name: {} for name in names}
         self.limit = limit
 
-    def absorb(self, changes: Changes) -> None:
+    def merge(self, changes: Changes) -> None:
         """Take over what a committed batch changed."""
         for name, changed in (*changes.states.items(), *changes.rows.items()):
             self.rows[name].update(changed)
@@ -166,7 +166,7 @@ def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
     return Decoded(partition, counted, items)
 
 
-def missing(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
+def keys_to_load(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
     """By view, the keys of rows (streams, for snapshots) that the fold will ask for and that are not held."""
     wanted: dict[str, list[Any]] = {}
     for name in plan.states:
@@ -197,7 +197,7 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
 
 
 def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
-    """The changes that a batch of one partition makes. `held` must hold what `missing` named; it is not changed.
+    """The changes that a batch of one partition makes. `held` must hold what `keys_to_load` named; it is not changed.
 
     Every row is exact (see `exact`) from the event on that made it: rows are judged together at the end, and where one is not,
     the batch is folded again, with each row checked at its event. Raises PoisonEvent where a view that does not park fails,

@@ -37,8 +37,9 @@ from infra.processes.ending import Parts, exit_code_of
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from projections.engine.live.fetching import Fetcher
-from projections.engine.live.reader import Action, Apply, Done, Fate, Hold, Newer, Reader, ReadPositions, Seek, Stop
-from projections.engine.live.worker import Work
+from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
+from projections.engine.live.worker import Worker
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.views.core_views import agent_views, code_set
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Agent:
         views = agent_views(agent)
         self.code = code_set(views)
         self.group = f"{settings.group_prefix}-{agent}-{what_it_knows(self.code, known_events())}"
-        self.work = Work(settings, agent, views, name, lanes=LANES)
+        self.work = Worker(settings, agent, views, name, lanes=LANES)
         self.lanes = [_Lane(number) for number in range(LANES)]
         max_age = settings.agent_max_age_ms / 1000
         self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
@@ -272,13 +273,13 @@ class Agent:
         reach("batch read")
         try:
             apply = partial(self.work.apply, action.takes, action.turn, action.lane)
-            done = await self.lanes[action.lane].run(apply)
+            result = await self.lanes[action.lane].run(apply)
         except DatabaseAway as error:
             self._said.wrong("database", error.message, "away")
-            done = Done(Fate.AWAY)
-        if done.fate is Fate.FENCED:
+            result = BatchResult(Fate.AWAY)
+        if result.fate is Fate.FENCED:
             log.info("agent %s: another one has been here; reading the positions", self.name)
-        self._do(self.reader.done(action.turn, done, self._now(), action.lane))
+        self._do(self.reader.done(action.turn, result, self._now(), action.lane))
 
     # ── start and watch ──
 
@@ -342,7 +343,7 @@ class _Lane:
         """In the order of the calls."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def close(self, work: Work) -> None:
+    def close(self, work: Worker) -> None:
         self._thread.submit(work.close, self.number)
         self._thread.shutdown(wait=False)
 

@@ -17,7 +17,7 @@ KEPT = 1_000
 """Ends remembered of a partition; beyond it every second one is forgotten, and what waits looks younger than it is by one step."""
 
 
-class Lag(NamedTuple):
+class PartitionLag(NamedTuple):
     """One agent's in one partition."""
 
     records: int
@@ -37,14 +37,14 @@ class Lags:
     """`now` has the lag of each (agent, partition) as of the last look."""
 
     def __init__(self) -> None:
-        self.now: dict[tuple[str, int], Lag] = {}
+        self.now: dict[tuple[str, int], PartitionLag] = {}
         self._ends: dict[int, deque[tuple[float, int]]] = {}
         self._standing: dict[tuple[str, int], _Standing] = {}
         self._last = float("-inf")
 
     def saw(self, at: float, positions: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> None:
         """`positions` are {agent: {partition: next offset}}, `ends` {partition: offset after the last record}, read after them."""
-        self.now = dict.fromkeys(self.now, Lag(0, 0.0, 0.0))  # of agents that are retired, from now on
+        self.now = dict.fromkeys(self.now, PartitionLag(0, 0.0, 0.0))  # of agents that are retired, from now on
         if at - self._last > GAP_S:
             self._standing.clear()
         self._last = at
@@ -62,10 +62,10 @@ class Lags:
         if standing is None or next_offset != standing.next_offset or next_offset >= end:
             standing = self._standing[who] = _Standing(next_offset, at)
         if next_offset >= end:
-            self.now[who] = Lag(0, 0.0, 0.0)
+            self.now[who] = PartitionLag(0, 0.0, 0.0)
             return
         since = next(seen for seen, known in self._ends[who[1]] if known > next_offset)
-        self.now[who] = Lag(end - next_offset, at - since, at - standing.since)
+        self.now[who] = PartitionLag(end - next_offset, at - since, at - standing.since)
 
     def _forget(self, positions: Mapping[str, Mapping[int, int]]) -> None:
         for partition, seen in self._ends.items():

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from infra.log.rule import Void
 from infra.observability import metrics
-from projections.engine.live.lag import Lag
-from projections.engine.live.reader import Fate
-from projections.engine.store.commit import Applied
+from projections.engine.live.lag import PartitionLag
+from projections.engine.store.commit import BatchResult, Fate
 
 
-def tell_lags(lags: Mapping[tuple[str, int], Lag], parked: Mapping[str, int]) -> None:
+def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], parked: Mapping[str, int]) -> None:
     """The lag of each (agent, partition), and the number of parked streams of each live view."""
     for (agent, partition), lag in lags.items():
         metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)
@@ -36,16 +35,16 @@ class Measures:
     def fate(self, fate: Fate) -> None:
         self._fates[fate].inc()
 
-    def applied(self, applied: Applied, commits: int, seconds: float) -> None:
+    def applied(self, result: BatchResult, commits: int, seconds: float) -> None:
         """A batch's transaction has committed."""
         self._batch_commits.observe(commits)
         self._batch_seconds.observe(seconds)
         self._commits.inc(commits)
-        self._events.inc(applied.events)
-        self._rows.inc(applied.rows)
-        for why in applied.retries:
+        self._events.inc(result.events)
+        self._rows.inc(result.rows)
+        for why in result.retries:
             metrics.AGENT_RETRIES.labels(self._agent, why).inc()
-        for one in applied.parked:
+        for one in result.parked:
             metrics.AGENT_PARKED.labels(self._agent, one.view).inc()
 
     def void(self, voids: Iterable[Sequence[Void]]) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import Reading
 from projections.engine.fold.errors import UnknownEvent
 from projections.engine.live.startup import set_difference
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 
 BATCH_BYTES = 32 * 1024 * 1024
@@ -84,26 +84,8 @@ class Stop:
 Action = ReadPositions | Seek | Apply | Hold | Newer | Stop
 
 
-class Fate(StrEnum):
-    """What became of a batch."""
-
-    APPLIED = "applied"
-    FENCED = "fenced"
-    UNKNOWN = "unknown"
-    AWAY = "away"
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A batch's fate. `readings` are the positions after it where it was applied; `stop` is why nothing beyond can be."""
-
-    fate: Fate
-    readings: Mapping[int, Reading] = field(default_factory=dict)
-    stop: SamefoldError | None = None
-
-
 @dataclass(slots=True)
-class _Part:
+class _Partition:
     """One partition that is being read. `buffer` holds records from `reading` on (the batch under way excluded)."""
 
     reading: Reading
@@ -135,7 +117,7 @@ class Reader:
         self.due: float | None = None
         """When `tick` is to be called, unless something else happens before."""
         self._assigned: frozenset[int] = frozenset()
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, _Partition] = {}
         self._under_way: dict[int, Collection[int]] = {}
         """By lane, the partitions of its batch."""
         self._newer: dict[int, int] = {}
@@ -173,7 +155,7 @@ class Reader:
             self._looking = False
         for partition in sorted(mine - self._newer.keys()):
             reading = positions.readings[partition]
-            self._parts[partition] = _Part(reading, reading.next_offset)
+            self._parts[partition] = _Partition(reading, reading.next_offset)
         return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
 
     def away(self, turn: int) -> list[Action]:
@@ -203,23 +185,23 @@ class Reader:
             actions.append(Seek(partition, part.wanted))
         return actions + self.tick(now)
 
-    def done(self, turn: int, done: Done, now: float, lane: int = 0) -> list[Action]:
+    def done(self, turn: int, result: BatchResult, now: float, lane: int = 0) -> list[Action]:
         """The fate of a lane's batch."""
         if turn != self.turn:
             return []
         self._under_way.pop(lane, None)
-        if done.fate is not Fate.APPLIED:
+        if result.fate is not Fate.APPLIED:
             return self._ask(self._backoff())
         self._failures = 0
-        for partition, reading in done.readings.items():
+        for partition, reading in result.readings.items():
             self._parts[partition].reading = reading
-        if isinstance(done.stop, UnknownEvent):
+        if isinstance(result.stop, UnknownEvent):
             if not self._newer:
                 self._look_at = now + NEWER_S
             # other partitions of this batch may have been cut short too
-            self._newer[done.stop.partition] = done.stop.offset
-            return [Newer(done.stop), *self._ask()]
-        return [Stop(done.stop)] if done.stop else self.tick(now)
+            self._newer[result.stop.partition] = result.stop.offset
+            return [Newer(result.stop), *self._ask()]
+        return [Stop(result.stop)] if result.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
         """Apply what is there in the lanes that are free, unless more is known to be coming and may soon be here."""
@@ -248,7 +230,7 @@ class Reader:
             actions.append(Apply(self.turn, takes, lane))
         return actions
 
-    def _take(self, free: Mapping[int, _Part], now: float) -> dict[int, tuple[Reading, list[Record]]]:
+    def _take(self, free: Mapping[int, _Partition], now: float) -> dict[int, tuple[Reading, list[Record]]]:
         """A batch, out of as few partitions as fill it, so that other lanes find some too; the partitions take turns."""
         takes = {}
         room, room_bytes = self.batch, BATCH_BYTES

@@ -15,13 +15,14 @@ from psycopg import sql
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
-from infra.log import partitioner
+from infra.log import partitioner, topics
 from infra.log.rule import START
 from infra.log.topics import Topic
+from infra.settings import Settings
 from projections.engine.store.command_types import add_types
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.core_views import code_set
-from projections.engine.views.sql_views import replace_people_view
+from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import CORE, View
 
 
@@ -74,7 +75,7 @@ def ensure_started(
         positions = positions or read_positions(connection, agent, contract.topic)
     check_contract(connection, contract)
     _check_shapes(connection, views)
-    _ensure_people_views(connection, views)
+    _ensure_sql_views(connection, views)
     return positions
 
 
@@ -88,6 +89,13 @@ def check_contract(connection: Connection, contract: Contract) -> None:
         "select topic_id, partitions, partitioner from topics where topic = %s", [contract.topic]
     ).fetchone()
     require_promised(Contract(contract.topic, *row) if row else contract, contract)
+
+
+def require_contract(settings: Settings, connection: Connection) -> Topic:
+    """The topic of events, which is the one that the positions are in. Raises ContractBroken, TopicMissing, KafkaAway."""
+    topic = topics.describe(settings, settings.events_topic)
+    check_contract(connection, Contract.of(topic))
+    return topic
 
 
 def require_promised(promised: Contract, contract: Contract) -> None:
@@ -160,14 +168,14 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
         add_types(connection)
 
 
-def _ensure_people_views(connection: Connection, views: Mapping[str, View]) -> None:
+def _ensure_sql_views(connection: Connection, views: Mapping[str, View]) -> None:
     """Make the SQL views for people that are not there: after the first start, or after one that died before this."""
     missing = connection.execute(
         "select view from live where view = any(%s) and to_regclass(quote_ident(view)) is null order by view",
         [list(views)],
     ).fetchall()
     for (name,) in missing:
-        replace_people_view(connection, name)
+        replace_sql_view(connection, name)
 
 
 def _check_shapes(connection: Connection, views: Mapping[str, View]) -> None:

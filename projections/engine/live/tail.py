@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.records import Record
 from infra.log.rule import Reading, read
-from infra.log.source import NO_PROGRESS_S, archived, is_not_held, named
+from infra.log.source import NO_PROGRESS_S
 from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged
+from projections.engine.live.log_reader import LogReader
 from projections.engine.store.commit import Batch
 
 AHEAD = 20_000
@@ -34,12 +35,8 @@ class Tail:
         self.settings = settings
         self.topic = topic
         self._ahead: dict[int, deque[Record]] = {partition: deque() for partition in at}
-        self._end = {partition: reading.next_offset for partition, reading in at.items()}
-        self._paused: set[int] = set()
-        self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
-        """Partitions that are read out of the archive, until it ends and Kafka goes on."""
-        self._consumer = clients.range_consumer(settings, tells_ends=False)
-        self._assign()
+        self._log = LogReader(settings, topic, clients.range_consumer(settings, tells_ends=False))
+        self._log.go_on({partition: reading.next_offset for partition, reading in at.items()})
 
     def __enter__(self) -> Tail:
         return self
@@ -48,7 +45,7 @@ class Tail:
         self.close()
 
     def close(self) -> None:
-        self._consumer.close()
+        self._log.close()
 
     def exactly(
         self, at: Mapping[int, Reading], to: Mapping[int, Reading], give_up_s: float = NO_PROGRESS_S
@@ -95,7 +92,7 @@ class Tail:
 
     def read_ahead(self) -> None:
         """Take in what has arrived, without waiting."""
-        self._consume(0)
+        self._take(0, {})
 
     def _forget(self, at: Mapping[int, Reading]) -> None:
         for partition, ahead in self._ahead.items():
@@ -104,75 +101,20 @@ class Tail:
 
     def _read_to(self, wanted: Mapping[int, int], give_up_s: float) -> None:
         deadline = time.monotonic() + give_up_s
-        while any(self._end[partition] < end for partition, end in wanted.items()):
-            self._throttle(wanted)
-            if self._consume(0.1):
+        while any(self._log.next[partition] < end for partition, end in wanted.items()):
+            if self._take(0.1, wanted):
                 deadline = time.monotonic() + give_up_s
             elif time.monotonic() > deadline:
                 raise clients.away(self.settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
 
-    def _throttle(self, wanted: Mapping[int, int]) -> None:
-        """Pause partitions of which enough is at hand, while others are waited for."""
-        full = {
-            p
-            for p, ahead in self._ahead.items()
-            if p not in self._archived and len(ahead) >= AHEAD and self._end[p] >= wanted.get(p, 0)
-        }
-        if pause := full - self._paused:
-            self._consumer.pause([TopicPartition(self.topic, partition) for partition in pause])
-        if resume := self._paused - full:
-            self._consumer.resume([TopicPartition(self.topic, partition) for partition in resume])
-        self._paused = full
-
-    def _assign(self) -> None:
-        """Have Kafka go on wherever the archive does not."""
-        if self._paused:
-            self._consumer.resume([TopicPartition(self.topic, partition) for partition in self._paused])
-            self._paused = set()
-        ends = ((partition, end) for partition, end in self._end.items() if partition not in self._archived)
-        clients.assign(self._consumer, [TopicPartition(self.topic, partition, end) for partition, end in ends])
-
-    def _take_archived(self) -> int:
-        """Records taken in out of the archive: a batch for each partition of which not enough is at hand."""
-        taken = 0
-        for partition, batches in list(self._archived.items()):
-            if len(self._ahead[partition]) >= AHEAD:
-                continue
-            records, self._end[partition] = next(batches, (None, self._end[partition]))
-            if records is None:
-                del self._archived[partition]
-                self._assign()
-            else:
-                self._ahead[partition].extend(records)
-                taken += len(records)
-        return taken
-
-    def _consume(self, timeout_s: float) -> int:
-        """Records taken in; waits only for the first."""
-        taken = self._take_archived()
-        messages = self._consumer.consume(1, 0 if taken else timeout_s)
-        if messages:
-            messages += self._consumer.consume(AHEAD, 0)
-        for message in messages:
-            partition = message.partition()
-            if (error := message.error()) is not None:
-                if is_not_held(error):
-                    self._archived.setdefault(
-                        partition, archived(self.settings, self.topic, partition, self._end[partition])
-                    )
-                else:
-                    self._assign()  # what came behind the error comes again
-                    raise named(self.settings, self.topic, partition, self._end.get(partition, 0), error)
-                continue
-            offset = message.offset()
-            if offset < self._end[partition]:
-                continue
-            self._ahead[partition].append(
-                Record(partition, offset, message.timestamp()[1], message.key(), message.value())
-            )
-            self._end[partition] = offset + 1
-            taken += 1
-        return taken
+    def _take(self, wait: float, wanted: Mapping[int, int]) -> bool:
+        """Take in what has come, but for partitions of which enough is at hand; whether there was any."""
+        there = self._log.next
+        full = {p for p, ahead in self._ahead.items() if len(ahead) >= AHEAD and there[p] >= wanted.get(p, 0)}
+        taken = self._log.take(AHEAD, wait, full)
+        for partition, records in taken.items():
+            self._ahead[partition].extend(records)
+        return bool(taken)
 
 
 def _offsets(readings: Mapping[int, Reading]) -> str:

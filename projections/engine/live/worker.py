@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import psycopg
 
@@ -21,9 +23,8 @@ from infra.settings import Settings
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.plan import Plan
 from projections.engine.live.measures import Measures
-from projections.engine.live.reader import Done, Fate
 from projections.engine.live.startup import Contract, ensure_started
-from projections.engine.store.commit import Applied, Batch, Committer, Fenced, prepare
+from projections.engine.store.commit import Batch, BatchResult, Committer, Fate, prepare
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
@@ -31,7 +32,7 @@ from projections.engine.views.view import View
 log = logging.getLogger(__name__)
 
 
-class Work:
+class Worker:
     """One agent's connections, one for each lane, and its committer.
 
     Batches of different partitions may be applied at once, each in another lane: they share the committer, which holds rows
@@ -94,7 +95,7 @@ class Work:
         self._committer = Committer(self.plan, positions) if positions else None
         return positions
 
-    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> Done:
+    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records of several partitions in one transaction.
 
         A batch of an earlier turn is fenced: the positions read since may be those of another set of views, whose tables these
@@ -106,24 +107,25 @@ class Work:
         records = [record for _, records in takes.values() for record in records]
         known = {"samefold.agent": self.agent, "samefold.partitions": ",".join(map(str, takes))}
         with tracing.of_batch("fold", records, known | {"samefold.records": len(records)}) as span:
-            done = self._measured(takes, turn, lane)
-            span.set_attribute("samefold.fate", done.fate)
-            return done
+            result = self._measured(takes, turn, lane)
+            span.set_attribute("samefold.fate", result.fate)
+            return result
 
-    def _measured(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> Done:
+    def _measured(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> BatchResult:
         try:
-            done = self._apply(takes, turn, lane)
+            result = self._apply(takes, turn, lane)
         except DatabaseAway:
             self._measures.fate(Fate.AWAY)
             raise
-        self._measures.fate(done.fate)
-        return done
+        self._measures.fate(result.fate)
+        return result
 
-    def _apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> Done:
+    def _apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> BatchResult:
         committer = self._committer
         if committer is None or turn != self._turn:
-            return Done(Fate.FENCED)
+            return BatchResult(Fate.FENCED)
         started = time.perf_counter()
+        result = BatchResult(Fate.APPLIED)
         stop: SamefoldError | None = None
         batches = []
         voids = []
@@ -136,18 +138,18 @@ class Work:
         with self._naming(lane):
             while batches := [batch for batch in batches if batch.next != batch.was]:
                 try:
-                    outcome = committer.apply(self._connected(lane), batches)
+                    result = committer.apply(self._connected(lane), batches)
                 except EngineStop as error:
                     stop = error
                     batches = [b.until(error.offset) if b.partition == error.partition else b for b in batches]
                     continue
-                if isinstance(outcome, Applied):
-                    commits = sum(len(batch.counted) for batch in batches)
-                    self._measures.applied(outcome, commits, time.perf_counter() - started)
-                    self._measures.void(voids)
-                    break
-                return Done(Fate.FENCED if isinstance(outcome, Fenced) else Fate.UNKNOWN)
-        return Done(Fate.APPLIED, {batch.partition: batch.next for batch in batches}, stop)
+                if result.fate is not Fate.APPLIED:
+                    return result
+                commits = sum(len(batch.counted) for batch in batches)
+                self._measures.applied(result, commits, time.perf_counter() - started)
+                self._measures.void(voids)
+                break
+        return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 
     def close(self, lane: int = 0) -> None:
         connection, self._connections[lane] = self._connections[lane], None
@@ -162,26 +164,17 @@ class Work:
             prepare(connection)
         return connection
 
-    def _naming(self, lane: int = 0) -> _Naming:
-        return _Naming(self, lane)
-
-
-class _Naming:
-    """Turns psycopg's errors into named ones, and gives up a connection on which one happened."""
-
-    def __init__(self, work: Work, lane: int) -> None:
-        self.work = work
-        self.lane = lane
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, psycopg.Error):
-            self.work.close(self.lane)
-            raise named(error, self.work.settings) from error
-        if isinstance(error, DatabaseAway):
-            self.work.close(self.lane)
+    @contextmanager
+    def _naming(self, lane: int = 0) -> Iterator[None]:
+        """Turns psycopg's errors into named ones, and gives up a connection on which one happened."""
+        try:
+            yield
+        except psycopg.Error as error:
+            self.close(lane)
+            raise named(error, self.settings) from error
+        except DatabaseAway:
+            self.close(lane)
+            raise
 
 
 def _read(

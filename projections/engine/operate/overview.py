@@ -21,7 +21,7 @@ from projections.engine.views.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class AgentLag:
     """How far an agent is behind the log's end: records, and how long the first of them has been waiting."""
 
     records: int
@@ -33,7 +33,7 @@ class AgentNow:
     """An agent's positions, its lag, and in words how its live set differs from this code's."""
 
     positions: Mapping[int, Reading]
-    lag: Lag
+    lag: AgentLag
     difference: str | None
 
 
@@ -88,20 +88,20 @@ def _agent(
 ) -> AgentNow:
     wanted = code_set({name: view for name, view in views.items() if view.agent == agent})
     if positions is None or not positions.live:
-        return AgentNow({}, Lag(sum(topic.end.values()), 0.0), set_difference({}, wanted))
+        return AgentNow({}, AgentLag(sum(topic.end.values()), 0.0), set_difference({}, wanted))
     return AgentNow(
         positions.readings, _lag(settings, positions.readings, topic), set_difference(positions.live_set, wanted)
     )
 
 
-def _lag(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topic) -> Lag:
+def _lag(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topic) -> AgentLag:
     behind = {p: topic.end[p] - at.next_offset for p, at in readings.items() if topic.end[p] > at.next_offset}
     waiting = 0.0
     for partition in behind:
         first = readings[partition].next_offset
         for records in read_range(settings, topic.name, partition, first, first + 1):
             waiting = max(waiting, *(time.time() - record.time_ms / 1000 for record in records))
-    return Lag(sum(behind.values()), waiting)
+    return AgentLag(sum(behind.values()), waiting)
 
 
 _RETIRED = """

@@ -17,10 +17,10 @@ from infra.log.rule import START, Counted, Reading
 from infra.settings import Settings
 from projections.engine.fold.fold import Blocked, Held, Parked, decode
 from projections.engine.fold.plan import Plan
-from projections.engine.live.contract import require_contract
+from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.builds import (
     Build,
-    State,
+    BuildState,
     builds_of,
     end_loaders,
     lock_builds,
@@ -147,7 +147,7 @@ class _Replay:
             self._record(connection, parked, again)
             set_generation(connection, self.topic, locked, "replay")
         dropped = parked.since_version if self.dropping else None
-        removed = [build for build in gone if build.state in (State.LOADING, State.READY)]
+        removed = [build for build in gone if build.state in (BuildState.LOADING, BuildState.READY)]
         tables = tuple(build.table for build in gone)
         return Replayed(self.view.name, self.stream, events, dropped, again, tables), removed
 
@@ -162,7 +162,7 @@ class _Replay:
         gone = [
             build
             for build in lock_builds(connection, [build.id for build in others])
-            if build.state in (State.LOADING, State.READY, State.OLD)
+            if build.state in (BuildState.LOADING, BuildState.READY, BuildState.OLD)
             and (at := build.positions.get(parked.partition)) is not None
             and at.next_offset > parked.since_offset
         ]

@@ -13,7 +13,7 @@ from infra.database.connect import Connection, DatabaseAway, TransactionTimedOut
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.rebuild.build_locks import by_whom, claims_of, session_name
-from projections.engine.rebuild.builds import BuildAbandoned, State, by_id, gone
+from projections.engine.rebuild.builds import BuildAbandoned, BuildState, build_abandoned, by_id
 
 LOOK_S = 2.0
 """Whoever ends a builder abandons its builds, or claims its views, a moment later."""
@@ -70,9 +70,9 @@ def _ended(
         on_purpose = server is not None and _server(connection) == server
         while True:
             others = next(filter(None, (by_whom(connection, name) for name in claimed)), "")
-            lost = next((build for build in by_id(connection, made) if build.state is State.ABANDONED), None)
+            lost = next((build for build in by_id(connection, made) if build.state is BuildState.ABANDONED), None)
             if lost is not None:
-                return gone(lost, others)
+                return build_abandoned(lost, others)
             if on_purpose and (others or time.monotonic() > deadline):
                 return BuildAbandoned(f"Another process ended this one{others}.", "Run the command again.")
             if time.monotonic() > deadline:

@@ -33,7 +33,7 @@ from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
 from projections.engine.rebuild.build_locks import TERMINATE_MS, claim, release, try_claim
 from projections.engine.store.positions import by_column, skips_of
-from projections.engine.views.sql_views import replace_people_view
+from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.tables import comment_of, table_of
 from projections.engine.views.view import View
 
@@ -43,7 +43,7 @@ DDL_LOCK_TIMEOUT_MS = 200
 GIVE_UP_S = 60.0
 
 
-class State(StrEnum):
+class BuildState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     LIVE = "live"
@@ -53,7 +53,7 @@ class State(StrEnum):
     PAST = "past"
 
 
-FILLING = (State.LOADING, State.PAST_LOADING)
+FILLING = (BuildState.LOADING, BuildState.PAST_LOADING)
 """While rows are loaded, which is then only."""
 
 
@@ -78,7 +78,7 @@ class Build:
     version: int
     agent: str
     table: str
-    state: State
+    state: BuildState
     shape: str
     created_at: datetime
     as_of: str | None
@@ -115,7 +115,7 @@ def by_id(connection: Connection, ids: Sequence[UUID]) -> list[Build]:
 def _builds(connection: Connection, rest: str, arguments: Sequence[Any]) -> list[Build]:
     found = connection.execute(_SELECT + rest, arguments)
     return [
-        Build(build, view, version, agent, table, State(state), shape, created, as_of, _readings(at))
+        Build(build, view, version, agent, table, BuildState(state), shape, created, as_of, _readings(at))
         for build, view, version, agent, table, state, shape, created, as_of, at in found
     ]
 
@@ -148,7 +148,7 @@ def begin(
     for name in names:
         claim(connection, name)
     for build in builds_of(connection, names):
-        if build.state in (State.LOADING, State.READY):
+        if build.state in (BuildState.LOADING, BuildState.READY):
             abandon(connection, build)
     ids = [_create(connection, view, code_set) for view in views]
     return _pin(connection, ids, names, leader, topic)
@@ -168,7 +168,7 @@ def _create(connection: Connection, view: View, code_set: Mapping[str, int]) -> 
         drop_keys(connection, table)
         return build
 
-    return patiently(connection, create)
+    return with_lock_retry(connection, create)
 
 
 def _free_table(connection: Connection, view: View) -> tuple[str, bool]:
@@ -294,12 +294,12 @@ def index(connection: Connection, build: Build, view: View) -> None:
         *map(CreateIndex, table.indexes),
     ]
     try:
-        patiently(connection, lambda: drop_keys(connection, build.table))
+        with_lock_retry(connection, lambda: drop_keys(connection, build.table))
         for statement in statements:
             connection.execute(_compiled(statement))
         connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
     except errors.UndefinedTable as error:
-        raise gone(build) from error
+        raise build_abandoned(build) from error
 
 
 def make_ready(connection: Connection, build: Build, partitions: int) -> None:
@@ -310,19 +310,19 @@ def make_ready(connection: Connection, build: Build, partitions: int) -> None:
             "update builds set state = 'ready' where id = %s and state = 'loading'", (build.id,)
         ).rowcount
         if moved != 1:
-            raise gone(build)
+            raise build_abandoned(build)
     reach("build ready")
-    replace_people_view(connection, build.view)
+    replace_sql_view(connection, build.view)
 
 
 def require_parts(connection: Connection, build: Build, partitions: int) -> None:
     """Raises BuildAbandoned unless all parts are there."""
     row = connection.execute("select count(*) from build_parts where build = %s", (build.id,)).fetchone()
     if row is None or row[0] != partitions:
-        raise gone(build)
+        raise build_abandoned(build)
 
 
-def gone(build: Build, by_whom: str = "") -> BuildAbandoned:
+def build_abandoned(build: Build, by_whom: str = "") -> BuildAbandoned:
     return BuildAbandoned(
         f"Build {build.table} was abandoned while it was made: another took its place, or an event was dropped{by_whom}.",
         "Run the command again.",
@@ -360,13 +360,13 @@ def abandon_dead(connection: Connection, builds: Iterable[Build]) -> None:
     for build in builds:
         if build.state in FILLING and try_claim(connection, what := claim_of(build)):
             if [now.state for now in by_id(connection, [build.id])] == [build.state]:  # not finished since
-                (abandon if build.state is State.LOADING else abandon_past)(connection, build)
+                (abandon if build.state is BuildState.LOADING else abandon_past)(connection, build)
             release(connection, what)
 
 
 def claim_of(build: Build) -> str:
     """What whoever makes the build has claimed before anybody can see it."""
-    return build.view if build.state is not State.PAST_LOADING else str(build.id)
+    return build.view if build.state is not BuildState.PAST_LOADING else str(build.id)
 
 
 def loader_name(build: UUID, part: int) -> str:
@@ -389,7 +389,7 @@ def remove_table(connection: Connection, build: Build, *, keep: bool | None = No
     With `keep` it is only emptied: a migration made it, and later builds of the version are made like it. By default
     that is so for every table whose name has no build number.
     """
-    replace_people_view(connection, build.view, without=build.table)
+    replace_sql_view(connection, build.view, without=build.table)
     drop_table(connection, build.table, keep=build.table == f"{build.view}_v{build.version}" if keep is None else keep)
 
 
@@ -402,10 +402,10 @@ def drop_table(connection: Connection, table: str, *, keep: bool = False) -> Non
             connection.execute(statement)
         connection.execute("delete from parked where table_name = %s", (table,))
 
-    patiently(connection, remove)
+    with_lock_retry(connection, remove)
 
 
-def patiently(connection: Connection, ddl: Callable[[], T]) -> T:
+def with_lock_retry(connection: Connection, ddl: Callable[[], T]) -> T:
     """Run DDL in a transaction whose locks are asked for in short tries, so that nobody queues up behind it.
 
     Raises TableBusy after a minute.

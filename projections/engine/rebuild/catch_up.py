@@ -19,7 +19,14 @@ from infra.processes.faultpoints import reach
 from projections.engine.fold.fold import Blocked, Held, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
-from projections.engine.rebuild.builds import Build, BuildAbandoned, State, lock_builds, read_skips, write_positions
+from projections.engine.rebuild.builds import (
+    Build,
+    BuildAbandoned,
+    BuildState,
+    lock_builds,
+    read_skips,
+    write_positions,
+)
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import read_positions
@@ -102,7 +109,7 @@ class Group:
         if {build.id for build in builds} != set(self.ids):
             raise MovedElsewhere("A build has disappeared.", "Run the command again.")
         for build in builds:
-            if build.state not in (State.READY, State.OLD):
+            if build.state not in (BuildState.READY, BuildState.OLD):
                 raise BuildAbandoned(
                     f"Table {build.table} is {build.state}, so it can't be caught up with.", "Run the command again."
                 )

@@ -11,7 +11,7 @@ from projections.engine.rebuild.build_locks import BuildAlive, claim, try_claim
 from projections.engine.rebuild.build_sessions import builder
 from projections.engine.rebuild.builds import (
     Build,
-    State,
+    BuildState,
     abandon_past,
     builds_of,
     end_loaders,
@@ -21,8 +21,8 @@ from projections.engine.rebuild.builds import (
 )
 from projections.engine.views.view import View
 
-LEFT = (State.OLD, State.ABANDONED)
-OF_THE_PAST = (State.PAST, State.PAST_LOADING)
+LEFT = (BuildState.OLD, BuildState.ABANDONED)
+OF_THE_PAST = (BuildState.PAST, BuildState.PAST_LOADING)
 
 
 class NotDroppable(SamefoldError):
@@ -37,7 +37,7 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
     with naming(settings), connect(settings, "samefold views") as connection:
         of_view = [build for build in builds_of(connection, [view]) if exists(connection, build.table)]
     named = [build for build in of_view if which in (build.table, str(build.version), f"v{build.version}")]
-    found = [b for b in named if b.state in LEFT or (b.table == which and b.state is not State.LIVE)]
+    found = [b for b in named if b.state in LEFT or (b.table == which and b.state is not BuildState.LIVE)]
     if not found:
         there = ", ".join(f"{build.table} is {build.state}" for build in named or of_view)
         raise NotDroppable(

@@ -19,7 +19,7 @@ from projections.engine.rebuild.builds import Build, Pin, index
 from projections.engine.rebuild.engines import EngineFor
 from projections.engine.rebuild.load import RowsRefused, load, parts, require_arrival
 from projections.engine.rebuild.progress import Progress
-from projections.engine.rebuild.slow_load import load_carefully
+from projections.engine.rebuild.slow_load import load_slowly
 from projections.engine.store.parking import parked_streams
 from projections.engine.views.view import View
 
@@ -67,7 +67,7 @@ class Filling:
                 continue
             for build in careful:
                 self.progress.begin("careful", _records(pin))
-                self.filled.rows[build.view], reached = load_carefully(
+                self.filled.rows[build.view], reached = load_slowly(
                     self.settings, self.connection, build, views[build.view], pin, self.progress.advance
                 )
             tables = {build.table: build.view for build in builds}

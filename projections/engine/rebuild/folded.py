@@ -33,7 +33,7 @@ class Folded:
     def fold(self, batch: Batch) -> Changes:
         """The batch's changes, which are then part of what is kept."""
         changes = fold(self.plan, decode(self.plan, batch.partition, batch.counted), self.held, self.blocked)
-        self.held.absorb(changes)
+        self.held.merge(changes)
         for view, sums in changes.sums.items():
             add_sums(self.plan, view, self.sums[view], sums)
         if changes.parked:

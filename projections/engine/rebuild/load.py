@@ -28,7 +28,7 @@ from projections.engine.fold.plan import Plan
 from projections.engine.rebuild.build_sessions import loading
 from projections.engine.rebuild.builds import FILLING, Build, BuildAbandoned, Pin, loader_name
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
-from projections.engine.rebuild.stalled_loaders import Twin
+from projections.engine.rebuild.stalled_loaders import OtherAttempt
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
@@ -154,7 +154,7 @@ class _Table:
         self._connection = connect(part.settings, loader_name(build.id, part.partition), statement_timeout_ms=0)
 
     def __enter__(self) -> _Table:
-        twin = Twin(self.build.id, self.partition)
+        twin = OtherAttempt(self.build.id, self.partition)
         try:
             while (entered := self._try()) is None:
                 twin.wait(self._connection)

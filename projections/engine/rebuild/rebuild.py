@@ -16,12 +16,12 @@ import psycopg
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.live.contract import require_contract
+from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.build_locks import claim, end_builders
 from projections.engine.rebuild.build_sessions import builder
 from projections.engine.rebuild.builds import (
     Build,
-    State,
+    BuildState,
     abandon,
     begin,
     builds_of,
@@ -204,7 +204,7 @@ class _Job:
 
 def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:
     """Builds of these views that are ready and of this code; not of journals, which need states that are not further than they."""
-    fitting = [b for b in builds_of(connection, names) if b.state is State.READY and _fits(b, views[b.view])]
+    fitting = [b for b in builds_of(connection, names) if b.state is BuildState.READY and _fits(b, views[b.view])]
     fitting = [build for build in fitting if not states_told_to(views[build.view])]
     return list({build.view: build for build in fitting}.values())
 
@@ -219,8 +219,8 @@ def _existing(connection: Connection, views: Sequence[View]) -> list[Build]:
             for build in builds_of(connection, [view.name])
             if _fits(build, view) and all(_is_not_ahead(build, journal) for journal in told)
         ]
-        candidates = [build for build in fitting if build.state is State.READY] or sorted(
-            (build for build in fitting if build.state is State.OLD),
+        candidates = [build for build in fitting if build.state is BuildState.READY] or sorted(
+            (build for build in fitting if build.state is BuildState.OLD),
             key=lambda build: sum(reading.next_offset for reading in build.positions.values()),
         )
         if not candidates:
@@ -246,4 +246,4 @@ def _fits(build: Build, view: View) -> bool:
 def old_builds(connection: Connection, views: Iterable[View]) -> list[Build]:
     """Tables of exactly these versions and shapes that a switch could go back to without a rebuild."""
     by_name = {view.name: view for view in views}
-    return [b for b in builds_of(connection, by_name) if b.state is State.OLD and _fits(b, by_name[b.view])]
+    return [b for b in builds_of(connection, by_name) if b.state is BuildState.OLD and _fits(b, by_name[b.view])]

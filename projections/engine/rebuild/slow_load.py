@@ -13,7 +13,7 @@ from infra.log.rule import START, Reading
 from infra.settings import Settings
 from projections.engine.fold.fold import Held, decode
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.builds import Build, Pin, index, patiently
+from projections.engine.rebuild.builds import Build, Pin, index, with_lock_retry
 from projections.engine.rebuild.folded import blocking
 from projections.engine.rebuild.load import counted_to
 from projections.engine.rebuild.workers import Advance
@@ -23,7 +23,7 @@ from projections.engine.store.writing import fold_and_write
 from projections.engine.views.view import View
 
 
-def load_carefully(
+def load_slowly(
     settings: Settings, connection: Connection, build: Build, view: View, pin: Pin, advance: Advance
 ) -> tuple[int, dict[int, Reading]]:
     """Empty the build's table, make its keys, and fold the log into it up to the pin; the number of rows, and how far.
@@ -38,7 +38,7 @@ def load_carefully(
         connection.execute("delete from build_parts where build = %s", (build.id,))
         connection.execute("delete from parked where table_name = %s", (build.table,))
 
-    patiently(connection, empty)
+    with_lock_retry(connection, empty)
     index(connection, build, view)
     plan = Plan({view.name: view})
     reached = dict.fromkeys(pin.ends, START)
@@ -51,7 +51,7 @@ def load_carefully(
                     connection, plan, {view.name: build.table}, decoded, held={partition: held}, blocked=blocked
                 )
                 insert_parked(connection, build.table, parked)
-            held.absorb(changes[0])
+            held.merge(changes[0])
             blocked = blocking(blocked, parked)
             reached[partition] = batch.next
             advance(batch.next.next_offset - batch.was.next_offset)

@@ -27,7 +27,7 @@ select pg_terminate_backend(pid, %s) from pg_stat_activity
 """
 
 
-class Twin:
+class OtherAttempt:
     """Whoever else writes a part. `wait` is called whenever the part was found locked."""
 
     def __init__(self, build: UUID, part: int) -> None:

@@ -25,7 +25,7 @@ from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
 from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.store.commit import Batch, prepare
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
-from projections.engine.views.sql_views import is_in_people_view, replace_people_view
+from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
 
 LOCK_TIMEOUT_MS = 200
@@ -168,8 +168,8 @@ class _Switch:
         few, tries, too_much, waited = FEW_RECORDS, 0, 0, 0.0
         try:
             for build in self.builds:
-                if not is_in_people_view(self.connection, build.view, build.table):
-                    replace_people_view(self.connection, build.view)
+                if not is_in_sql_view(self.connection, build.view, build.table):
+                    replace_sql_view(self.connection, build.view)
             # catching up holds nothing that agents or readers wait for, and folds a batch for as long as the views' code takes
             self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
             while True:
@@ -276,7 +276,7 @@ class _Switch:
                 self._refuse_what_is_ahead(group, to[agent])
                 if _distance(group.at, to[agent]) > few:
                     raise _TooMuch
-            self._require_in_people_views()
+            self._require_in_sql_views()
             for agent, group in self.groups.items():
                 batches = self.tails[agent].exactly(group.at, to[agent], FETCH_S)
                 if batches:
@@ -323,9 +323,9 @@ class _Switch:
                     "The database was restored: rebuild the view anew.",
                 )
 
-    def _require_in_people_views(self) -> None:
+    def _require_in_sql_views(self) -> None:
         for build in self.builds:
-            if not is_in_people_view(self.connection, build.view, build.table):
+            if not is_in_sql_view(self.connection, build.view, build.table):
                 raise SetDiffers(
                     f"The SQL view '{build.view}' does not read {build.table} yet.",
                     "Somebody replaced it by hand: run the command again.",

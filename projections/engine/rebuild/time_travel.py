@@ -22,24 +22,24 @@ from infra.errors import SamefoldError
 from infra.log.rule import START, Reading
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, cuts, in_words
-from projections.engine.live.contract import require_contract
+from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.build_locks import try_claim
 from projections.engine.rebuild.build_sessions import builder
 from projections.engine.rebuild.builds import (
     Build,
+    BuildState,
     Pin,
-    State,
     abandon_dead,
     abandon_past,
+    build_abandoned,
     builds_of,
     by_id,
     drop_keys,
     exists,
-    gone,
     make_declared_table,
-    patiently,
     read_skips,
     require_parts,
+    with_lock_retry,
     write_positions,
 )
 from projections.engine.rebuild.engines import EngineFor, Local
@@ -82,7 +82,7 @@ def look_back(
         topic = require_contract(settings, connection)
         ends = cuts(settings, topic, as_of, datetime.now(UTC))
         abandon_dead(
-            connection, [build for build in builds_of(connection, by_name) if build.state is State.PAST_LOADING]
+            connection, [build for build in builds_of(connection, by_name) if build.state is BuildState.PAST_LOADING]
         )
         try:
             builds = [_create(connection, *one, result.as_of) for one in zip(ids, by_name.values(), strict=True)]
@@ -147,7 +147,7 @@ def _create(connection: Connection, build: UUID, view: View, as_of: str) -> Buil
         make_declared_table(connection, view, table)
         drop_keys(connection, table)
 
-    patiently(connection, create)
+    with_lock_retry(connection, create)
     [made] = by_id(connection, [build])
     return made
 
@@ -170,7 +170,7 @@ def _finish(connection: Connection, build: Build, topic: str, reached: Mapping[i
             "update builds set state = 'past' where id = %s and state = 'past-loading'", (build.id,)
         ).rowcount
         if moved != 1:
-            raise gone(build)
+            raise build_abandoned(build)
         comment = sql.SQL("comment on table {} is {}")
         text = f"view {build.view}, version {build.version}, as of {build.as_of}"
         connection.execute(comment.format(sql.Identifier(build.table), sql.Literal(text)))

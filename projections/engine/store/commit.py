@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from time import sleep
 from typing import NamedTuple
 
@@ -18,10 +19,21 @@ import psycopg
 from psycopg import errors
 
 from infra.database.connect import Connection
+from infra.errors import SamefoldError
 from infra.log.rule import Counted, Reading
 from infra.processes.faultpoints import reach
 from projections.engine.fold.errors import EngineStop
-from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, changed_rows, decode, fold, missing
+from projections.engine.fold.fold import (
+    Blocked,
+    Changes,
+    Decoded,
+    Held,
+    Parked,
+    changed_rows,
+    decode,
+    fold,
+    keys_to_load,
+)
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
@@ -57,10 +69,28 @@ class Batch(NamedTuple):
         return Batch(self.partition, self.was, Reading(offset, at.epoch, at.seq - 1, last), before)
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """Committed: rows, outcomes and positions."""
+class Fate(StrEnum):
+    """What became of a batch."""
 
+    APPLIED = "applied"
+    """Committed: rows, outcomes and positions."""
+    FENCED = "fenced"
+    """Nothing was written: the positions or the generation are others. Drop buffers, read the positions, seek."""
+    UNKNOWN = "unknown"
+    """The connection broke while COMMIT was under way. The positions tell what became of it."""
+    AWAY = "away"
+    """The database did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What became of a batch, and what it came to where it was applied."""
+
+    fate: Fate
+    readings: Mapping[int, Reading] = field(default_factory=dict)
+    """The positions after it, by partition."""
+    stop: SamefoldError | None = None
+    """Why nothing beyond them can be applied."""
     parked: tuple[Parked, ...] = ()
     events: int = field(default=0, compare=False)
     """How many were folded into some view."""
@@ -69,18 +99,6 @@ class Applied:
     retries: tuple[str, ...] = field(default=(), compare=False)
     """Why each try before the last one was given up: locked, or a row was refused."""
 
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """Nothing was written: somebody else has been here. Drop buffers, read the positions, seek."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The connection broke while COMMIT was under way. The positions tell what became of it."""
-
-
-Outcome = Applied | Fenced | Unknown
 
 _MOVE = """
 with mine as materialized (
@@ -120,30 +138,32 @@ class Committer:
         self._parking = threading.Lock()
         self.held: dict[int, Held] = {partition: Held(plan, HELD_ROWS) for partition in positions.readings}
 
-    def apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
+    def apply(self, connection: Connection, batches: Sequence[Batch]) -> BatchResult:
         """One transaction for one batch each of several partitions. `connection` is in autocommit mode and prepared.
 
         Raises EngineStop (PoisonEvent, UnknownEvent, …) having written nothing, psycopg.Error where the database is away.
         """
         try:
-            outcome = self._apply(connection, batches)
+            result = self._apply(connection, batches)
         except BaseException:
             self._forget(batches)
             if not connection.closed:
                 connection.rollback()
             raise
-        if not isinstance(outcome, Applied):
+        if result.fate is not Fate.APPLIED:
             self._forget(batches)
-        return outcome
+        return result
 
-    def _apply(self, connection: Connection, batches: Sequence[Batch]) -> Outcome:
+    def _apply(self, connection: Connection, batches: Sequence[Batch]) -> BatchResult:
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
-        carefully = False
+        by_statement = False
         retries: list[str] = []
         while True:
             try:
-                outcome = (self._carefully if carefully else self._quickly)(connection, batches, decoded)
-                return replace(outcome, retries=tuple(retries)) if retries and isinstance(outcome, Applied) else outcome
+                result = (self._statement_by_statement if by_statement else self._pipelined)(
+                    connection, batches, decoded
+                )
+                return replace(result, retries=tuple(retries)) if retries else result
             except (Refused, psycopg.Error) as error:
                 refused = is_refusal(error)
                 locked = isinstance(error, psycopg.Error) and error.sqlstate in LOCKED
@@ -152,7 +172,7 @@ class Committer:
             connection.rollback()
             self._forget(batches)
             retries.append("refused" if refused else "locked")
-            carefully = carefully or refused
+            by_statement = by_statement or refused
             if locked:
                 sleep(random.uniform(0, 0.02 * 2 ** min(len(retries), 6)))
 
@@ -160,10 +180,10 @@ class Committer:
         for batch in batches:
             self.held[batch.partition].clear()
 
-    def _quickly(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
+    def _pipelined(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
         """One round trip where all rows are held; else one for the fence and the rows, and one for all writes."""
         changes = None
-        if not any(missing(self.plan, one, self.held[one.partition]) for one in decoded):
+        if not any(keys_to_load(self.plan, one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
             except EngineStop:
@@ -192,21 +212,23 @@ class Committer:
             reach("COMMIT acknowledged")
         except psycopg.Error as error:
             if committing and connection.closed:
-                return Unknown()
+                return BatchResult(Fate.UNKNOWN)
             if isinstance(error, _FENCED):
                 connection.rollback()
-                return Fenced()
+                return BatchResult(Fate.FENCED)
             raise
         return self._applied(decoded, changes, parked)
 
-    def _carefully(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> Outcome:
+    def _statement_by_statement(
+        self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]
+    ) -> BatchResult:
         """The same, statement by statement under savepoints, to find the streams whose rows are refused."""
         connection.execute("begin")
         try:
             self._move(connection, batches)
         except _FENCED:
             connection.rollback()
-            return Fenced()
+            return BatchResult(Fate.FENCED)
         tables = {name: self.positions.tables[name] for name in self.plan.views}
         hold(self.plan, ask_for_missing(connection, self.plan, tables, decoded, self.held))
         changes, parked = fold_and_write(connection, self.plan, tables, decoded, held=self.held, blocked=self.blocked)
@@ -215,7 +237,7 @@ class Committer:
             connection.execute("commit")
         except psycopg.Error:
             if connection.closed:
-                return Unknown()
+                return BatchResult(Fate.UNKNOWN)
             raise
         return self._applied(decoded, changes, parked)
 
@@ -235,9 +257,9 @@ class Committer:
         for one in parked:
             insert_parked(connection, self.positions.tables[one.view], [one])
 
-    def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> Applied:
+    def _applied(self, decoded: Sequence[Decoded], changes: Sequence[Changes], parked: Sequence[Parked]) -> BatchResult:
         for change in changes:
-            self.held[change.partition].absorb(change)
+            self.held[change.partition].merge(change)
         for one in parked:
             log.warning("parked %s for view %s from version %d on: %s", one.stream, one.view, one.version, one.error)
         if parked:
@@ -245,4 +267,5 @@ class Committer:
             with self._parking:
                 self.blocked = Blocked({**self.blocked.parked, **since}, self.blocked.skips)
         events = sum(len(one.items) for one in decoded)
-        return Applied(tuple(parked), events, sum(changed_rows(self.plan, change) for change in changes))
+        rows = sum(changed_rows(self.plan, change) for change in changes)
+        return BatchResult(Fate.APPLIED, parked=tuple(parked), events=events, rows=rows)

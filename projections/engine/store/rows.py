@@ -17,7 +17,7 @@ from psycopg import sql
 from infra.domain_model.contexts import unreadable_state
 from infra.domain_model.storable import decoder
 from infra.errors import SamefoldError, in_words
-from projections.engine.fold.fold import Changes, State
+from projections.engine.fold.fold import Changes, StreamState
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import Scalar
@@ -152,7 +152,7 @@ def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Stat
 
 
 def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    moved: list[tuple[str, State, int]] = sorted(
+    moved: list[tuple[str, StreamState, int]] = sorted(
         ((stream, state, b.partition) for b in batches for stream, state in b.states[view.name].items()),
         key=itemgetter(0),
     )

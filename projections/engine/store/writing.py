@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from infra.database.connect import Connection
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, fold, missing
+from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, fold, keys_to_load
 from projections.engine.fold.plan import Plan
 from projections.engine.store.refused_rows import find_refused, try_rows
 from projections.engine.store.rows import loaded, select_rows
@@ -29,7 +29,7 @@ def ask_for_missing(
     """Ask for the rows that the fold will ask for and that are not held, of the views that have a table here. For `hold`."""
     asked = []
     for one in batch:
-        for name, keys in missing(plan, one, held[one.partition]).items():
+        for name, keys in keys_to_load(plan, one, held[one.partition]).items():
             if name in tables:
                 query, parameters = select_rows(plan.views[name], tables[name], keys)
                 asked.append(Asked(held[one.partition], name, keys, connection.execute(query, parameters)))

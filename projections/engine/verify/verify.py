@@ -26,7 +26,7 @@ from infra.settings import Settings
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
-from projections.engine.live.contract import require_contract
+from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.engines import EngineFor, Local
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
 from projections.engine.rebuild.load import counted_to

@@ -21,7 +21,7 @@ OUTCOMES = "command_outcomes"
 OUTCOMES_VERSION = 1  # raised when the columns of Outcome change
 
 
-class Snapshot(NamedTuple):
+class StoredState(NamedTuple):
     """A stream's newest state, as the JSON of its context's State. A stream without a row has the State's defaults."""
 
     stream: Key[str]
@@ -64,7 +64,7 @@ def snapshot_view(context: Context) -> View:
         name=snapshot_view_name(context.name),
         version=context.state_version,
         kind=Kind.SNAPSHOT,
-        row=Snapshot,
+        row=StoredState,
         columns=SNAPSHOT_COLUMNS,
         function=context.evolve,
         subscription=frozenset(context.events.values()),

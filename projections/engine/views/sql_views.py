@@ -34,7 +34,7 @@ class _Column:
     """sum, min or max in a summary."""
 
 
-def replace_people_view(connection: Connection, view: str, *, without: str | None = None) -> None:
+def replace_sql_view(connection: Connection, view: str, *, without: str | None = None) -> None:
     """Make the SQL view over all tables of `view` that are ready, live or old, `without` a table that is to be dropped.
 
     The newest version's columns win; an older table shows NULL for those it lacks. Readers are never held up: the lock
@@ -62,7 +62,7 @@ def replace_people_view(connection: Connection, view: str, *, without: str | Non
             ) from error
 
 
-def is_in_people_view(connection: Connection, view: str, table: str) -> bool:
+def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
     """Whether the SQL view of `view` reads that table."""
     found = connection.execute(
         "select 1 from pg_depend d join pg_rewrite r on r.oid = d.objid "
