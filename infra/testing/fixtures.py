@@ -1,4 +1,7 @@
-"""What tests share: `stack`, the embedded Kafka and PostgreSQL, `world`, a piece of it that is one test's alone, and `spark`."""
+"""What tests share: `stack`, the embedded Kafka and PostgreSQL, `world`, a piece of it that is one test's alone, and `spark`.
+
+With `pytest -n 2 --dist loadgroup` each worker has a stack of its own; tests that share a module's fixture, or Spark, go to one worker.
+"""
 
 import atexit
 import os
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
     from infra.dev.stack import Stack
     from spark_jobs.engine import Spark
 
-SEED = int(os.environ.get("TEST_SEED", random.randrange(2**32)))
-SEARCHES = {"model", "model_read", "test_hot_path"}
-NEEDS_STACK = {"stack", "service", "world", "shared_world", "own_stack", "ground", "field"}
+SEED = int(os.environ.setdefault("TEST_SEED", str(random.randrange(2**32))))
+"""Also in the environment, from which the workers of `pytest -n` take it."""
+NEEDS_STACK = {"stack", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parents[2]
+MEMORY = Path("/dev/shm")
+ENOUGH_MEMORY = 4 * 2**30
+TEMPLATE = "migrated"
 
 _worlds = count(1)
 
@@ -39,8 +45,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if NEEDS_STACK & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
-        if SEARCHES & {item.path.parent.name, item.path.stem}:
-            item.add_marker(pytest.mark.search)
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str | None:
+    """The tests that one worker runs: what they share would be made twice."""
+    if item.get_closest_marker("xdist_group"):
+        return None
+    fixtures: dict[str, list[pytest.FixtureDef[object]]] = getattr(item, "_fixtureinfo").name2fixturedefs
+    if "spark" in fixtures:
+        return "spark"
+    shares = any(found.scope in ("module", "class") for defined in fixtures.values() for found in defined)
+    return item.nodeid.partition("::")[0] if shares else None
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +108,7 @@ def stack() -> Iterator["Stack"]:
     """One Kafka and one PostgreSQL for the whole run, in a folder with a short name that is gone afterwards."""
     from infra.dev.stack import Stack
 
-    folder = Path(tempfile.mkdtemp(prefix="samefold-"))
+    folder = Path(tempfile.mkdtemp(prefix="samefold-", dir=_in_memory()))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
     stack = Stack(folder)
 
@@ -107,28 +124,47 @@ def stack() -> Iterator["Stack"]:
     atexit.unregister(remove)
 
 
+def _in_memory() -> Path | None:
+    """Where writing costs nothing, since nothing of the stack need outlive the machine; None where there is too little room."""
+    return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_MEMORY else None
+
+
+@pytest.fixture(scope="session")
+def migrated(stack: "Stack") -> str:
+    """The name of a database with all migrations, of which others are copies: migrating takes longer than copying."""
+    from infra.database import migrate
+
+    _execute(stack, f'create database "{TEMPLATE}"')
+    migrate.upgrade(stack.settings(database_url=stack.postgres.url(TEMPLATE)))
+    return TEMPLATE
+
+
 @pytest.fixture
-def world(stack: "Stack") -> Iterator[Settings]:
-    """Settings of a test's own topics (not made yet), consumer groups and empty database, on the shared stack."""
-    with world_of(stack) as settings:
+def world(stack: "Stack", migrated: str) -> Iterator[Settings]:
+    """Settings of a test's own topics (not made yet), consumer groups and migrated database, on the shared stack."""
+    with _world(stack, migrated) as settings:
+        yield settings
+
+
+@pytest.fixture
+def empty_world(stack: "Stack") -> Iterator[Settings]:
+    """A world whose database no migration has seen."""
+    with _world(stack, "template0") as settings:
         yield settings
 
 
 @pytest.fixture(scope="module")
-def shared_world(stack: "Stack") -> Iterator[Settings]:
+def shared_world(stack: "Stack", migrated: str) -> Iterator[Settings]:
     """A world that the tests of a module share."""
-    with world_of(stack) as settings:
+    with _world(stack, migrated) as settings:
         yield settings
 
 
 @contextmanager
-def world_of(stack: "Stack") -> Iterator[Settings]:
-    import psycopg
-
+def _world(stack: "Stack", template: str) -> Iterator[Settings]:
     number = next(_worlds)
     database = f"world_{number}"
-    with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
-        connection.execute(f'create database "{database}"')
+    _execute(stack, f'create database "{database}" template "{template}"')
     yield stack.settings(
         commands_topic=f"commands-{number}",
         events_topic=f"events-{number}",
@@ -137,8 +173,14 @@ def world_of(stack: "Stack") -> Iterator[Settings]:
         partitions=4,
         session_timeout_ms=3_000,
     )
+    _execute(stack, f'drop database "{database}" with (force)')
+
+
+def _execute(stack: "Stack", statement: str) -> None:
+    import psycopg
+
     with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
-        connection.execute(f'drop database "{database}" with (force)')
+        connection.execute(statement.encode())
 
 
 @pytest.fixture(scope="session")

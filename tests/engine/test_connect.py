@@ -161,11 +161,11 @@ def test_what_passes_by_itself(error: type[psycopg.Error], may_pass: bool) -> No
     assert not passes(ValueError())
 
 
-def test_errors_get_names(world: Settings) -> None:
-    with connect(world, "test") as db:
-        with pytest.raises(DatabaseBehind, match="samefold db upgrade"), naming(world):
+def test_errors_get_names(empty_world: Settings) -> None:
+    with connect(empty_world, "test") as db:
+        with pytest.raises(DatabaseBehind, match="samefold db upgrade"), naming(empty_world):
             db.execute("select * from positions")
-        with pytest.raises(DatabaseAway), naming(world):
+        with pytest.raises(DatabaseAway), naming(empty_world):
             db.execute("select pg_terminate_backend(pg_backend_pid())")
 
 

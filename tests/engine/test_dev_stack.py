@@ -104,11 +104,13 @@ def test_somebody_elses_kafka_on_our_port_is_not_taken_for_ours(stack: Stack, tm
     assert not ours.answers()
 
 
-def test_a_world_begins_empty(world: Settings, stack: Stack) -> None:
+def test_a_world_begins_empty(world: Settings, empty_world: Settings, stack: Stack) -> None:
     assert world.events_topic not in topics(stack)
-    with psycopg.connect(world.database) as connection:
+    with psycopg.connect(empty_world.database) as connection:
         assert connection.execute("select 1 from pg_tables where schemaname = 'public'").fetchone() is None
-    assert world.database != stack.postgres.url()
+    with psycopg.connect(world.database) as connection:
+        assert connection.execute("select 1 from topics").fetchone() is None, "migrated, and without a row"
+    assert len({world.database, empty_world.database, stack.postgres.url()}) == 3
 
 
 @pytest.mark.parametrize("folder", [Path("/data"), Path("/", "x" * 70, "y" * 120), Path("/", "ü" * 60)])

@@ -27,6 +27,12 @@ from tests.engine.viewkit import PURSES, view
 
 
 @pytest.fixture
+def world(empty_world: Settings) -> Settings:
+    """No migration has seen its database."""
+    return empty_world
+
+
+@pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the views' migrations, to write more of them."""
     copied = tmp_path / "migrations"
