@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from threading import Thread
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ from api.serving import ApiServer, server_of
 from api.world import World
 from infra.settings import Settings
 from projections.engine.live.agent import Agent
-from tests.engine.spine import DEADLINE_S, handler, set_up, until
+from tests.engine.spine import DEADLINE_S, beside, handler, set_up, until
 
 
 class Api:
@@ -41,31 +40,18 @@ class Api:
 def serving(world: Settings, name: str = "api") -> Iterator[Api]:
     """An API process in a thread of this one."""
     server = server_of(world, name, "127.0.0.1", 0)
-    errors: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            server.run()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = Thread(target=run, name=name)
-    thread.start()
-    try:
-        until(lambda: server.started or bool(errors), "the API listens")
-        if errors:
-            raise errors[0]
-        api = Api(server, f"http://127.0.0.1:{server.port}")
-        try:
-            yield api
-        finally:
-            api.client.close()
-    finally:
+    def stop() -> None:
         server.should_exit = True
-        thread.join(DEADLINE_S)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+
+    with beside(server.run, stop, name) as errors:
+        until(lambda: server.started or bool(errors), "the API listens")
+        if not errors:
+            api = Api(server, f"http://127.0.0.1:{server.port}")
+            try:
+                yield api
+            finally:
+                api.client.close()
 
 
 @contextmanager
@@ -81,7 +67,6 @@ def unfolded(world: Settings) -> Iterator[Api]:
 def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Agent]:
     """An agent in a thread; an error that ended it is raised at the end."""
     loop = asyncio.new_event_loop()
-    errors: list[BaseException] = []
     made: list[Agent] = []
 
     async def serve() -> None:
@@ -92,8 +77,6 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(serve())
-        except BaseException as error:
-            errors.append(error)
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
@@ -101,18 +84,15 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
                 # of a consumer of Faust's own, which is never started, and so never closes it
                 made[0]._app.consumer._thread.thread_loop.close()
 
-    thread = Thread(target=run, name=name)
-    thread.start()
-    until(lambda: bool(made or errors), "the agent starts")
-    try:
-        yield made[0]
-    finally:
-        if thread.is_alive():
-            loop.call_soon_threadsafe(made[0].stop)
-        thread.join(DEADLINE_S)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    def stop() -> None:
+        with suppress(RuntimeError):  # it has ended by itself, and closed its loop
+            if made:
+                loop.call_soon_threadsafe(made[0].stop)
+
+    with beside(run, stop, name) as errors:
+        until(lambda: bool(made or errors), "the agent starts")
+        if made:
+            yield made[0]
 
 
 @contextmanager

@@ -6,7 +6,8 @@ For tests of the read side that need precise histories, or many events soon, wit
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ from projections.engine.store.commit import BatchResult, Committer, Fate, prepar
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, code_set
 from projections.engine.views.view import View
-from tests.engine.spine import set_up
+from tests.engine.spine import beside, set_up
 
 DAY = date(2026, 1, 1)
 TRANSFER = Details(operation="transfer", purpose="rent", counter_bank="YZ", counter_account="1")
@@ -187,34 +188,16 @@ class AnyReading(Reading):
     __hash__ = None  # type: ignore[assignment]
 
 
-class LiveAgent:
+@contextmanager
+def live_agent(world: Settings, views: Mapping[str, View] | None = None, *, most: int = 40) -> Iterator[Folder]:
     """A folder in a thread, that goes on for as long as the `with` lasts; it waits while its set is not the live one."""
+    folder, ended = Folder(world, views or agent_views("core")), threading.Event()
 
-    def __init__(self, world: Settings, views: Mapping[str, View] | None = None, *, most: int = 40) -> None:
-        self.world = world
-        self.views = views or agent_views("core")
-        self.most = most
-        self.folder = Folder(world, self.views)
-        self.error: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    def run() -> None:
+        with connect(world, "test agent") as db:
+            prepare(db)
+            while not ended.wait(0.005):
+                folder.fold(db, topics.describe(world, world.events_topic).end, most)
 
-    def __enter__(self) -> LiveAgent:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            with connect(self.world, "test agent") as db:
-                prepare(db)
-                while not self._stop.wait(0.005):
-                    self.folder.fold(db, topics.describe(self.world, self.world.events_topic).end, self.most)
-        except BaseException as error:
-            self.error = error
+    with beside(run, ended.set, "live agent"):
+        yield folder

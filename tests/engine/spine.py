@@ -90,28 +90,38 @@ def in_a_transaction(world: Settings, topic: str, partition: int, key: bytes | N
 
 
 @contextmanager
-def handler(world: Settings, name: str = "h1", *, running: Handler | None = None) -> Iterator[Handler]:
-    """A handler in a thread; an error that ended it is raised at the end, unless the test took it (`ended_with`)."""
-    running = running or Handler(world, name)
+def beside(run: Callable[[], None], stop: Callable[[], None], name: str = "beside") -> Iterator[list[BaseException]]:
+    """`run` in a thread, until the block is over and `stop` was called.
+
+    What ended it is in the list that is yielded, and raised at the end unless the test took it out.
+    """
     errors: list[BaseException] = []
 
-    def run() -> None:
+    def work() -> None:
         try:
-            running.run()
+            run()
         except BaseException as error:
             errors.append(error)
 
-    thread = Thread(target=run, name=name)
+    thread = Thread(target=work, name=name)
     thread.start()
-    running.errors = errors  # type: ignore[attr-defined]
     try:
-        yield running
+        yield errors
     finally:
-        running.stop()
+        stop()
         thread.join(DEADLINE_S)
-    assert not thread.is_alive()
+    assert not thread.is_alive(), f"{name} does not end"
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def handler(world: Settings, name: str = "h1", *, running: Handler | None = None) -> Iterator[Handler]:
+    """A handler in a thread; an error that ended it is raised at the end, unless the test took it (`ended_with`)."""
+    running = running or Handler(world, name)
+    with beside(running.run, running.stop, name) as errors:
+        running.errors = errors  # type: ignore[attr-defined]
+        yield running
 
 
 def ended_with(running: Handler, *kinds: type[BaseException]) -> BaseException:

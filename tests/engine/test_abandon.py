@@ -29,7 +29,7 @@ from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.bankviews import build_states, live_table, rows
-from tests.engine.bookkeeper import Bookkeeper, LiveAgent, fold_all, folded_lives
+from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives, live_agent
 from tests.engine.spine import scalar, until
 
 ACCOUNTS = [str(number) for number in range(20)]
@@ -285,7 +285,7 @@ def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:
         except BuildAbandoned as error:
             return error
 
-    with LiveAgent(world), ThreadPoolExecutor(2) as pool:
+    with live_agent(world), ThreadPoolExecutor(2) as pool:
         both = [pool.submit(insist, number) for number in range(2)]
         bank.life(ACCOUNTS, 10)
         ended = [one.result() for one in both]

@@ -19,7 +19,7 @@ from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import NotLive, verify
 from projections.engine.views.view import View
 from tests.engine.bankviews import BROKEN, CORRECTED, PARKING, STILL_BROKEN, build_states, make_tables, parking, rows
-from tests.engine.bookkeeper import DAY, Bookkeeper, LiveAgent, _ends, fold_all, start
+from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, live_agent, start
 from tests.engine.spine import scalar, set_up, until
 
 KINDS = list(PARKING)
@@ -165,7 +165,7 @@ def _a_batch_around(bank: Bookkeeper, act: object) -> BatchResult:
 
 def test_beside_a_live_agent(bank: Bookkeeper) -> None:
     world, views = bank.world, parking(CORRECTED)
-    with LiveAgent(world, views):
+    with live_agent(world, views):
         for name in KINDS:
             bank.life(ACCOUNTS, 3)
             replay(world, views[name], "accounts/1")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from uuid import uuid4
 
 import psutil
@@ -16,7 +15,7 @@ import pytest
 
 from infra.processes import supervisor
 from infra.processes.supervisor import Child, Supervisor, place
-from tests.engine.spine import until
+from tests.engine.spine import beside, until
 
 SERVES = ("http.server", ("--bind", "127.0.0.1", "0"))
 ENDS = ("this", ())
@@ -25,14 +24,8 @@ ENDS = ("this", ())
 @contextmanager
 def supervised(folder: Path, *children: Child) -> Iterator[Supervisor]:
     running = Supervisor(children, log_dir=folder)
-    thread = Thread(target=running.run)
-    thread.start()
-    try:
+    with beside(running.run, running.stop):
         yield running
-    finally:
-        running.stop()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def test_a_killed_process_is_started_again_and_all_end_with_the_supervisor(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ from tests.engine.bankviews import (
     view,
     with_views,
 )
-from tests.engine.bookkeeper import DAY, Bookkeeper, LiveAgent, _ends, fold_all, folded_lives
+from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, folded_lives, live_agent
 from tests.engine.spine import scalar, until
 
 ACCOUNTS = [str(number) for number in range(20)]
@@ -162,7 +162,7 @@ class Reader:
 
 def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bookkeeper) -> None:
     world = bank.world
-    with LiveAgent(world), Reader(world) as reader:
+    with live_agent(world), Reader(world) as reader:
         for number in range(4):
             bank.life(ACCOUNTS, 3, DAY + timedelta(days=number))
             if number % 2:
@@ -303,7 +303,7 @@ def test_the_limit_grows_when_there_is_never_a_quiet_moment(bank: Bookkeeper, mo
 
 def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
     world = bank.world
-    with LiveAgent(world), ThreadPoolExecutor() as threads:
+    with live_agent(world), ThreadPoolExecutor() as threads:
         futures = [threads.submit(rebuild, world, [name], all_views()) for name in ("statement", "balances")]
         bank.life(ACCOUNTS, 5)
         tables = {name: table for future in futures for name, table in future.result(60).tables.items()}

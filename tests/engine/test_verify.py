@@ -27,7 +27,7 @@ from proofs.one_fold.histories import history
 from proofs.one_fold.kinds import all_kinds
 from proofs.one_fold.places import places, read_log, write_skips
 from tests.engine.bankviews import BALANCES_2, BROKEN, CORRECTED, make_tables, parking, view, with_views
-from tests.engine.bookkeeper import DAY, Bookkeeper, LiveAgent, fold_all, start
+from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent, start
 from tests.engine.spine import set_up
 
 ACCOUNTS = [str(number) for number in range(25)]
@@ -240,7 +240,7 @@ def test_only_the_views_that_were_asked_for(bank: Bookkeeper) -> None:
 
 
 def test_beside_live_traffic_and_a_rebuild(bank: Bookkeeper) -> None:
-    with LiveAgent(bank.world):
+    with live_agent(bank.world):
         for number in range(4):
             bank.life(ACCOUNTS, 3)
             assert verify(bank.world, all_views()).differences == 0
