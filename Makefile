@@ -1,16 +1,18 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test check mutants chaos bench clean
+.PHONY: help setup run demo test test-all check mutants chaos bench clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two workers, each with a stack of its own.
+PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
 # pip can't build PySpark where its cache, in HOME, can't be written.
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet $(shell test -w "$${PIP_CACHE_DIR:-$$HOME}" || echo --no-cache-dir)
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
 setup: $(VENV)/.installed $(VENV)/kafka/.verified $(VENV)/spark-kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
 
@@ -22,14 +24,17 @@ demo: setup ## load a bank's transactions, kill processes on the way, prove that
 	@$(BIN)/samefold demo $(ARGS)
 endif
 
-test: setup ## all tests, on real Kafka and PostgreSQL
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
+	@$(PYTEST) -m "not slow" $(ARGS)
 
-check: setup ## lint, format, types and the quick tests that need no Kafka or PostgreSQL
+test-all: setup ## all tests: searches, chaos, clusters, whole demos and benchmarks, too (what CI runs)
+	@$(PYTEST) $(ARGS)
+
+check: setup ## lint, format, types and the tests that need no Kafka or PostgreSQL: a minute
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -m "not integration and not search" $(ARGS)
+	@$(PYTEST) -m "not integration and not slow" $(ARGS)
 
 ifneq ($(wildcard proofs),)
 mutants: setup ## switch guarantees off one at a time, and see a test catch each (minutes)

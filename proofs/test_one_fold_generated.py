@@ -26,12 +26,14 @@ def found(stack: Stack) -> Found:
     return fold(stack.folder, dict(enumerate(histories(HISTORIES, NUMBER))), str(NUMBER), spark=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_way_to_fold_gives_the_same(found: Found) -> None:
     assert found.differences == []
     assert found.histories == HISTORIES
 
 
+@pytest.mark.slow
 def test_it_says_what_all_was_folded(found: Found) -> None:
     """Nothing hides behind what is refused, and the edges are there."""
     assert found.folded >= HISTORIES / 2

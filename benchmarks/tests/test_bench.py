@@ -198,6 +198,7 @@ def tiny(stack: Stack, folder: Path) -> Bench:
     return Bench(Options(rounds=1, scale=0.001, seed=SEED), stack, folder, Silent())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_projecting_is_measured_for_all_contenders_and_void_when_one_cheats(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +216,7 @@ def test_projecting_is_measured_for_all_contenders_and_void_when_one_cheats(
         project.run(tiny(stack, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_handling_is_measured_for_all_contenders(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import handle
@@ -224,6 +226,7 @@ def test_handling_is_measured_for_all_contenders(stack: Stack, tmp_path: Path, m
     assert {contender for contender, _ in result.contenders} == {handle.HANDLER, handle.COMBINED, *handle.PEERS}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rebuilding_is_measured_with_its_memory(stack: Stack, tmp_path: Path) -> None:
     from benchmarks import rebuild
@@ -233,6 +236,7 @@ def test_rebuilding_is_measured_with_its_memory(stack: Stack, tmp_path: Path) ->
     assert all(one.more["peak_memory_mb"] > 10 for one in result.samples if one.contender == rebuild.AFTER_START)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_switches_are_measured_for_readers_and_agents(stack: Stack, tmp_path: Path) -> None:
     from benchmarks import switch
@@ -259,6 +263,7 @@ def test_a_wait_is_that_of_the_answers_under_way_near_a_switch() -> None:
     assert waits == [pytest.approx(200.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_spark_is_measured_beside_its_peers_and_void_when_its_rows_are_wrong(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -291,6 +296,7 @@ def test_spark_s_rows_are_compared_with_the_ledger_for_each_job(
         spark.run(tiny(stack, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: Samefold, tmp_path: Path) -> None:
     done = samefold(

@@ -29,7 +29,7 @@ from tests.engine.spine import until
 FILES = ["generated", *(["real"] if real_data() else [])]
 LIMIT = Decimal(5_000)
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

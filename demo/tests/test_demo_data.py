@@ -248,7 +248,9 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, content: str, line:
 
 
 @pytest.mark.parametrize(
-    "content", [b"\x1f\x8b not gzip", gzip.compress(HEADER.encode())[:-9], HEADER.encode() + b"\n\xff"]
+    "content",
+    [b"\x1f\x8b not gzip", gzip.compress(HEADER.encode())[:-9], HEADER.encode() + b"\n\xff"],
+    ids=["not gzip", "cut off", "not UTF-8"],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "transactions.csv.gz"

@@ -22,7 +22,7 @@ from proofs.chaos.ledger import Ledger
 KEYS = ["alter table command_outcomes_v1 drop constraint", "alter table statement_v1 drop constraint"]
 AGENT, HANDLER = "projections.engine.live.agent", "commands.handler"
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def kill_handlers_while_agents_stand_still(field: Field) -> None:

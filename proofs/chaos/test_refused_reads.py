@@ -22,6 +22,8 @@ from proofs.chaos.kafka_wire import KafkaWire
 from proofs.chaos.proxy import Frame
 from tests.engine.spine import commits, deposit, handler, members, open_account, project, scalar, send, set_up, until
 
+pytestmark = pytest.mark.slow
+
 FETCH = 1
 TOPIC_AUTHORIZATION_FAILED = 29
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"

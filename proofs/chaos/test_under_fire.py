@@ -20,7 +20,7 @@ from proofs.chaos.stumbles import JOBS, How, Job, stumble
 TRIES = 4
 """A point may be one that a process does not come to this time: the other one has all partitions just now."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 Fault = Callable[[], bool]
 

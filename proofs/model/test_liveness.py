@@ -8,7 +8,8 @@ from proofs.model.liveness import all_runs, components, fair_rounds
 from proofs.model.setting import Bounds, Parts
 from tests.engine.mutants import OpensUnasked
 
-pytestmark = pytest.mark.timeout(600)  # seconds of the processor, however many others want it
+# seconds of the processor, however many others want it
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TWO_WRITERS = Bounds(("fill 1 a", "spend 1 b"), births=2, faults=0)
 

@@ -22,6 +22,7 @@ def test_the_product_passes_that_very_trace(name: str) -> None:
     assert replay(MUTANTS[name], stored(name), Parts(names=MUTANTS[name].parts().names)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_search_finds_it_again(name: str) -> None:
     found = search(name)

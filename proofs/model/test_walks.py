@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from proofs.model.mutants import MUTANTS
 from proofs.model.setting import Parts
 from proofs.model.walk import Walked, retraced, shrunk, walk
@@ -18,6 +20,7 @@ def caught(name: str) -> Walked:
     raise AssertionError(f"{WALKS} walks did not catch {name}")
 
 
+@pytest.mark.slow
 def test_no_walk_breaks_a_promise() -> None:
     first = random.randrange(2**32)  # from the seed that pytest prints
     for seed in range(first, first + WALKS):

@@ -33,6 +33,7 @@ def test_two_agents_that_both_own_a_partition_in_every_schedule() -> None:
     assert found.schedules > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_schedules_of_few_preemptions_and_by_chance(name: str) -> None:
     for found in (search(SCENARIOS[name], seconds=0.7), wander(SCENARIOS[name], SEED, seconds=0.7)):
@@ -50,12 +51,14 @@ def test_without_a_guarantee_its_trace_breaks_a_promise_that_the_real_code_keeps
     assert broken.promise == trace.promise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KILLED)
 def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(name: str) -> None:
     mutant = MUTANTS[name]
     assert find(SCENARIOS[mutant.scenario], SEED, mutant.switch_off, seconds=90).broken is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_to_leave_out_breaks_nothing(name: str) -> None:
     mutant = MUTANTS[name]

@@ -29,6 +29,8 @@ from tests.engine.evidence import Witnesses, contradictions, witnesses
 from tests.engine.front import free_port, is_ready
 from tests.engine.spine import set_up, until
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 500
 ROUNDS = 3
 Attack = Role | Literal["sessions"]

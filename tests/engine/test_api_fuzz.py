@@ -49,10 +49,13 @@ TAKEN = ["2xx", "3xx", "404", "409", "412", "429"]
 """What may be answered to what the document allows: 412, because a version may be expected that is not there."""
 CONFIG = {"checks": {"positive_data_acceptance": {"expected-statuses": TAKEN}}}
 
-pytestmark = pytest.mark.filterwarnings(
-    # handler, agent and API draw from it meanwhile, in their threads
-    "ignore:Do not use the `random` module inside strategies:hypothesis.errors.HypothesisDeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        # handler, agent and API draw from it meanwhile, in their threads
+        "ignore:Do not use the `random` module inside strategies:hypothesis.errors.HypothesisDeprecationWarning"
+    ),
+]
 
 Operation = APIOperation[Any, Any, Any, Any]
 Document = dict[str, Any]

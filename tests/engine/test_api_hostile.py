@@ -589,6 +589,7 @@ def test_without_a_deadline_slow_bodies_would_stay(unguarded: tuple[int, int]) -
         trickle(port, slow_body("/"), lambda: ask(port, head("GET", "/")), seconds=3)
 
 
+@pytest.mark.slow
 def test_ten_thousand_idle_connections_hold_up_nobody(front: Front, account: str) -> None:
     """They say nothing: who has begun to ask must go on."""
     server = psutil.Process(front.pid)

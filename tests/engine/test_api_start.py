@@ -69,6 +69,7 @@ def told(answer: httpx.Response) -> tuple[int, str, str | None]:
     return answer.status_code, body["code"], body.get("appended")
 
 
+@pytest.mark.slow
 def test_it_starts_while_both_stores_are_away_and_finds_them(world: Settings, stack: Stack) -> None:
     set_up(world)
     stack.down()
@@ -87,6 +88,7 @@ def test_it_starts_while_both_stores_are_away_and_finds_them(world: Settings, st
         stack.up()
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings, stack: Stack) -> None:
     with everything(world) as api:
         assert open_account(api, "one").status_code == 200

@@ -228,6 +228,7 @@ def logged() -> Iterator[Callable[[], list[dict[str, str]]]]:
         logging.getLogger().removeHandler(handler)
 
 
+@pytest.mark.slow
 def test_of_any_error_a_client_is_told_the_code_and_an_id_and_the_log_the_rest(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ def test_of_any_error_a_client_is_told_the_code_and_an_id_and_the_log_the_rest(
     assert {answer.json()["correlation_id"] for answer in answers} <= by_id.keys()
 
 
+@pytest.mark.slow
 def test_of_what_the_process_knows_to_be_wrong(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck(dict[str, SamefoldError]):
         def __setitem__(self, *_: Any) -> None:

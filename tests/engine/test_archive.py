@@ -597,6 +597,7 @@ def test_the_doctor_looks_at_the_archive(bank: Bookkeeper, monkeypatch: pytest.M
 # ── the commands ──
 
 
+@pytest.mark.slow
 def test_the_commands(bank: Bookkeeper, samefold: Samefold) -> None:
     world = bank.world
     records = len(records_of(world, world.events_topic))

@@ -30,6 +30,8 @@ from tests.engine.bankviews import rows
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.spine import records_of, scalar
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bank(world: Settings, tmp_path: Path) -> Iterator[Bookkeeper]:

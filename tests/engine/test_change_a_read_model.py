@@ -35,7 +35,7 @@ PAGE = (ROOT / "docs" / "change-a-read-model.md").read_text()
 PROMPT = re.compile(r"(?:old)?\$ ")
 LINE_S = 120
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def blocks() -> list[tuple[str, str]]:

@@ -195,7 +195,7 @@ class FilledTwice(Filled):
         [FilledTwice(cents=5)],
         (event for event in [Filled(cents=5)]),
     ],
-    ids=repr,
+    ids=lambda answer: type(answer).__name__,
 )
 def test_what_is_not_a_list_of_the_contexts_events_is_failed(answer: Any) -> None:
     command = purse(lambda command, state: answer, lambda state, event: state)

@@ -38,7 +38,7 @@ FENCED_AFTER_S = 2.5
 BACK_WITHIN_S = 60.0
 """A client that remembers the old epoch asks in vain for 15 minutes. How soon it is back is measured in the chaos run."""
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

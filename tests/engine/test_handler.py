@@ -535,6 +535,7 @@ def test_a_handler_whose_name_another_process_takes_ends_and_does_not_linger_wit
             ended_with(first, HandlerFenced)
 
 
+@pytest.mark.slow
 def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> None:
     """A broker that stood still gets a join twice, makes two members of it, and fences the one that goes on."""
     set_up(world)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NAMES = [f"n{n}" for n in range(20)]
 OPENED = [open_account(name) for name in NAMES]
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def deposits(turn: int) -> list[Command]:

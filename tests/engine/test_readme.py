@@ -188,7 +188,8 @@ def test_the_readme_tells_commands_that_exist() -> None:
     assert commands(section("The commands", README)) == ["make demo", "make run", "make test"]
     for target in ("demo", "run", "test"):
         assert re.search(rf"^{target}: setup", makefile, re.MULTILINE)
-    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert re.search(r"^test-all: setup", makefile, re.MULTILINE), "what the README says of it"
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[1:] == ["exec make test-all"]
 
 
 def test_waiting_has_a_deadline() -> None:

@@ -143,6 +143,7 @@ def keeper(world: Settings) -> Bookkeeper:
 # ── the same rows ──
 
 
+@pytest.mark.slow
 def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
     world: Settings, stack: Stack, folding: Start, tmp_path: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_void_records_duplicates_holes_and_parked_streams(world: Settings, foldi
 # ── killed ──
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_when_tasks_are_killed_before_and_after_their_commit(
     keeper: Bookkeeper, folding: Start
 ) -> None:
@@ -304,6 +306,7 @@ def another_folds_while_a_task_sleeps(keeper: Bookkeeper, running: Folding) -> N
         until(lambda: agent.error is not None or reached(keeper.world), "it wakes up", PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
     keeper: Bookkeeper, tmp_path: Path
 ) -> None:
@@ -408,6 +411,7 @@ def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
         assert "raised ZeroDivisionError" in agent.ended_with(PartEnded)
 
 
+@pytest.mark.slow
 def test_the_process_ends_as_the_faust_agents_does(keeper: Bookkeeper, tmp_path: Path) -> None:
     world = keeper.world
     keeper.life(ACCOUNTS, 1)

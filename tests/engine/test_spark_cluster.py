@@ -24,7 +24,7 @@ from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.spark_cluster import Cluster, plain_environment, runs, spark_submit
 from tests.engine.spine import scalar, set_up, until
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 ACCOUNTS = [str(number) for number in range(30)]
 
 

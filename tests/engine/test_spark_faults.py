@@ -24,6 +24,8 @@ from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.spark_tasks import Staged, load_staged, load_without_parts, seen
 from tests.engine.spine import scalar, set_up, until
 
+pytestmark = pytest.mark.slow
+
 ACCOUNTS = [str(number) for number in range(30)]
 VIEWS = {name: all_views()[name] for name in ("balances", "statement")}
 """One whose rows are kept until the part ends, and one whose rows stream out while it goes on."""

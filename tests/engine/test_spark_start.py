@@ -150,6 +150,7 @@ def test_an_executor_without_its_python_is_told_as_that() -> None:
         assert told.partition(": ")[2][-30:] in error.message
 
 
+@pytest.mark.slow
 def test_a_killed_agent_on_spark_leaves_no_checkpoint(world: Settings, tmp_path: Path) -> None:
     set_up(world)
     Bookkeeper(world).life(["1", "2"], 3)

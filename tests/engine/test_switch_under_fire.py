@@ -31,7 +31,7 @@ __all__ = ["place"]
 ACCOUNTS = [str(number) for number in range(60)]
 NAMES = ["balances", "statement"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Fire:

@@ -33,7 +33,7 @@ from infra.testing.fixtures import ROOT
 from tests.engine.front import free_port
 from tests.engine.spine import openings, set_up, until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Posts = Mapping[str, Mapping[str, Any]]
 """Commands by path, `{}` being a new name, and their bodies."""
