@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from tests.engine.hot_path import COMMITS, FIGURES, VERSION, Cost, counted
+from tests.engine.hot_path import FIGURES, VERSION, Cost, counted, reference
 
-ALLOWED = 1.03
+ALLOWED, ELSEWHERE = 1.03, 1.15
+"""In the version of Python in which the figures were counted, and in others, whose instructions are not quite in proportion."""
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,11 @@ def now() -> dict[str, Cost]:
 @pytest.mark.parametrize("path", ["read", "write"])
 def test_a_commit_costs_no_more_than_it_did(now: dict[str, Cost], path: str) -> None:
     figures = json.loads(FIGURES.read_text())
-    assert VERSION in figures, f"no figures for Python {VERSION}: `python -m tests.engine.hot_path` writes them down"
-    for what, was in figures[VERSION][path].items():
-        per_commit = getattr(now[path], what) / COMMITS
-        assert per_commit <= ALLOWED * was / COMMITS, (
-            f"{path}: {per_commit:.1f} {what} a commit, {was / COMMITS:.1f} before; "
+    allowed = ALLOWED if figures["python"] == VERSION else ELSEWHERE
+    for what, was in figures[path].items():
+        is_now = getattr(now[path], what)
+        assert is_now <= allowed * was, (
+            f"{path}: {is_now:.3f} times the {what} of the reference, {was:.3f} before; "
             "if it is worth that, `python -m tests.engine.hot_path` writes the new figure down"
         )
 
@@ -47,7 +48,5 @@ def test_the_count_sees_one_more_instruction_and_one_more_call() -> None:
     assert two.instructions > one.instructions
 
 
-def test_the_count_is_the_same_each_time(now: dict[str, Cost]) -> None:
-    from tests.engine.hot_path import reading
-
-    assert abs(counted(reading()).instructions / now["read"].instructions - 1) < 0.001
+def test_the_count_is_the_same_each_time() -> None:
+    assert abs(counted(reference).instructions / counted(reference).instructions - 1) < 0.001
