@@ -1,4 +1,7 @@
-"""The worlds that are searched exhaustively: small ones in `make test`, larger ones by `python -m proofs.model`."""
+"""The worlds that are searched exhaustively: small ones in `make test-all`, the smallest of them in `make test` too.
+
+Larger ones are searched by `python -m proofs.model`.
+"""
 
 from __future__ import annotations
 
