@@ -5,7 +5,6 @@ import pytest
 from proofs.model.configurations import SMALL
 from proofs.model.explore import explore
 
-
 SMALLEST = ("one writer, any fault", "two writers, no room", "a switch")
 
 
