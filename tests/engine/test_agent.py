@@ -239,9 +239,9 @@ def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: 
             )
 
 
-def test_a_database_without_our_tables_is_refused(world: Settings, tmp_path: Path) -> None:
-    topics.ensure(world)
-    with agent(world, tmp_path) as one:
+def test_a_database_without_our_tables_is_refused(empty_world: Settings, tmp_path: Path) -> None:
+    topics.ensure(empty_world)
+    with agent(empty_world, tmp_path) as one:
         assert one.ends() == 1
         assert one.says("database-behind")
         assert one.says("samefold db upgrade")

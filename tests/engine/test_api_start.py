@@ -124,10 +124,10 @@ def test_a_topic_that_was_made_anew_is_refused(world: Settings, monkeypatch: pyt
         until(lambda: told(open_account(api, "x"))[1] == "contract-broken", "it is noticed")
 
 
-def test_a_database_without_tables_is_refused_until_it_has_them(world: Settings) -> None:
-    with serving(world) as api:
+def test_a_database_without_tables_is_refused_until_it_has_them(empty_world: Settings) -> None:
+    with serving(empty_world) as api:
         until(lambda: told(open_account(api, "x"))[1] == "database-behind", "it is noticed")
-        set_up(world)
+        set_up(empty_world)
         ready(api)
 
 

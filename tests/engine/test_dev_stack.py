@@ -118,6 +118,7 @@ def test_the_sockets_path_is_short_enough_whatever_the_folder(folder: Path) -> N
     assert len(os.fsencode(Postgres(folder).socket_folder / ".s.PGSQL.5432")) <= LONGEST_SOCKET_PATH
 
 
+@pytest.mark.slow
 def test_a_folder_may_have_any_name_under_any_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     broker = Kafka(tmp_path / "Prüfung ☃" / "kafka")
@@ -129,6 +130,7 @@ def test_a_folder_may_have_any_name_under_any_locale(tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["Prüfung ☃"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", [("kafka",), ("postgres",), ("kafka", "postgres")])
 def test_killed_processes_come_back_with_their_data(own_stack: Stack, victims: tuple[str, ...]) -> None:
     own_stack.up()
@@ -147,6 +149,7 @@ def test_killed_processes_come_back_with_their_data(own_stack: Stack, victims: t
         assert connection.execute("select to_regclass(%s)::text", [f'"{name}"']).fetchone() == (f'"{name}"',)
 
 
+@pytest.mark.slow
 def test_a_stale_pid_file_that_names_a_living_stranger_does_not_stop_the_server(own_stack: Stack) -> None:
     own_stack.up()
     stale = (own_stack.postgres.data / "postmaster.pid").read_text().splitlines()
@@ -161,6 +164,7 @@ def test_a_stale_pid_file_that_names_a_living_stranger_does_not_stop_the_server(
     assert psutil.pid_exists(os.getppid())
 
 
+@pytest.mark.slow
 def test_when_somebody_took_the_port_another_is_chosen_and_the_data_stays(own_stack: Stack) -> None:
     own_stack.up()
     make_topic(own_stack, "moves-along")
@@ -176,6 +180,7 @@ def test_when_somebody_took_the_port_another_is_chosen_and_the_data_stays(own_st
         assert "moves-along" in topics(own_stack)
 
 
+@pytest.mark.slow
 def test_up_by_several_processes_at_once_is_one_stack(own_stack: Stack) -> None:
     own_stack.up()
     own_stack.down()
@@ -189,6 +194,7 @@ def test_up_by_several_processes_at_once_is_one_stack(own_stack: Stack) -> None:
     assert {p.pid for p in servers} == set(pids(own_stack))
 
 
+@pytest.mark.slow
 def test_a_folder_removed_under_running_processes_is_no_trap(own_stack: Stack) -> None:
     own_stack.up()
     before = set(processes_of(own_stack))
@@ -199,6 +205,7 @@ def test_a_folder_removed_under_running_processes_is_no_trap(own_stack: Stack) -
     assert before & set(processes_of(own_stack)) == set()
 
 
+@pytest.mark.slow
 def test_what_was_formatted_half_way_is_formatted_anew(own_stack: Stack) -> None:
     own_stack.reset()
     data = own_stack.kafka.folder / "data"
@@ -208,6 +215,7 @@ def test_what_was_formatted_half_way_is_formatted_anew(own_stack: Stack) -> None
     assert topics(own_stack) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["formatting", "broker"])
 def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, moment: str) -> None:
     reached: dict[str, Callable[[], object]] = {
@@ -255,6 +263,7 @@ def test_status_tells_what_answers(own_stack: Stack, samefold: Samefold) -> None
     assert not json.loads(down.stdout)["kafka"]["running"]
 
 
+@pytest.mark.slow
 def test_reset_asks_and_removes_nothing_but_the_stacks_own(own_stack: Stack, samefold: Samefold) -> None:
     own_stack.up()
     (own_stack.folder / "mine.txt").write_text("kept")
