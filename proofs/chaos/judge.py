@@ -13,7 +13,8 @@ from psycopg import sql
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.processes.beside import Beside
 from infra.settings import Settings
-from proofs.chaos.ledger import COLUMNS, Key, Ledger, Place, Sent
+from proofs.bank_oracle import Place
+from proofs.chaos.ledger import COLUMNS, Key, Ledger, Sent
 from proofs.chaos.tail import Tail
 
 EVERY_S = 1.0
@@ -106,7 +107,7 @@ class Judge(Beside):
         return True
 
     def _compare(self, view: str, table: str, found: list[str]) -> None:
-        expected = self.ledger.rows[view].values()
+        expected = self.ledger.lines[view].values()
         self.seen.rows += len(found)
         if len(found) == len(expected) and set(found) == set(expected):
             return

@@ -7,7 +7,7 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.processes.beside import Beside
 from infra.settings import Settings
-from proofs.chaos.ledger import Place
+from proofs.bank_oracle import Place
 
 LOOK_S = 0.03
 

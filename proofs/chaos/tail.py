@@ -9,7 +9,7 @@ from confluent_kafka import TopicPartition
 from infra.log import clients
 from infra.processes.beside import Beside
 from infra.settings import Settings
-from proofs.chaos.ledger import Reader
+from proofs.bank_oracle import Reader
 
 BATCH = 2_000
 WAIT_S = 0.02

@@ -10,8 +10,9 @@ import pytest
 from infra.database.connect import connect
 from infra.log.records import EventRecord
 from infra.settings import Settings
+from proofs.bank_oracle import Place
 from proofs.chaos.judge import Judge
-from proofs.chaos.ledger import Key, Ledger, Place, Sent
+from proofs.chaos.ledger import Key, Ledger, Sent
 from proofs.chaos.progress import Progress
 from proofs.chaos.tail import Tail
 from tests.engine import spine
@@ -134,8 +135,8 @@ def test_void_records_have_no_effect() -> None:
     good = ledger_of([*GOOD, of(D2, 0, 3, 3, 2)])
     late = ledger_of([*GOOD, of(D2, 7, 3, 3, 2), None, of(D2, 0, 4, 3, 2), of(D2, 0, 3, 3, 2)])
     times = {"command_outcomes"}  # which hold the record's time
-    assert {v: r for v, r in good.rows.items() if v not in times} == {
-        v: r for v, r in late.rows.items() if v not in times
+    assert {v: r for v, r in good.lines.items() if v not in times} == {
+        v: r for v, r in late.lines.items() if v not in times
     }
     assert late.readers[0].void == 3
-    assert good.rows["balances"] == {("ada",): "ada\t110\t100\t2026-01-01\t2026-01-02\t2\t\t0"}
+    assert good.lines["balances"] == {("ada",): "ada\t110\t100\t2026-01-01\t2026-01-02\t2\t\t0"}

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from proofs.chaos.ledger import Place, Reader
+from proofs.bank_oracle import EPOCH, At, Place, Reader
 from proofs.one_fold import made
 from proofs.one_fold.generate import HistorySpec, ViewSpec, all_columns, context_name, view_name
-from proofs.one_fold.oracle import EPOCH, At, Entry, Parked
+from proofs.one_fold.oracle import Entry, Parked
 from proofs.one_fold.values import STATES, Inner, Level, Mood, Tone
 
 EXACT = Context(prec=200_000)

@@ -26,7 +26,7 @@ from projections.engine.store.commit import Batch, Fate
 from projections.engine.store.positions import skips_of
 from projections.engine.verify.verify import verify
 from projections.engine.views.view import Kind, View
-from proofs.chaos.ledger import Place
+from proofs.bank_oracle import Place
 from proofs.one_fold.oracle import Entry, Expected, Parked, Skip, fold
 from proofs.one_fold.places import PATIENCE_S, live_tables, parked_of, places_of, rows_of
 from spark_jobs.agent import Agent

@@ -20,7 +20,7 @@ from infra.log import topics
 from infra.log.clients import producer
 from infra.settings import Settings
 from projections.engine.views.view import View
-from proofs.chaos.ledger import Place
+from proofs.bank_oracle import Place
 from proofs.one_fold.oracle import Entry, Parked, Skip
 from tests.engine.bankviews import make_tables
 

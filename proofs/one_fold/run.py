@@ -39,7 +39,7 @@ from projections.engine.store.commit import Fate
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
-from proofs.chaos.ledger import Place
+from proofs.bank_oracle import Place
 from proofs.one_fold.expect import Result, differences, expect, found_rows
 from proofs.one_fold.generate import HistorySpec, context_name, view_name
 from proofs.one_fold.histories import given_history

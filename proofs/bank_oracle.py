@@ -1,0 +1,208 @@
+"""The fold of the bank's log in plain Python, written from the protocol and the views' own words: JSON in, rows out.
+
+Without a line of the engine, the domain or the views. `proofs/chaos/ledger.py` judges decisions with it; the tests' own views are
+in `proofs/one_fold/oracle.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+VIEWS = ("balances", "command_outcomes", "daily_totals", "statement", "streams_accounts")
+SIGNS = {"MoneyDeposited": 1, "InterestCredited": 1, "MoneyWithdrawn": -1, "FeeCharged": -1}
+CALLED = {
+    "MoneyDeposited": "deposit",
+    "InterestCredited": "interest",
+    "MoneyWithdrawn": "withdrawal",
+    "FeeCharged": "fee",
+}
+ENVELOPE = b'{"samefold":"'
+_decode = msgspec.json.Decoder().decode
+
+Row = tuple[Any, ...]
+"""Its values in column order, the partition last."""
+
+
+class Place(NamedTuple):
+    """As a positions row has it."""
+
+    next_offset: int = 0
+    epoch: int = -1
+    seq: int = 0
+    command_offset: int = -1
+
+
+START = Place()
+
+
+@dataclass(slots=True)
+class Reader:
+    """The reading rule over one partition."""
+
+    place: Place = START
+    writers: dict[int, str] = field(default_factory=dict)
+    """Who opened each epoch."""
+    void: int = 0
+
+    def read(self, offset: int, value: bytes | None) -> dict[str, Any] | None:
+        """The commit in the record at `offset`, which is the next one, if it counts."""
+        _, epoch, seq, command = self.place
+        if offset != self.place.next_offset:
+            raise AssertionError(f"the log has a hole: {self.place.next_offset} is followed by {offset}")
+        entry = _decode(value) if value is not None and value.startswith(ENVELOPE) else None
+        counted = None
+        if entry is None:
+            self.void += 1
+        elif entry["samefold"] == "opening/1":
+            epoch, seq = offset, 0
+            self.writers[offset] = entry["writer"]
+        elif entry["epoch"] == epoch and epoch >= 0 and entry["seq"] == seq + 1:
+            seq, command, counted = seq + 1, entry["command_offset"], entry
+        else:
+            self.void += 1
+        self.place = Place(offset + 1, epoch, seq, command)
+        return counted
+
+
+class At(NamedTuple):
+    stream: str
+    version: int
+    partition: int
+    offset: int
+    time: datetime
+
+    @property
+    def account(self) -> str:
+        return self.stream.partition("/")[2]
+
+
+@dataclass(slots=True)
+class Account:
+    version: int = 0
+    status: str = "new"
+    balance: int = 0
+    limit: int = 0
+
+
+class Bank:
+    """The sample's views after the records that were taken: rows by view and key, None where one was taken away."""
+
+    def __init__(self, partitions: int) -> None:
+        self.readers = [Reader() for _ in range(partitions)]
+        self.accounts: dict[str, Account] = {}
+        self.rows: dict[str, dict[Row, Row | None]] = {view: {} for view in VIEWS}
+        self.commits = 0
+
+    @property
+    def places(self) -> list[Place]:
+        return [reader.place for reader in self.readers]
+
+    def take(self, partition: int, offset: int, time_ms: int, value: bytes | None) -> None:
+        """The partition's next record."""
+        commit = self.readers[partition].read(offset, value)
+        if commit is None:
+            return
+        self.commits += 1
+        time = EPOCH + timedelta(milliseconds=time_ms)
+        stream, command, reason = commit["stream"], commit["command_id"], commit["reason"] or {}
+        account = self.accounts.setdefault(stream, Account())
+        if (stream, command) in self.rows["command_outcomes"]:
+            self.wrong("A", partition, offset, f"{(stream, command)} counts a second time")
+        if commit["version"] != account.version + len(commit["events"]):
+            self.wrong(
+                "B", partition, offset, f"{stream} is at version {account.version}, the commit says {commit['version']}"
+            )
+        self.decided(partition, offset, commit, account)
+        answer = (
+            commit["outcome"],
+            reason.get("code"),
+            reason.get("message"),
+            commit["version"],
+            commit["fingerprint"],
+        )
+        self.put("command_outcomes", (stream, command), (stream, command, *answer, time, partition))
+        for event in commit["events"]:
+            account.version += 1
+            self._happened(At(stream, account.version, partition, offset, time), account, event["type"], event["data"])
+
+    # ── what others make of it ──
+
+    def wrong(self, which: str, partition: int, offset: int, what: str) -> None:
+        """The log shows what it must never show. Raises AssertionError."""
+        raise AssertionError(f"{which}: events[{partition}] offset {offset}: {what}")
+
+    def decided(self, partition: int, offset: int, commit: Mapping[str, Any], account: Account) -> None:
+        """Before a commit's events happen to the account."""
+
+    def leaves_out(self, _view: str, _at: At) -> bool:
+        """Whether a view of this bank leaves out an event."""
+        return False
+
+    def happened(
+        self, at: At, account: Account, kind: str, data: Mapping[str, Any], on: date, details: Mapping[str, str]
+    ) -> None:
+        """After the sample's views have an event."""
+
+    def put(self, view: str, key: Row, row: Row | None) -> None:
+        self.rows[view][key] = row
+
+    # ── the sample's views ──
+
+    def _happened(self, at: At, account: Account, kind: str, data: Mapping[str, Any]) -> None:
+        if kind == "AccountOpened":
+            account.status, account.limit = "open", data["overdraft_limit"]
+        elif kind == "AccountClosed":
+            account.status = "closed"
+        else:
+            account.balance += SIGNS[kind] * data["cents"]
+        state = {"status": account.status, "balance": account.balance, "overdraft_limit": account.limit}
+        self.put("streams_accounts", (at.stream,), (at.stream, at.version, state, at.partition))
+        on = date.fromisoformat(data["on"])
+        self._balance(at, kind, data, on)
+        details = {"operation": "", "purpose": "", "counter_bank": "", "counter_account": ""} | data.get("details", {})
+        if kind in SIGNS:
+            if not self.leaves_out("statement", at):
+                self._line(at, kind, data, on, details, account)
+            if not self.leaves_out("daily_totals", at):
+                self._day(at, kind, data["cents"], on, details)
+        self.happened(at, account, kind, data, on, details)
+
+    def _balance(self, at: At, kind: str, data: Mapping[str, Any], on: date) -> None:
+        key = (at.account,)
+        if kind == "AccountOpened":
+            self.put("balances", key, (at.account, 0, data["overdraft_limit"], on, on, 0, None, at.partition))
+            return
+        _, cents, limit, opened, _, count, closed, _ = self.rows["balances"].get(key) or (
+            at.account,
+            0,
+            0,
+            on,
+            on,
+            0,
+            None,
+            0,
+        )
+        if kind == "AccountClosed":
+            closed = on
+        else:
+            cents, count = cents + SIGNS[kind] * data["cents"], count + 1
+        self.put("balances", key, (at.account, cents, limit, opened, on, count, closed, at.partition))
+
+    def _line(
+        self, at: At, kind: str, data: Mapping[str, Any], on: date, details: Mapping[str, str], account: Account
+    ) -> None:
+        words = (details["operation"], details["purpose"], details["counter_bank"], details["counter_account"])
+        moved = (SIGNS[kind] * data["cents"], account.balance, at.partition)
+        self.put("statement", (at.account, at.version), (at.account, at.version, on, CALLED[kind], *words, *moved))
+
+    def _day(self, at: At, kind: str, cents: int, on: date, details: Mapping[str, str]) -> None:
+        key = (on, details["operation"] or CALLED[kind], at.partition)
+        _, _, count, total, largest, _ = self.rows["daily_totals"].get(key) or (on, "", 0, 0, 0, 0)
+        day = (count + 1, total + SIGNS[kind] * cents, max(largest, cents))
+        self.put("daily_totals", key, (*key[:2], *day, at.partition))
