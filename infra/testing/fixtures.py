@@ -42,6 +42,7 @@ def pytest_report_header() -> str:
     return f"seed: {SEED} (the same again: TEST_SEED={SEED})"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if NEEDS_STACK & set(getattr(item, "fixturenames", ())):

@@ -73,6 +73,7 @@ def run(program: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_a_generated_client_deposits_and_reads(api: Api, document: str, tmp_path: Path) -> None:
     made = generated(document, tmp_path)
     assert made.returncode == 0, made.stdout + made.stderr
@@ -82,6 +83,7 @@ def test_a_generated_client_deposits_and_reads(api: Api, document: str, tmp_path
     assert done.stdout == "balance 5000\n"
 
 
+@pytest.mark.slow
 def test_a_document_that_lies_about_the_fields_has_no_such_client(api: Api, document: str, tmp_path: Path) -> None:
     """What the client sends is what the document says: a field of another name, and the API refuses it."""
     assert generated(document.replace('"cents"', '"pence"'), tmp_path).returncode == 0

@@ -634,6 +634,7 @@ def test_where_an_archive_ends_says_the_manifest(bank: Bookkeeper) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_on_spark_it_is_the_same(bank: Bookkeeper, spark_engine: Spark, spark_place: Path) -> None:
     world = bank.world
     (spark_place / "dev.env").write_text(dev_env(world))

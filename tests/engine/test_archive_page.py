@@ -7,6 +7,8 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+
 from infra.archive import write
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT, Samefold
@@ -30,6 +32,7 @@ def shown(text: str) -> re.Pattern[str]:
     return re.compile(r"(.*\n)*?" + "".join(lines))
 
 
+@pytest.mark.slow
 def test_the_page(world: Settings, samefold: Samefold, tmp_path: Path) -> None:
     world = world.model_copy(update={"archive_url": str(tmp_path / "archive")})
     set_up(world)
@@ -57,6 +60,7 @@ def test_the_page(world: Settings, samefold: Samefold, tmp_path: Path) -> None:
     assert printed.getvalue() == f"{count} records; {FIRST!r}\n"
 
 
+@pytest.mark.slow
 def test_the_page_tells_the_sizes_of_a_file() -> None:
     assert f"a multiple of {write.MOST_RECORDS:,} offsets" in PAGE
     assert f"after {write.MOST_BYTES // 1_000_000} MB" in PAGE

@@ -109,6 +109,7 @@ def proven(of: Bank, place: Settings) -> None:
     assert verify(place, all_views()).differences == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, indirect=True)
 def test_without_overdraft_the_oracle_predicts_each_rejection(file: Path, place: Settings, tmp_path: Path) -> None:
     of = bank(tmp_path, file, overdraft_limit=0, seed=None)

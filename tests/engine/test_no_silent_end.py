@@ -57,7 +57,7 @@ PARTS = {
 AT_ONCE = 4
 ENDS_WITHIN_S = 60.0
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("module", PARTS)

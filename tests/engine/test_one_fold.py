@@ -160,6 +160,7 @@ def test_a_part_that_is_loaded_twice(ground: Places, monkeypatch: pytest.MonkeyP
 # ── poison that stops ──
 
 
+@pytest.mark.slow
 def test_all_stop_at_the_same_event(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 3, RICH, letters="s", poison=0.1)
@@ -177,6 +178,7 @@ def test_all_stop_at_the_same_event(ground: Places, engines: Engines) -> None:
         assert verified(place, VIEWS, engine(place)) == 0
 
 
+@pytest.mark.slow
 def test_a_build_stops_where_a_new_view_would(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 3, RICH, letters="s", poison=0.1)
@@ -203,6 +205,7 @@ def _stops(logs: Sequence[Sequence[Entry]], ends: Mapping[int, int], made: Histo
 # ── parked streams that are put right ──
 
 
+@pytest.mark.slow
 def test_streams_that_are_dropped_or_replayed_fold_the_same(ground: Places, engines: Engines) -> None:
     """While agents go on. A dropped event is a skip, which every fold leaves out; what else is poison is parked again."""
     chance = random.Random(SEED)
@@ -230,6 +233,7 @@ def test_streams_that_are_dropped_or_replayed_fold_the_same(ground: Places, engi
 # ── rows that can't be stored ──
 
 
+@pytest.mark.slow
 def test_rows_that_cant_be_stored_park_their_streams_from_the_very_event(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 2, RICH, letters="", refused=0.06)
@@ -247,6 +251,7 @@ def test_rows_that_cant_be_stored_park_their_streams_from_the_very_event(ground:
 # ── on Spark, sixteen partitions at once ──
 
 
+@pytest.mark.slow
 def test_spark_folds_the_same(ground: Places, engines: Engines) -> None:
     chance = random.Random(SEED)
     made = history(chance, 16, 3 * RICH)
@@ -263,6 +268,7 @@ def test_spark_folds_the_same(ground: Places, engines: Engines) -> None:
     assert verified(place, VIEWS, engines["spark"](place)) == 0
 
 
+@pytest.mark.slow
 def test_an_agent_on_spark_folds_the_same(ground: Places, spark: Any, spark_place: Path) -> None:
     """From where others stand."""
     views = agent_views("core")
@@ -283,6 +289,7 @@ def test_an_agent_on_spark_folds_the_same(ground: Places, spark: Any, spark_plac
 ACCOUNTS = 15
 
 
+@pytest.mark.slow
 def test_the_agents_process_on_a_banks_real_transactions(world: Settings, tmp_path: Path, engines: Engines) -> None:
     """Two agents, one of which is killed on the way; commands as the demo sends them, through a real handler."""
     views = agent_views("core")

@@ -228,12 +228,14 @@ def test_what_spark_takes_for_done_and_the_database_lacks_is_read_again(keeper: 
     exact(keeper.world)
 
 
+@pytest.mark.slow
 def test_a_database_that_was_set_back_is_folded_again_from_there(
     keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert is_right_after_a_restore(keeper, folding(), caplog)
 
 
+@pytest.mark.slow
 def test_who_trusts_the_checkpoint_would_not_get_there(
     keeper: Bookkeeper,
     folding: Start,
@@ -287,6 +289,7 @@ def test_two_that_fold_at_once_are_told_apart_by_the_fence(keeper: Bookkeeper, f
     exact(keeper.world)
 
 
+@pytest.mark.slow
 def test_without_the_compare_and_set_both_would_fold_the_same(keeper: Bookkeeper, folding: Start) -> None:
     """The mutant: shows that the test above would notice."""
     agent = folding(mutant=True)
@@ -341,6 +344,7 @@ def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
 # ── whose views are live ──
 
 
+@pytest.mark.slow
 def test_old_code_holds_after_a_switch_and_new_code_goes_on(
     keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -365,6 +369,7 @@ def test_old_code_holds_after_a_switch_and_new_code_goes_on(
 # ── what ends it, and what it waits out ──
 
 
+@pytest.mark.slow
 def test_poison_ends_it_with_the_same_error_right_before_it(keeper: Bookkeeper, folding: Start) -> None:
     keeper.commit("1", AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=5, on=DAY))
     keeper.commit("1", UNFIT())
@@ -377,6 +382,7 @@ def test_poison_ends_it_with_the_same_error_right_before_it(keeper: Bookkeeper, 
     exact(keeper.world)
 
 
+@pytest.mark.slow
 def test_an_event_of_newer_code_holds_its_partition_and_the_others_go_on(
     keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,6 +404,7 @@ def test_an_event_of_newer_code_holds_its_partition_and_the_others_go_on(
     assert caplog.text.count("unknown-event") == 1
 
 
+@pytest.mark.slow
 def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
     keeper: Bookkeeper, folding: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +433,7 @@ def test_the_process_ends_as_the_faust_agents_does(keeper: Bookkeeper, tmp_path:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_it_waits_out_a_database_that_drops_its_connections(keeper: Bookkeeper, folding: Start) -> None:
     world = keeper.world
     with folding():
@@ -440,6 +448,7 @@ def test_it_waits_out_a_database_that_drops_its_connections(keeper: Bookkeeper, 
     exact(world)
 
 
+@pytest.mark.slow
 def test_a_log_whose_beginning_is_gone_is_refused(keeper: Bookkeeper, folding: Start) -> None:
     keeper.life(ACCOUNTS, 3)
     delete(keeper.world, keeper.world.events_topic, {0: 3})
@@ -447,6 +456,7 @@ def test_a_log_whose_beginning_is_gone_is_refused(keeper: Bookkeeper, folding: S
         assert "goes on at 0" in agent.ended_with(LogTrimmed)
 
 
+@pytest.mark.slow
 def test_a_topic_made_anew_under_it_ends_it(keeper: Bookkeeper, folding: Start) -> None:
     world = keeper.world
     with folding() as agent:
@@ -507,6 +517,7 @@ def test_a_password_that_would_break_out_of_its_quotes_is_refused(password: str)
 # ── the command line ──
 
 
+@pytest.mark.slow
 def test_one_query_is_not_started_several_times(samefold: Samefold) -> None:
     said = samefold("run", "agent", "--on", "spark", "--count", "2")
     assert said.returncode == 2

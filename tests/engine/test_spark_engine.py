@@ -105,6 +105,7 @@ def test_verify_on_spark_finds_what_was_planted_and_nothing_else(bank: Bookkeepe
     assert (found.views, found.positions) == (local.views, local.positions)
 
 
+@pytest.mark.slow
 def test_a_task_of_verify_that_is_lost_compares_again(
     bank: Bookkeeper, spark_engine: Spark, spark_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_results_come_in_the_order_of_the_arguments_and_progress_adds_up(
     assert spark_engine.run(double, [], 0, told.append) == []
 
 
+@pytest.mark.slow
 def test_what_a_task_has_folded_is_told_while_it_runs(world: Settings, spark_engine: Spark, tmp_path: Path) -> None:
     class Enough(Exception): ...
 
@@ -148,6 +150,7 @@ ERRORS: list[SamefoldError] = [
 ]
 
 
+@pytest.mark.slow
 def test_errors_arrive_as_they_were_at_once_and_are_not_tried_again(
     world: Settings, spark_engine: Spark, tmp_path: Path
 ) -> None:
@@ -172,6 +175,7 @@ def test_errors_that_may_pass_are_tried_again(
     assert seen(tmp_path, "began-1") == 2
 
 
+@pytest.mark.slow
 def test_errors_that_do_not_pass_after_all_arrive_as_they_were(
     world: Settings, spark_engine: Spark, tmp_path: Path
 ) -> None:
@@ -180,6 +184,7 @@ def test_errors_that_do_not_pass_after_all_arrive_as_they_were(
     assert seen(tmp_path, "began-1") == attempts_of(spark_engine.session.sparkContext) == 4
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced_and_one_that_is_always_killed_ends_the_job_by_name(
     world: Settings, spark_engine: Spark, tmp_path: Path
 ) -> None:
@@ -193,6 +198,7 @@ def test_a_process_that_is_killed_is_replaced_and_one_that_is_always_killed_ends
 # ── settings ──
 
 
+@pytest.mark.slow
 def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> None:
     """Neither in what is pickled, arguments and tasks, nor in Spark's configuration."""
     from pyspark.cloudpickle import dumps
@@ -214,6 +220,7 @@ def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> N
     assert not [name for name in conf if "SAMEFOLD" in name]
 
 
+@pytest.mark.slow
 def test_a_task_takes_its_settings_from_its_own_place(
     world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
 ) -> None:
@@ -222,6 +229,7 @@ def test_a_task_takes_its_settings_from_its_own_place(
     assert told == "as-said-there"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "why"), [("", "No Kafka is configured"), ("SAMEFOLD_PARTITIONS=0\n", "SAMEFOLD_PARTITIONS")]
 )
@@ -233,6 +241,7 @@ def test_an_executor_without_settings_is_named(
         spark_engine.run(double, [Order(world, 1, tmp_path)], 1, lambda _: None)
 
 
+@pytest.mark.slow
 def test_code_that_an_executor_lacks_is_named(
     world: Settings, spark_engine: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +252,7 @@ def test_code_that_an_executor_lacks_is_named(
         spark_engine.run(double, [Order(world, 1, tmp_path, module.Lost())], 1, lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_task_that_holds_more_than_it_may_is_refused(
     world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from tests.engine.bookkeeper import Bookkeeper
 from tests.engine.spark_cluster import plain_environment, runs
 from tests.engine.spine import scalar, set_up, until
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 STARTS = """
 import os, signal, sys
@@ -150,7 +150,6 @@ def test_an_executor_without_its_python_is_told_as_that() -> None:
         assert told.partition(": ")[2][-30:] in error.message
 
 
-@pytest.mark.slow
 def test_a_killed_agent_on_spark_leaves_no_checkpoint(world: Settings, tmp_path: Path) -> None:
     set_up(world)
     Bookkeeper(world).life(["1", "2"], 3)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from infra.dev.stack import Stack
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 ACCOUNTS = [str(number) for number in range(12)]
 VIEWS = {"balances": all_views()["balances"]}
