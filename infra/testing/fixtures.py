@@ -1,7 +1,7 @@
 """What tests share: `stack`, the embedded Kafka and PostgreSQL, `world`, a piece of it that is one test's alone, and `spark`.
 
-With `pytest -n 2 --dist loadgroup` each worker has a stack of its own; one worker runs the tests that share a module's fixture, or
-Spark.
+With `pytest -n 2 --dist loadgroup` each worker has a stack of its own; one worker runs the tests that share a module's fixture,
+Spark or the service.
 """
 
 import atexit
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 SEED = int(os.environ.setdefault("TEST_SEED", str(random.randrange(2**32))))
 """Also in the environment, from which the workers of `pytest -n` take it."""
-NEEDS_STACK = {"stack", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
+NEEDS_STACK = {"stack", "service", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parents[2]
-MEMORY = Path("/dev/shm")  # noqa: S108, a folder of its own is made in it
+MEMORY = Path("/dev/shm")
 ENOUGH_MEMORY = 2 * 2**30
 TEMPLATE = "migrated"
 
@@ -55,8 +55,9 @@ def _group(item: pytest.Item) -> str | None:
     """The tests that one worker runs: what they share would be made twice."""
     if item.get_closest_marker("xdist_group"):
         return None
-    if "spark" in getattr(item, "fixturenames", ()):
-        return "spark"
+    for costly in ("spark", "service"):
+        if costly in getattr(item, "fixturenames", ()):
+            return costly
     defined: dict[str, list[pytest.FixtureDef[object]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     is_shared = any(fixture.scope == "module" for fixtures in defined.values() for fixture in fixtures)
     return item.nodeid.partition("::")[0] if is_shared else None
@@ -146,26 +147,26 @@ def migrated(stack: "Stack") -> str:
 @pytest.fixture
 def world(stack: "Stack", migrated: str) -> Iterator[Settings]:
     """Settings of a test's own topics (not made yet), consumer groups and migrated database, on the shared stack."""
-    with new_world(stack, migrated) as settings:
+    with world_of(stack, migrated) as settings:
         yield settings
 
 
 @pytest.fixture
 def empty_world(stack: "Stack") -> Iterator[Settings]:
     """A world whose database no migration has seen."""
-    with new_world(stack, "template0") as settings:
+    with world_of(stack, "template0") as settings:
         yield settings
 
 
 @pytest.fixture(scope="module")
 def shared_world(stack: "Stack", migrated: str) -> Iterator[Settings]:
     """A world that the tests of a module share."""
-    with new_world(stack, migrated) as settings:
+    with world_of(stack, migrated) as settings:
         yield settings
 
 
 @contextmanager
-def new_world(stack: "Stack", template: str) -> Iterator[Settings]:
+def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
     """A piece of the stack whose database is a copy of `template`, and is gone afterwards."""
     number = next(_worlds)
     database = f"world_{number}"

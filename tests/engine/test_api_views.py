@@ -473,7 +473,11 @@ def parked_api(stack: Any, migrated: str) -> Iterator[tuple[Api, Settings]]:
     """An API whose code has a view that parks, with an account that is parked in it and one that is not."""
     sums = view(SUMS, "sums", BROKEN)
     totals = view(SUMMED, "totals", BROKEN)
-    with world_of(stack, migrated) as world, ExitStack() as running, with_views({"sums": sums, "totals": totals}) as views:
+    with (
+        world_of(stack, migrated) as world,
+        ExitStack() as running,
+        with_views({"sums": sums, "totals": totals}) as views,
+    ):
         core = {name: one for name, one in views.items() if one.agent == "core"}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tests.engine.spine.agent_views", lambda _agent: core)
