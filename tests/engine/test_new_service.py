@@ -27,7 +27,7 @@ from infra.settings import PREFIX
 from infra.testing.fixtures import ROOT
 from tests.engine.spine import until
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration]
 
 SAMEFOLD = "from infra.cli import main; main()"
 ENGINE_FILE = "projections/engine/live/reader.py"

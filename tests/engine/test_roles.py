@@ -19,6 +19,7 @@ from tests.engine.spine import until
 from tests.engine.test_compose import OURS, SERVICES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_roles_together_are_a_service(world: Settings, tmp_path: Path) -> None:
     port = free_port()
