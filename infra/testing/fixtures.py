@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -109,6 +109,7 @@ def samefold(tmp_path: Path) -> Samefold:
 @pytest.fixture(scope="session")
 def stack() -> Iterator["Stack"]:
     """One Kafka and one PostgreSQL for the whole run, in a folder with a short name that is gone afterwards."""
+    from infra.dev.process import StartFailed
     from infra.dev.stack import Stack
 
     folder = Path(tempfile.mkdtemp(prefix="samefold-", dir=_in_memory()))
@@ -123,6 +124,8 @@ def stack() -> Iterator["Stack"]:
 
     # Also for ways out that skip fixtures, such as an exit in the middle of a test.
     atexit.register(remove)
+    with suppress(StartFailed):  # on a busy machine it may take longer than a start may: the next call waits on
+        stack.up()
     stack.up()
     yield stack
     remove()
