@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from spark_jobs.engine import Spark
 
 SEED = int(os.environ.setdefault("TEST_SEED", str(random.randrange(2**32))))
-"""Also in the environment, from which the workers of `pytest -n` take it."""
+RUN = os.environ.setdefault("TEST_RUN", str(os.getpid()))
+"""Both also in the environment, from which the workers of `pytest -n` take them."""
 NEEDS_STACK = {"stack", "service", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
@@ -40,6 +41,16 @@ _worlds = count(1)
 
 def pytest_report_header() -> str:
     return f"seed: {SEED} (the same again: TEST_SEED={SEED})"
+
+
+def pytest_unconfigure() -> None:
+    """Workers that are interrupted end without their fixtures: what they left is ended here."""
+    from infra.dev.stack import Stack
+
+    if str(os.getpid()) == RUN:
+        for folder in (_in_memory() or Path(tempfile.gettempdir())).glob(f"samefold-{RUN}-*"):
+            Stack(folder).down()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
@@ -112,7 +123,7 @@ def stack() -> Iterator["Stack"]:
     from infra.dev.process import StartFailed
     from infra.dev.stack import Stack
 
-    folder = Path(tempfile.mkdtemp(prefix="samefold-", dir=_in_memory()))
+    folder = Path(tempfile.mkdtemp(prefix=f"samefold-{RUN}-", dir=_in_memory()))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
     stack = Stack(folder)
     # The JVM's second compiler would take twice what the tests' own work in the broker does.
