@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test test-all check mutants chaos bench clean
+.PHONY: help setup run test test-all check clean demo mutants chaos bench
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,11 +19,6 @@ setup: $(VENV)/.installed $(VENV)/kafka/.verified $(VENV)/spark-kafka/.verified 
 run: setup ## Kafka, PostgreSQL, handler, agent and HTTP API on this machine; Ctrl-C stops all
 	@$(BIN)/samefold dev run
 
-ifneq ($(wildcard demo),)
-demo: setup ## load a bank's transactions, kill processes on the way, prove that nothing was lost or doubled
-	@$(BIN)/samefold demo $(ARGS)
-endif
-
 test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
 	@$(PYTEST) -m "not slow" $(ARGS)
 
@@ -36,18 +31,7 @@ check: setup ## lint, format, types and the tests that need no Kafka or PostgreS
 	@$(BIN)/mypy
 	@$(PYTEST) -m "not integration and not slow" $(ARGS)
 
-ifneq ($(wildcard proofs),)
-mutants: setup ## switch guarantees off one at a time, and see a test catch each (minutes)
-	@$(BIN)/python -m proofs.mutations $(ARGS)
-
-chaos: setup ## real processes killed, frozen and cut off at random, judged all the while (MINUTES=10 SEED=...)
-	@$(BIN)/python -m proofs.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
-endif
-
-ifneq ($(wildcard benchmarks),)
-bench: setup ## how fast it is, beside its peers, on a stack of its own (about an hour, on a quiet machine)
-	@$(BIN)/samefold bench $(ARGS)
-endif
+-include demo/demo.mk proofs/proofs.mk benchmarks/bench.mk
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi
