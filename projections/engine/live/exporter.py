@@ -17,7 +17,7 @@ from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.observability import logs, metrics
-from infra.processes.ending import exit_code_of
+from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
 from projections.engine.live.lag import Lags
 from projections.engine.live.measures import tell_lags
@@ -34,7 +34,7 @@ class Exporter:
         self.settings = settings
         self.name = name
         self.stopping = threading.Event()
-        self._said = logs.Said(log, name)
+        self._said = logs.StatusLog(log, name)
         self._admin = topics.Admin(settings)
         self._lags = Lags()
 
