@@ -30,6 +30,13 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     Mutation(
+        "the demo's commands overtake one of their account that is under way",
+        "demo/sending.py",
+        "if (lane := self._lanes.get(command.stream)) is not None:",
+        "if (lane := None) is not None:",
+        "demo/tests/test_demo_sending.py -k order",
+    ),
+    Mutation(
         "what is not printable stands in the log as it came",
         "infra/observability/logs.py",
         "    return text if text.isprintable() else ",
