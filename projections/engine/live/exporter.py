@@ -78,7 +78,8 @@ def main() -> NoReturn:
     logs.configure(settings.log_level, settings.log_format)
     exporter = Exporter(settings, arguments.name)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: exporter.stopping.set())
+        # in a thread: a signal's handler that sets the event for which its own thread waits may wait for ever
+        signal.signal(number, lambda *_: threading.Thread(target=exporter.stopping.set).start())
     os._exit(exit_code_of(exporter.run, log, arguments.name))
 
 
