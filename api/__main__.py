@@ -10,8 +10,8 @@ import sys
 
 from api.serving import server_of
 from infra.observability import logs
-from infra.processes.collector import collect_seldom
-from infra.processes.ending import exit_code_of
+from infra.processes.garbage_collector import collect_seldom
+from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)

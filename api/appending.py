@@ -13,7 +13,7 @@ from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command
 from infra.log.topics import Topic
-from infra.processes.ending import Parts
+from infra.processes.process_end import Parts
 from infra.settings import Settings
 
 POLL_S = 0.5

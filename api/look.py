@@ -25,7 +25,7 @@ from infra.database.deadline import ended_after
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.topics import Topic
-from infra.observability.logs import Said
+from infra.observability.logs import StatusLog
 from infra.settings import Settings
 from projections.engine.live.startup import Contract, require_promised, set_difference
 from projections.engine.rebuild.switch import Pointer
@@ -115,7 +115,7 @@ class Look:
         }
         self._settings = settings
         self._pool = pool
-        self._said = Said(log, name)
+        self._said = StatusLog(log, name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="look")
         self._admin: topics.Admin
         self._kafka_at = float("-inf")

@@ -17,7 +17,7 @@ from infra.database.connect import parameters
 from infra.database.deadline import Pool
 from infra.errors import SamefoldError
 from infra.log.topics import Topic
-from infra.processes.ending import Parts
+from infra.processes.process_end import Parts
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import Producer
 
-from benchmarks.background import background
 from benchmarks.check import BALANCES, OUTCOMES, check_count, check_rows, require
 from benchmarks.fill import DAY_TEXT
 from benchmarks.floor import floor_of
 from benchmarks.processes import wait_until
 from benchmarks.reading import progress_of
 from benchmarks.results import Aim, Result, Sample, curve, latency_sample, middle
-from benchmarks.stage import Bench, World
+from benchmarks.stage import Bench, World, background
 from benchmarks.workload import Ledger, Order, opening_orders, order_id, stream_of
 from commands.client import CORE_CHANNEL
 from commands.outcomes import outcomes_of

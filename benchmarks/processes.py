@@ -14,7 +14,7 @@ from typing import NoReturn, Self
 import psutil
 
 from infra.errors import SamefoldError
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 
 GRACE_S = 20.0
@@ -166,7 +166,7 @@ def _seconds(main: psutil.Process) -> float:
     return total
 
 
-class PeakMemory(Beside):
+class PeakMemory(BackgroundThread):
     """`with PeakMemory(pid) as peak: …`, then `peak.bytes`: resident, ten looks a second; shared pages count for each."""
 
     def __init__(self, pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import tempfile
@@ -129,3 +130,30 @@ def bench_on_own_stack(options: Options, progress: Progress) -> Iterator[Bench]:
     finally:
         stack.down()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """The load's process; what it sent is known when it has ended."""
+
+    process: Process
+
+    def sent(self) -> int:
+        return self._told()[0]
+
+    def rate(self) -> float:
+        """Sent per second: what the machine made of the rate that was asked for."""
+        sent, milliseconds = self._told()
+        return 1000 * sent / milliseconds
+
+    def _told(self) -> tuple[int, int]:
+        sent, milliseconds = json.loads(self.process.last_line())
+        return sent, milliseconds
+
+
+@contextmanager
+def background(bench: Bench, world: World, first: int, accounts: int, rate: int, seed: int) -> Iterator[Background]:
+    given = {"first": first, "accounts": accounts, "rate": rate, "seed": seed}
+    with bench.process(world, "background", "benchmarks.background", **given) as process:
+        process.wait_for_log("begun")
+        yield Background(process)

@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from benchmarks.background import Background, background
 from benchmarks.check import BALANCES_IN, STATES, check_rows, require
 from benchmarks.other_code import VIEW
 from benchmarks.processes import Process, wait_until
 from benchmarks.reading import Progressed, progress_of
 from benchmarks.results import Aim, Result, curve, latency_sample, percentile
-from benchmarks.stage import Bench, World
+from benchmarks.stage import Background, Bench, World, background
 from benchmarks.workload import Ledger, deposits, movements, opening_orders
 from commands.outcomes import live_table
 from infra.database.connect import connect
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from projections.engine.store.positions import channel
 from projections.engine.views.view import CORE
 
@@ -153,7 +152,7 @@ def _switch(
     return [json.loads(line) for line in lines()]
 
 
-class Heard(Beside):
+class Heard(BackgroundThread):
     """What agents and switches notify on, each with the time at which it was heard, just after its COMMIT."""
 
     def __init__(self, world: World) -> None:

@@ -51,9 +51,9 @@ from infra.log import clients, topics
 from infra.log.records import Headers, Opening, Record, encode
 from infra.log.source import read_range
 from infra.observability import logs, metrics, tracing
-from infra.processes.collector import collect_seldom
-from infra.processes.ending import AGAIN, exit_code_of
 from infra.processes.faultpoints import reach
+from infra.processes.garbage_collector import collect_seldom
+from infra.processes.process_end import AGAIN, exit_code_of
 from infra.settings import Settings
 from projections.engine.live.startup import Contract, check_contract
 from projections.engine.store.command_types import CommandType, make_types_live

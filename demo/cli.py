@@ -37,7 +37,7 @@ def demo(
 
     Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
     """
-    from demo.report import show_change, show_next, show_proof, show_release
+    from demo.report import show_next, show_release
     from demo.reporter import Reporter
     from demo.run import KILLS, Options, run
     from infra.processes.interrupts import one_interrupt
@@ -50,7 +50,7 @@ def demo(
     reporter = Reporter()
     stdout.print("[bold]Samefold's demo[/bold]")
     with one_interrupt(lambda: reporter.ending):
-        result = run(Settings(), options, reporter, show_proof, show_change)
+        result = run(Settings(), options, reporter)
     if result.released:
         show_release(result.released)
     show_next(result)

@@ -14,8 +14,8 @@ from psycopg import sql
 
 from commands.outcomes import live_table
 from demo.data import Transaction
-from demo.front import Answer
 from demo.generate import Totals
+from demo.sending import Answer
 from domain.accounts import OpenAccount
 from infra.database.connect import connect
 from infra.log.records import Command

@@ -6,7 +6,7 @@ old ones, its rebuild on Spark with the switch, its verify, and a look at how th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from commands.client import wait_for
-from demo import tree
+from demo import report, tree
 from demo.bank import Bank
 from demo.command_line import CommandLine
 from demo.crew import Crew
@@ -28,7 +28,6 @@ from infra.database.connect import connect
 from infra.log.records import Command
 from infra.settings import Settings
 
-FOLDER = "next-release"
 ACCOUNTS = 100
 """So many accounts have traffic."""
 SPARK = ("--engine", "spark", "--master", "local[2]")
@@ -89,14 +88,7 @@ class Released:
 
 
 def release(
-    settings: Settings,
-    folder: Path,
-    old: Crew,
-    watch: Watch,
-    bank: Bank,
-    proof: Proof,
-    reporter: Reporter,
-    show_change: Callable[[str], None],
+    settings: Settings, folder: Path, old: Crew, watch: Watch, bank: Bank, proof: Proof, reporter: Reporter
 ) -> Released:
     """Roll the next release out beside `old`, which has done all its work and ends here.
 
@@ -112,17 +104,20 @@ def release(
 
     before = datetime.now(UTC)
     look_back = ("rebuild", tree.VIEW, "--as-of", before.isoformat(timespec="milliseconds"), "--no-switch")
-    copy = folder / FOLDER
+    copy = folder / tree.FOLDER
     code = tree.environment(copy)
     samefold = CommandLine(copy, settings.environment() | code)
     accounts = sorted({transaction.account for transaction in bank.transactions})[:ACCOUNTS]
     with Traffic(settings, accounts, bank.transactions[-1].on) as traffic:
-        show_change(tree.make(copy))
+        report.show_change(tree.make(copy))
         with timed("migrate", "its table made by its migration (db revision, db upgrade)"):
             samefold.run("db", "revision", "-m", f"{tree.VIEW} {tree.COLUMN}")
             samefold.run("db", "upgrade")
         place = f"{settings.group_prefix}-next"
-        with Crew(settings, folder / "logs" / FOLDER, place=place, environment=code) as new, reporter.until_the_end():
+        with (
+            Crew(settings, folder / "logs" / tree.FOLDER, place=place, environment=code) as new,
+            reporter.until_the_end(),
+        ):
             with timed("beside", "2 handlers and 2 agents of it beside the old ones"):
                 watch.wait_until(lambda: watch.is_ready(new.handlers, new.agents), new)
             with timed("rebuild", f"'{tree.VIEW}' rebuilt with Spark, and switched to"):

@@ -6,7 +6,7 @@ import shlex
 from datetime import date
 from decimal import Decimal
 from itertools import chain
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 from urllib.parse import quote
 
 from rich.markup import escape
@@ -14,10 +14,12 @@ from rich.table import Table
 
 from demo import tree
 from demo.crew import Role
-from demo.load import Kill
-from demo.release import FOLDER, Released
-from demo.run import Result
 from infra.terminal import stdout
+
+if TYPE_CHECKING:
+    from demo.load import Kill
+    from demo.release import Released
+    from demo.run import Result
 
 SHOWN = 20
 
@@ -134,7 +136,7 @@ def show_next(result: Result) -> None:
     day = max((transaction.on for transaction in transactions), default=date(1993, 1, 1))
     order = shlex.quote(f'{{"cents": 100, "on": "{day}"}}')
     where = quote(account, safe="")
-    code = f"export PYTHONSAFEPATH=1 PYTHONPATH={shlex.quote(str(result.folder / FOLDER))}   # what is live is its code"
+    code = f"export PYTHONSAFEPATH=1 PYTHONPATH={shlex.quote(str(result.folder / tree.FOLDER))}   # what is live is its code"
     lines = (
         f"export SAMEFOLD_DATA_DIR={shlex.quote(str(result.folder))}",
         *([code] if result.released else []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
+from demo import report
 from demo.bank import OVERDRAFT_LIMIT, Bank, bank
 from demo.crew import HOST, Crew, Role
 from demo.load import Load, Loaded
@@ -110,20 +111,14 @@ def _released(found: Released) -> dict[str, Any]:
     return {"commands": found.sent, **told, **now, "then": past, "rebuild": rebuild, "seconds": found.took}
 
 
-def run(
-    settings: Settings,
-    options: Options,
-    reporter: Reporter,
-    show_proof: Callable[[Result], None],
-    show_change: Callable[[str], None],
-) -> Result:
+def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
     """Run the demo in a folder of its own below the data folder, removed first if it is there.
 
-    `show_proof` is given what was found before the next release is rolled out. Everything that it starts is stopped when it
-    returns or raises; the data stays. Raises DemoRuns and whatever keeps the parts from working.
+    The proof is shown before the next release is rolled out. Everything that it starts is stopped when it returns or raises; the
+    data stays. Raises DemoRuns and whatever keeps the parts from working.
     """
     folder = settings.data_dir.expanduser().resolve() / FOLDER
-    with _alone(folder), _stack(folder, reporter) as stack:
+    with _stack(folder, reporter) as stack:
         demo = stack.settings(
             session_timeout_ms=SESSION_TIMEOUT_MS,
             # this very stack, whatever else the environment says of another one
@@ -141,9 +136,7 @@ def run(
             with Sending(demo, HOST, port) as sending:
                 with reporter.timed("2 handlers, 2 agents and the API at work"):
                     watch.wait_until(lambda: watch.is_ready(crew.handlers, crew.agents) and sending.is_served(), crew)
-                loaded, rebuilt = _load(
-                    demo, read.commands, crew, watch, sending, kills=options.kills, reporter=reporter
-                )
+                loaded, rebuilt = _load(demo, read.commands, crew, watch, sending, options.kills, reporter)
             with reporter.timed("all rows compared with a fold of the log (verify)"):
                 verified = verify(demo, all_views())
             with reporter.timed("file, log and rows compared"):
@@ -151,9 +144,9 @@ def run(
                 proof = prove(read.transactions, read.commands, *found, read.expected, sending.answers)
             url = f"http://{settings.api_host}:{settings.api_port}"
             result = Result(options, folder, url, read, loaded, proof, rebuilt, verified, reporter.took)
-            show_proof(result)
+            report.show_proof(result)
             if options.release and result.is_proven and read.transactions:
-                result.released = release(demo, folder, crew, watch, read, proof, reporter, show_change)
+                result.released = release(demo, folder, crew, watch, read, proof, reporter)
     return result
 
 
@@ -163,31 +156,26 @@ def money(cents: int) -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One demo at a time in a data folder: the next one would remove the data under this one's feet."""
+def _stack(folder: Path, reporter: Reporter) -> Iterator[Stack]:
+    """One demo at a time in a data folder: the next one would remove the data under this one's feet. Raises DemoRuns."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    stack = Stack(folder)
     with folder.with_suffix(".lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DemoRuns(f"A demo runs in {folder} already.", "Wait for it, or set SAMEFOLD_DATA_DIR.") from None
-        yield
-
-
-@contextmanager
-def _stack(folder: Path, reporter: Reporter) -> Iterator[Stack]:
-    stack = Stack(folder)
-    if folder.exists():
-        with reporter.timed("an older demo removed"):
-            stack.reset()
-            shutil.rmtree(folder)
-    try:
-        with reporter.until_the_end():
-            with reporter.timed("Kafka and PostgreSQL up"):
-                stack.up()
-            yield stack
-    finally:
-        stack.down()
+        if folder.exists():
+            with reporter.timed("an older demo removed"):
+                stack.reset()
+                shutil.rmtree(folder)
+        try:
+            with reporter.until_the_end():
+                with reporter.timed("Kafka and PostgreSQL up"):
+                    stack.up()
+                yield stack
+        finally:
+            stack.down()
 
 
 def _free_port() -> int:
@@ -202,32 +190,25 @@ def _load(
     crew: Crew,
     watch: Watch,
     sending: Sending,
-    *,
     kills: int,
     reporter: Reporter,
 ) -> tuple[Loaded, Rebuilt]:
     """Send everything; rebuild a view and switch to it beside the end of the load, or after it if nobody is killed."""
     rebuilding: list[Future[Rebuilt]] = []
-    what = f"'{REBUILT}' rebuilt from the log, and switched to"
-    with ThreadPoolExecutor(1) as aside:
 
-        def rebuild_it() -> Rebuilt:
-            with reporter.timed(what):
-                return rebuild(settings, [REBUILT], all_views())
+    def rebuild_it() -> Rebuilt:
+        with reporter.timed(f"'{REBUILT}' rebuilt from the log, and switched to"):
+            return rebuild(settings, [REBUILT], all_views())
+
+    with ThreadPoolExecutor(1) as aside:
 
         def begin() -> None:
             rebuilding.append(aside.submit(rebuild_it))
 
         with progress("visible", len(commands)) as advance:
-            loaded = Load(
-                sending,
-                commands,
-                crew,
-                watch,
-                kills=kills,
-                advance=advance,
-                after_kills=begin if kills else lambda: None,
-            ).run()
+            after_kills = begin if kills else lambda: None
+            load = Load(sending, commands, crew, watch, kills=kills, advance=advance, after_kills=after_kills)
+            loaded = load.run()
             sending.finish()
         reporter.done(f"{len(commands):,} commands sent and visible", loaded.seconds)
         if not rebuilding:

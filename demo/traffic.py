@@ -11,7 +11,7 @@ import msgspec
 from commands.client import send_all
 from domain.accounts import Deposit, Withdraw
 from infra.log.records import Command
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 
 RATE = 100
@@ -21,7 +21,7 @@ IN, OUT = 2_00, 1_00
 """Cents of a deposit, and of the withdrawal from the same account that follows it: what was accepted once can't be refused."""
 
 
-class Traffic(Beside):
+class Traffic(BackgroundThread):
     """`with Traffic(settings, ["1", "2"], day) as traffic:` sends from a thread until `stop`, or the block's end.
 
     `commands` are those handed over so far, in order; after `stop`, all of them are in the log.

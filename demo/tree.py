@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infra.errors import SamefoldError
 
+FOLDER = "next-release"
 VIEW = "balances"
 COLUMN = "spent"
 """What the next release's view has and this one's has not: all that ever went out of an account, in cents."""

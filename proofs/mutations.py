@@ -30,6 +30,13 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     Mutation(
+        "the demo's commands overtake one of their account that is under way",
+        "demo/sending.py",
+        "if (lane := self._lanes.get(command.stream)) is not None:",
+        "if (lane := None) is not None:",
+        "demo/tests/test_demo_sending.py -k order",
+    ),
+    Mutation(
         "what is not printable stands in the log as it came",
         "infra/observability/logs.py",
         "    return text if text.isprintable() else ",
@@ -283,14 +290,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a part that ends is told to nobody",
-        "infra/processes/ending.py",
+        "infra/processes/process_end.py",
         "            self._tell(_ended(self._who, name, error))",
         "            pass",
         "tests/engine/test_no_silent_end.py -k any_part",
     ),
     Mutation(
         "a thread that raises ends alone",
-        "infra/processes/ending.py",
+        "infra/processes/process_end.py",
         "    threading.excepthook = thread_ended\n",
         "",
         "tests/engine/test_no_silent_end.py -k any_part",
@@ -472,21 +479,21 @@ MUTATIONS = [
     ),
     Mutation(
         "executors may read another Kafka",
-        "infra/processes/sender.py",
+        "infra/processes/services.py",
         "        if topic_id != self.topic_id:",
         "        if False:",
         "tests/engine/test_whom_they_work_for.py -k kafka",
     ),
     Mutation(
         "executors may have another database",
-        "infra/processes/sender.py",
+        "infra/processes/services.py",
         "        if _database(settings) != self.database:",
         "        if False:",
         "tests/engine/test_whom_they_work_for.py -k database",
     ),
     Mutation(
         "other code may fold",
-        "infra/processes/checkout.py",
+        "infra/processes/code_identity.py",
         "    if sent == CODE:",
         "    if True:",
         "tests/engine/test_whom_they_work_for.py -k local_worker",

@@ -31,10 +31,10 @@ from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.source import LogTrimmed
 from infra.observability import logs
-from infra.processes.checkout import CODE
-from infra.processes.collector import collect_seldom
-from infra.processes.ending import Parts, exit_code_of
-from infra.processes.sender import Sender, WrongDatabase
+from infra.processes.code_identity import CODE
+from infra.processes.garbage_collector import collect_seldom
+from infra.processes.process_end import Parts, exit_code_of
+from infra.processes.services import Services, WrongDatabase
 from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
 from projections.engine.live.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, Newer
@@ -75,7 +75,7 @@ class Agent:
         self._ended = threading.Event()
         self._failures = 0
         self._holes: dict[int, tuple[int, int]] = {}
-        self._said = logs.Said(log, f"agent {name}")
+        self._said = logs.StatusLog(log, f"agent {name}")
 
     def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
@@ -120,12 +120,12 @@ class Agent:
                 return events
         return None
 
-    def _positions(self, events: topics.Topic) -> tuple[Sender, Positions] | None:
+    def _positions(self, events: topics.Topic) -> tuple[Services, Positions] | None:
         """Where the next query begins, once its views are live and the log is there; None after `stop`."""
         while not self._ended.wait(self._backoff()):
             try:
                 now = topics.describe(self.settings, events.name)
-                sender = Sender.of(self.settings)
+                sender = Services.of(self.settings)
                 positions = self.work.positions()
             except DatabaseAway as error:
                 self._said.wrong("database", error.message, "away")
@@ -158,7 +158,7 @@ class Agent:
 
     # ── a query ──
 
-    def _query(self, spark: Any, events: topics.Topic, sender: Sender, positions: Positions) -> None:
+    def _query(self, spark: Any, events: topics.Topic, sender: Services, positions: Positions) -> None:
         """One query, until it must begin anew or the agent ends."""
         share = Share(CODE, sender, self._run, self.agent, self.name, dict(self._holes))
         over = threading.Event()
@@ -186,7 +186,7 @@ class Agent:
                 with suppress(Exception):  # it may be dead already, or Spark with it
                     query.stop()
 
-    def _batch(self, frame: Any, share: Share, sender: Sender, over: threading.Event) -> None:
+    def _batch(self, frame: Any, share: Share, sender: Services, over: threading.Event) -> None:
         try:
             rows = frame.mapInArrow(partial(stream.fold, share), TOLD).collect()
         except Exception as error:
@@ -223,7 +223,7 @@ class Agent:
             self._said.well("kafka", "Kafka answers again")
             topics.require_same(events, now)
 
-    def _heard(self, answers: Sequence[Told], sender: Sender, over: threading.Event) -> None:
+    def _heard(self, answers: Sequence[Told], sender: Services, over: threading.Event) -> None:
         """What a micro-batch came to."""
         for told in answers:
             if told.folded:
@@ -261,10 +261,10 @@ class Agent:
             self._failures += 1
             over.set()
 
-    def _is_another(self, sender: Sender) -> bool:
+    def _is_another(self, sender: Services) -> bool:
         """Whether this process itself would be another sender by now."""
         try:
-            return Sender.of(self.settings) != sender
+            return Services.of(self.settings) != sender
         except (KafkaAway, DatabaseAway):
             return True
 

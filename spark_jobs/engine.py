@@ -17,8 +17,8 @@ from psycopg import sql
 
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
-from infra.processes.checkout import CODE
-from infra.processes.sender import Sender, WrongDatabase
+from infra.processes.code_identity import CODE
+from infra.processes.services import Services, WrongDatabase
 from projections.engine.rebuild.engines import Argument
 from projections.engine.rebuild.workers import Advance
 from spark_jobs.session import SparkUnfit, first_line, is_local
@@ -69,7 +69,7 @@ class _Job:
         self._name = f"samefold_{uuid4().hex}"
         self._failed = context.accumulator((), AddingAccumulatorParam(()))
         self._task = Task(CODE, self._name, attempts_of(context), self._failed)
-        sender = Sender.of(self._settings)
+        sender = Services.of(self._settings)
         self._sent = [pack(sender, slot, task, argument) for slot, argument in enumerate(arguments)]
         self._folded = [0] * len(arguments)
         self._returned: list[Returned] = []

@@ -21,10 +21,10 @@ from infra.log.clients import KafkaAway
 from infra.log.records import Record
 from infra.log.rule import Reading
 from infra.observability import logs
-from infra.processes.checkout import require_code
-from infra.processes.collector import collect_seldom
+from infra.processes.code_identity import require_code
 from infra.processes.faultpoints import reach
-from infra.processes.sender import Sender
+from infra.processes.garbage_collector import collect_seldom
+from infra.processes.services import Services
 from projections.engine.live.reader import without_hole
 from projections.engine.live.startup import set_difference
 from projections.engine.live.worker import Worker
@@ -73,7 +73,7 @@ class Share:
     """
 
     code: Mapping[str, str]
-    sender: Sender
+    sender: Services
     run: str
     agent: str
     name: str
@@ -164,7 +164,7 @@ class _Task:
         return Told(self.partition, verdict, self.folded, hole, error)
 
 
-_works: dict[tuple[str, Sender], Worker] = {}
+_works: dict[tuple[str, Services], Worker] = {}
 """This Python worker's own, by run and sender. Connection and plan outlive a task; what was read from the database does not."""
 
 

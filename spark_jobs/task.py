@@ -15,8 +15,8 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.errors import BadSettings, NotConfigured, SamefoldError
 from infra.log.clients import KafkaAway
-from infra.processes.checkout import require_code
-from infra.processes.sender import Sender
+from infra.processes.code_identity import require_code
+from infra.processes.services import Services
 from infra.settings import Settings
 from projections.engine.fold.memory import folding
 from projections.engine.rebuild.engines import Argument
@@ -75,7 +75,7 @@ class Returned:
     failure: Failure | None = None
 
 
-def pack(sender: Sender, slot: int, function: Callable[[Any, Advance], Any], argument: Argument) -> Sent:
+def pack(sender: Services, slot: int, function: Callable[[Any, Advance], Any], argument: Argument) -> Sent:
     return Sent(slot, pickle.dumps((sender, function, replace(argument, settings=None))))
 
 
@@ -146,7 +146,7 @@ def own_settings() -> Settings:
     return settings
 
 
-def _unpack(sent: Sent) -> tuple[Sender, Callable[[Any, Advance], Any], Any]:
+def _unpack(sent: Sent) -> tuple[Services, Callable[[Any, Advance], Any], Any]:
     """Raises CodeMissing."""
     try:
         sender, function, argument = pickle.loads(sent.work)  # noqa: S301  # the driver's

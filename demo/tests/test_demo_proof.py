@@ -10,10 +10,10 @@ import pytest
 
 from demo import generate
 from demo.bank import Bank, bank
-from demo.front import Answer
 from demo.load import Loaded
 from demo.proof import Balance, DailySums, Key, Line, Proof, Rows, prove
 from demo.run import Options, Result, money
+from demo.sending import Answer
 from projections.engine.rebuild.rebuild import Rebuilt
 from projections.engine.verify.verify import Difference, Verified
 

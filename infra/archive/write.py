@@ -147,19 +147,8 @@ def _made(share: Share, one: _Range) -> tuple[ArchiveFile, bytes]:
     sha256 = hashlib.sha256(content).hexdigest()
     path = f"{_folder(share)}/{first:020d}-{end:020d}-{sha256[:16]}.parquet"
     last_ms = max((row[1] for row in one.rows), default=None)
-    file = ArchiveFile(
-        share.topic,
-        share.topic_id,
-        share.partition,
-        path,
-        len(one.rows),
-        len(content),
-        sha256,
-        last_ms,
-        one.start,
-        one.end,
-    )
-    return file, content
+    where = (share.topic, share.topic_id, share.partition, path)
+    return ArchiveFile(*where, len(one.rows), len(content), sha256, last_ms, one.start, one.end), content
 
 
 def _folder(share: Share) -> str:

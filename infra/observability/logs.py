@@ -66,7 +66,7 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-class Said:
+class StatusLog:
     """What a process complained of, by subject: one line a change, not one a try."""
 
     def __init__(self, log: logging.Logger, who: str) -> None:

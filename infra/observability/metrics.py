@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 from infra.errors import SamefoldError
-from infra.processes.ending import PartEnded
+from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)

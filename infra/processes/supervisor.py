@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,6 +24,7 @@ log = logging.getLogger(__name__)
 BACKOFF_S = (0.2, 10.0)
 HEALTHY_S = 30.0
 GRACE_S = 15.0
+LOOK_S = 0.05
 
 
 @dataclass(slots=True)
@@ -54,19 +54,20 @@ class Supervisor:
     log_dir: Path | None = None
     metrics_port: int | None = None
     """Of the first child; each further one tells its metrics on the next port. 0: each on a free one."""
-    stopping: threading.Event = field(default_factory=threading.Event)
+    stopping: bool = False
+    """No event: a signal's handler that sets one, for which its own thread waits, may wait for ever."""
 
     def run(self) -> None:
         """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
         try:
-            while not self.stopping.is_set():
+            while not self.stopping:
                 self._look()
-                self.stopping.wait(0.05)
+                time.sleep(LOOK_S)
         finally:
             self._end()
 
     def stop(self) -> None:
-        self.stopping.set()
+        self.stopping = True
 
     def _look(self) -> None:
         now = time.monotonic()

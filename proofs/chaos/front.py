@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from proofs.chaos.ledger import Key, Sent
 from proofs.chaos.load import DAY
 
@@ -21,7 +21,7 @@ OPEN = frozenset({202, 429, 500, 502, 503, 504})
 """Answers after which a client asks again, with the same key."""
 
 
-class Front(Beside):
+class Front(BackgroundThread):
     """A few clients in threads of their own, one command after the other. `answered` counts final answers."""
 
     def __init__(self, port: int, sent: dict[Key, Sent], acknowledged: set[Key]) -> None:

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from infra.database.connect import Connection, DatabaseAway, connect
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Place
 from proofs.chaos.ledger import COLUMNS, Key, Ledger, Sent
@@ -33,7 +33,7 @@ class Seen:
     tables: set[str] = field(default_factory=set)
 
 
-class Judge(Beside):
+class Judge(BackgroundThread):
     """Looks in a thread; what it finds wrong is in `violations`."""
 
     def __init__(self, settings: Settings, tail: Tail, sent: Mapping[Key, Sent]) -> None:

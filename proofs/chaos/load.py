@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.chaos.ledger import Key, Sent
 from proofs.chaos.progress import Progress
@@ -24,7 +24,7 @@ DAY = date(2026, 1, 1)
 LIMIT = 100
 
 
-class Load(Beside):
+class Load(BackgroundThread):
     """Sends `rate` commands a second in a thread, and waits while `ahead` of them have no outcome yet.
 
     `sent` has a command before it goes out; `acknowledged` says which ones the log of commands has for sure, and `ends` up to

@@ -5,14 +5,14 @@ from __future__ import annotations
 import psycopg
 
 from infra.database.connect import Connection, DatabaseAway, connect
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Place
 
 LOOK_S = 0.03
 
 
-class Progress(Beside):
+class Progress(BackgroundThread):
     """Positions of `core` by partition, as of the last look; what was seen to go back is in `violations`."""
 
     def __init__(self, settings: Settings) -> None:

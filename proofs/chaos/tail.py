@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 from confluent_kafka import TopicPartition
 
 from infra.log import clients
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Reader
 
@@ -27,7 +27,7 @@ class Mark(NamedTuple):
     epochs: tuple[int, ...]
 
 
-class Tail(Beside):
+class Tail(BackgroundThread):
     """Reads `events` in a thread, past any fault of the broker's."""
 
     def __init__(self, settings: Settings) -> None:

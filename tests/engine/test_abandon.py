@@ -359,7 +359,7 @@ main()
 )
 def test_ctrl_c_leaves_no_harm_and_says_so(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
-    more = ["--as-of", "0:2", "--no-switch"] if "past" in stage else []
+    more = ["--as-of", "0:2", "--no-switch"] if "time_travel" in stage else []
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, stage, "rebuild", "balances", *more],
         env=os.environ | world.environment(),

@@ -21,7 +21,7 @@ from api.answering import Waits
 from api.serving import server_of
 from api.world import World
 from infra.log import clients, topics
-from infra.processes.ending import PartEnded
+from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from tests.engine.api import Api, agent, everything, ready, serving

@@ -93,7 +93,7 @@ def test_below_its_level_nothing_is_told(told: Told) -> None:
 
 
 def test_what_goes_on_is_said_once_however_the_driver_words_it(caplog: pytest.LogCaptureFixture) -> None:
-    said = logs.Said(logging.getLogger("said"), "api a")
+    said = logs.StatusLog(logging.getLogger("said"), "api a")
     caplog.set_level(logging.INFO, "said")
     said.wrong("kafka", "Kafka does not answer (timed out).", "away")
     said.wrong("kafka", "Kafka does not answer (refused).", "away")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import SamefoldError
-from infra.processes.ending import PartEnded, Parts
+from infra.processes.process_end import PartEnded, Parts
 from infra.settings import Settings
 from tests.engine.silent import THREAD
 from tests.engine.spine import set_up

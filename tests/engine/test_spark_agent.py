@@ -27,8 +27,8 @@ from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.partitioner import partition_of
 from infra.log.source import LogTrimmed
-from infra.processes.ending import PartEnded
 from infra.processes.faultpoints import AgentPoint
+from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, SEED, Samefold
 from projections.engine.fold.errors import OutOfStep, UnreadableEvent

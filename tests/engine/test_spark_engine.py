@@ -14,8 +14,8 @@ from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.rule import START
-from infra.processes.checkout import CODE
-from infra.processes.sender import Sender
+from infra.processes.code_identity import CODE
+from infra.processes.services import Services
 from infra.settings import Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import LogChanged, PoisonEvent
@@ -212,7 +212,7 @@ def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> N
     arguments = parts(world, world.events_topic, made, parts_of, pin)
     assert SECRET in repr(arguments[0].settings.environment()), "it is there to be told"
     for slot, argument in enumerate(arguments):
-        sent = pack(Sender.of(bank.world), slot, load, argument)
+        sent = pack(Services.of(bank.world), slot, load, argument)
         assert SECRET.encode() not in dumps((sent, Task(CODE, "channel", 4, None)))
         assert b"balances" in sent.work
     conf = dict(spark_engine.session.sparkContext.getConf().getAll())

@@ -26,7 +26,7 @@ import pytest
 
 from demo import tree
 from demo.proof import counted_in, rows_of
-from infra.processes.beside import Beside
+from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, Supervisor, agents, api, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
@@ -247,7 +247,7 @@ class Sent:
     code: str
 
 
-class Client(Beside):
+class Client(BackgroundThread):
     """Sends one API the commands that its release knows, one after the other, and reads a view that all releases have alike."""
 
     def __init__(self, release: Release, url: str) -> None:

@@ -28,7 +28,7 @@ from infra.dev.kafka import Kafka
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.clients import KafkaAway
-from infra.processes.checkout import CODE, WrongCode
+from infra.processes.code_identity import CODE, WrongCode
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, dev_env
 from projections.engine.rebuild import workers
@@ -183,7 +183,7 @@ def test_a_local_worker_whose_code_was_changed_since_says_so(bank: Bookkeeper, m
 
 def test_line_endings_and_compiled_files_make_no_other_code(tmp_path: Path) -> None:
     def code_of(checkout: Path) -> dict[str, str]:
-        told = "import json; from infra.processes.checkout import CODE; print(json.dumps(dict(CODE)))"
+        told = "import json; from infra.processes.code_identity import CODE; print(json.dumps(dict(CODE)))"
         run = [sys.executable, "-P", "-c", told]
         said = subprocess.run(run, env=os.environ | {"PYTHONPATH": str(checkout)}, capture_output=True, check=True)
         return dict(json.loads(said.stdout))
@@ -203,7 +203,7 @@ def test_a_file_that_python_can_not_import_is_no_code(tmp_path: Path) -> None:
     """Emacs leaves such a link, to no file, beside each file that is being edited."""
     checkout = older_checkout(tmp_path / "checkout")
     (checkout / "domain" / ".#accounts.py").symlink_to("somebody@here.4711")
-    run = [sys.executable, "-P", "-c", "import infra.processes.checkout"]
+    run = [sys.executable, "-P", "-c", "import infra.processes.code_identity"]
     subprocess.run(run, env=os.environ | {"PYTHONPATH": str(checkout)}, check=True)
 
 
@@ -211,7 +211,10 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
     """Whatever else they import says nothing about a row."""
     others = {"__init__", "errors", "settings"}
     others |= {f"observability/{name}" for name in ("__init__", "correlation", "logs", "metrics", "tracing")}
-    others |= {f"processes/{name}" for name in ("__init__", "checkout", "collector", "ending", "faultpoints", "sender")}
+    others |= {
+        f"processes/{name}"
+        for name in ("__init__", "code_identity", "faultpoints", "garbage_collector", "process_end", "services")
+    }
     others |= {f"database/{name}" for name in ("__init__", "connect", "revisions")}
     told = (
         "import sys, projections.engine.rebuild.rebuild, projections.engine.verify.verify, infra.archive.jobs, spark_jobs.stream\n"

@@ -32,9 +32,9 @@ from infra.domain_model.contexts import contexts
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.observability import logs, metrics
-from infra.processes.collector import collect_seldom
-from infra.processes.ending import Parts, exit_code_of
 from infra.processes.faultpoints import reach
+from infra.processes.garbage_collector import collect_seldom
+from infra.processes.process_end import Parts, exit_code_of
 from infra.settings import Settings
 from projections.engine.live.fetching import Fetcher
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
@@ -89,7 +89,7 @@ class Agent:
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
         self.parts = Parts(f"agent {name}", self.stop)
-        self._said = logs.Said(log, f"agent {name}")
+        self._said = logs.StatusLog(log, f"agent {name}")
         self._app: Any = None
         self._channels: list[Any] = []
         self._fetcher = Fetcher(settings)

@@ -17,7 +17,7 @@ from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.observability import logs, metrics
-from infra.processes.ending import exit_code_of
+from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
 from projections.engine.live.lag import Lags
 from projections.engine.live.measures import tell_lags
@@ -34,7 +34,7 @@ class Exporter:
         self.settings = settings
         self.name = name
         self.stopping = threading.Event()
-        self._said = logs.Said(log, name)
+        self._said = logs.StatusLog(log, name)
         self._admin = topics.Admin(settings)
         self._lags = Lags()
 
@@ -78,7 +78,8 @@ def main() -> NoReturn:
     logs.configure(settings.log_level, settings.log_format)
     exporter = Exporter(settings, arguments.name)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: exporter.stopping.set())
+        # in a thread: a signal's handler that sets the event for which its own thread waits may wait for ever
+        signal.signal(number, lambda *_: threading.Thread(target=exporter.stopping.set).start())
     os._exit(exit_code_of(exporter.run, log, arguments.name))
 
 

@@ -18,7 +18,7 @@ from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
 from infra.errors import SamefoldError
-from infra.processes.checkout import CODE, require_code
+from infra.processes.code_identity import CODE, require_code
 from projections.engine.fold.memory import folding
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Beside(ABC):
+class BackgroundThread(ABC):
     """`with Something(…) as something: …` does a subclass's `_work` in a thread from the block's first line to its last.
 
     `_work` returns soon after `_ended` is set. What it raises ends it, and is in `error`: whoever needs the work looks there.

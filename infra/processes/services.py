@@ -32,7 +32,7 @@ _CURE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class Services:
     """Where its process reads and writes, without any secret."""
 
     kafka: str
@@ -40,7 +40,7 @@ class Sender:
     database: tuple[str, int]
 
     @classmethod
-    def of(cls, settings: Settings) -> Sender:
+    def of(cls, settings: Settings) -> Services:
         """Raises TopicMissing, KafkaAway, DatabaseAway."""
         return cls(settings.kafka, topics.describe(settings, settings.events_topic).id, _database(settings))
 
