@@ -11,7 +11,6 @@ from fastapi import FastAPI
 from api import (
     command_routes,
     health_routes,
-    history_routes,
     live_routes,
     metrics_routes,
     openapi,
@@ -74,8 +73,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     app.include_router(health_routes.router)
     app.include_router(metrics_routes.router)
     app.include_router(view_routes.router_of(all_views()))
-    app.include_router(history_routes.router_of(contexts()))
-    app.include_router(live_routes.router_of(contexts(), all_views()))
+    app.include_router(live_routes.router_of(all_views()))
     app.add_middleware(RawPath)
     app.add_middleware(Observing)
     return app

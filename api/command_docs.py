@@ -134,10 +134,10 @@ def _links(context: Context) -> Json:
     stream = {"path.stream_id": "$request.path.stream_id"}
     whose = {"path.context": context.name, **stream, "path.key": "$response.body#/command_id"}
     next_ = {**stream, "header.If-Match": "$response.header.ETag"}
-    return {
-        "outcome": {"operationId": "outcome", "parameters": whose},
-        "events": {"operationId": f"{context.name}_events", "parameters": stream},
-    } | {kebab(name): {"operationId": operation_id(context, name), "parameters": next_} for name in context.commands}
+    again = {
+        kebab(name): {"operationId": operation_id(context, name), "parameters": next_} for name in context.commands
+    }
+    return {"outcome": {"operationId": "outcome", "parameters": whose}} | again
 
 
 def _refusal_response(context: Context, refusals: Mapping[str, type[Refusal]], headers: Json) -> Json:

@@ -10,9 +10,7 @@ from api.event_stream import Room
 from api.reached import Reached
 from api.reading import ViewReader
 from api.row_feed import RowFeed
-from api.scans import Scans
 from api.searches import Searches
-from api.stream_feed import StreamFeed
 from api.world import World
 from projections.engine.views.view import View
 
@@ -25,9 +23,7 @@ class Readers:
         self.reached = Reached(world.pulse, settings.api_max_waiting)
         self.views = ViewReader(settings, world.pool, self.reached)
         self.searches = Searches(settings.api_connections)
-        self.scans = Scans(settings)
         self.room = Room(settings.api_max_live)
-        self.streams = StreamFeed(settings, world.pool, world.pulse)
         self._pulse = world.pulse
         self._rows: dict[str, RowFeed] = {}
 
@@ -40,8 +36,6 @@ class Readers:
     async def end(self, stopping: asyncio.Event) -> None:
         """Wait until the process is to end, and then end what would go on for ever."""
         await stopping.wait()
-        self.scans.close()
-        await self.streams.close()
         for feed in self._rows.values():
             await feed.close()
 

@@ -449,7 +449,7 @@ def test_without_kafka_what_is_folded_is_read_and_without_the_database_nothing_i
         problem(get(without, f"/views/balances/away?after={seen}"), 503, "kafka-away")
     no_database = shared_world.model_copy(update={"database_url": SecretStr(f"postgresql://{nowhere}/none?user=me")})
     with serving(no_database, name="no-database") as without:
-        for path in ("/views", "/views/balances", "/views/balances/away", "/accounts/away/events"):
+        for path in ("/views", "/views/balances", "/views/balances/away"):
             answer = get(without, path)
             problem(answer, 503, "database-away")
             assert answer.headers["Retry-After"] == "1"

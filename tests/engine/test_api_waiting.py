@@ -69,7 +69,6 @@ def test_a_database_that_hangs_is_answered_with_503_by_every_read_and_found_agai
         f"/views/balances/hung?after={seen}",
         "/views/statement/hung/1",
         "/outcomes/accounts/hung/open-hung",
-        "/accounts/hung/events",
     ]
 
     def get(path: str) -> httpx.Response:
