@@ -15,10 +15,10 @@ import httpx
 import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from api import event_stream
-from api.readers import Readers
-from api.reading import ViewReader
-from api.row_feed import Watcher
+from api import live_rows
+from api.live_rows import Watcher
+from api.services import TOO_MANY_SUBSCRIBERS, Slots
+from api.view_reader import ViewReader
 from infra.settings import Settings
 from tests.engine.api import Api, everything, ready, serving, unfolded
 from tests.engine.spine import DEADLINE_S, deposit, open_account, send, until
@@ -94,11 +94,6 @@ def api(shared_world: Settings) -> Iterator[Api]:
         yield api
 
 
-def readers(api: Api) -> Readers:
-    found: Readers = api.server.config.loaded_app.state.readers
-    return found
-
-
 # rows of views
 
 
@@ -158,7 +153,7 @@ def test_a_slow_watcher_is_sent_the_newest_state_alone() -> None:
         frames = watcher.frames()
         assert (await anext(frames)).startswith(b": samefold\nretry: ")
         for state in ("1", "2", "3"):
-            watcher.tell(state, state.encode())
+            watcher.send(state, state.encode())
         found = [await anext(frames)]
         watcher.end()
         return found + [frame async for frame in frames]
@@ -169,25 +164,22 @@ def test_a_slow_watcher_is_sent_the_newest_state_alone() -> None:
 # room, silence, the end
 
 
-def test_there_is_room_for_so_many(api: Api, shared_world: Settings) -> None:
-    room = readers(api).room
-    until(lambda: room.taken == 0, "all have left")
-    most, room._most = room._most, 1
-    try:
-        with subscribed(api, "/views/balances/room/live"):
-            answer = get(api, "/views/balances/room/live")
-            problem(answer, 429, "too-many-subscribers")
-            assert int(answer.headers["Retry-After"]) > 0
-        until(lambda: room.taken == 0, "the client has left")
-        with subscribed(api, "/views/balances/room/live"):
-            pass
-    finally:
-        room._most = most
+def test_there_is_room_for_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/views/balances/room/live"
+    room = Slots(1, TOO_MANY_SUBSCRIBERS, 5)
+    monkeypatch.setattr(api.services, "subscribers", room)
+    with subscribed(api, path):
+        answer = get(api, path)
+        problem(answer, 429, "too-many-subscribers")
+        assert int(answer.headers["Retry-After"]) > 0
+    until(lambda: room.taken == 0, "the client has left")
+    with subscribed(api, path):
+        pass
 
 
 def test_silence_is_broken_by_comments(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEEPALIVE_COMMENT.startswith(b":")
-    monkeypatch.setattr(event_stream, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(live_rows, "HEARTBEAT_S", 0.02)
     with subscribed(api, "/views/balances/silent/live") as live:
         until(lambda: live.comments > 3, "comments come")
 
@@ -205,7 +197,7 @@ def test_what_does_not_fit_is_told_before_the_stream_begins(
     api: Api, path: str, headers: dict[str, str], status: int, code: str
 ) -> None:
     problem(get(api, path, **headers), status, code)
-    assert readers(api).room.taken == 0
+    assert api.services.subscribers.taken == 0
 
 
 def test_at_the_end_of_the_process_streams_end_cleanly_and_another_process_goes_on(world: Settings) -> None:
