@@ -79,6 +79,17 @@ def test_the_page_sends_what_leads_to_every_answer_that_the_document_promises_fo
     assert codes - {"code", "appended"} - by_chance <= {block.word for block in found}
 
 
+def test_people_see_the_document_without_anything_from_elsewhere(api: Api) -> None:
+    page = api.client.get("/docs")
+    assert page.status_code == 200
+    files = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert any(file.endswith(".js") for file in files)
+    for file in files:
+        assert file.startswith("/")
+        assert api.client.get(file).status_code == 200
+    assert "url: '/openapi.json'" in page.text
+
+
 def test_every_kind_of_problem_is_explained() -> None:
     explained = PAGE + (ROOT / "docs" / "reading.md").read_text()
     assert [code for code in problems.KINDS if f"`{code}`" not in explained] == []
