@@ -177,13 +177,6 @@ MUTATIONS = [
         "tests/engine/test_api_views.py -k waits_for_what",
     ),
     Mutation(
-        "nobody notices that a part of the API failed",
-        "api/services.py",
-        "        self.failure = error\n",
-        "        pass\n",
-        "tests/engine/test_api_start.py -k part_of_the_process",
-    ),
-    Mutation(
         "the API appends what no handler knows yet",
         "api/stores.py",
         "        if kind not in self.types:\n            raise",
