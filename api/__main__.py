@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from api.serving import server_of
+from api.server import server_of
 from infra.observability import logs
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import exit_code_of
@@ -17,7 +17,7 @@ from infra.settings import Settings
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.001
-"""Answers otherwise wait up to 5 ms for the interpreter's lock while a thread reads a stream's history."""
+"""Answers otherwise wait up to 5 ms for the interpreter's lock while another thread works."""
 
 
 def main() -> None:

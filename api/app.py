@@ -1,30 +1,20 @@
-"""The FastAPI application, put together."""
+"""The FastAPI application, put together. `/docs` shows it to people, from files that a package brings along."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import cache
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
-from api import (
-    command_routes,
-    health_routes,
-    history_routes,
-    live_routes,
-    metrics_routes,
-    openapi,
-    outcome_routes,
-    problem_routes,
-    problems,
-    view_routes,
-)
-from api.observing import Observing
-from api.readers import Readers
-from api.readiness import Readiness
-from api.segments import RawPath
-from api.world import World
+from api import commands, health, outcomes, problems, views
+from api.health import Readiness
+from api.openapi import Body, document
+from api.request_metrics import RequestMetrics
+from api.requests import RawPath
+from api.services import Services
 from infra.domain_model.contexts import contexts
 from infra.observability import metrics
 from infra.settings import Settings
@@ -33,49 +23,27 @@ from projections.engine.views.core_views import all_views
 VERSION = "1"
 
 
-class _App(FastAPI):
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            self.openapi_schema = openapi.document(self)
-        return self.openapi_schema
-
-
 def create_app(settings: Settings, name: str = "api") -> FastAPI:
     """The app of one API process, whose connections are named `samefold <name>`. Raises NotConfigured, BadContext, BadView."""
 
-    world = World(settings, name)
-    readers = Readers(world)
+    services = Services(settings, name)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with world:
-            ending = world.parts.task("readers", readers.end(world.stopping), may_return=True)
+        async with services:
             yield
-            world.stopping.set()
-            await ending
 
-    app = _App(
-        title="Samefold",
-        version=VERSION,
-        lifespan=lifespan,
-        # they load scripts from elsewhere, which offline is nowhere
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
-    app.state.world = world
-    app.state.readiness = Readiness(settings, world.look)
-    app.state.readers = readers
-    world.look.tell(lambda: metrics.API_WAITING.set(len(world.waits)))
+    app = FastAPIOffline(title="Samefold", version=VERSION, lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    app.state.services = services
+    app.state.readiness = Readiness(settings, services.stores)
+    services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
     problems.install(app)
-    app.include_router(command_routes.router_of(contexts()))
-    app.include_router(outcome_routes.router)
-    app.include_router(problem_routes.router)
-    app.include_router(health_routes.router)
-    app.include_router(metrics_routes.router)
-    app.include_router(view_routes.router_of(all_views()))
-    app.include_router(history_routes.router_of(contexts()))
-    app.include_router(live_routes.router_of(contexts(), all_views()))
+    bodies: list[Body] = []
+    app.include_router(commands.router_of(contexts(), bodies))
+    app.include_router(outcomes.router())
+    app.include_router(health.router())
+    app.include_router(views.router_of(all_views()))
+    app.openapi = cache(lambda: document(app, bodies))  # type: ignore[method-assign]
     app.add_middleware(RawPath)
-    app.add_middleware(Observing)
+    app.add_middleware(RequestMetrics)
     return app

@@ -1,169 +1,292 @@
-"""The OpenAPI document, and the pieces that the routes' own descriptions are made of: answers, problems, headers, parameters."""
+"""The OpenAPI document: FastAPI makes it of what a route declares, and commands' bodies of the classes in `domain/`.
+
+A route is given its parameters by `describe`. FastAPI documents them and does not read them, which would cost a request more than
+all the rest of its way through the framework: `api/requests.py` reads them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema, with_config
+from starlette.responses import Response
+from typing_extensions import TypedDict
 
-from api.problems import MEDIA_TYPE
-from infra.domain_model.contexts import contexts
+from api.problems import MEDIA_TYPE, Kind
+from commands.intake import validator
+from infra.domain_model.contexts import Context
 
 Json = dict[str, Any]
+Route = Callable[[Request], Awaitable[Response]]
+R = TypeVar("R", bound=Route)
 
-REF = "#/components/schemas/"
-_AT = {"type": "string", "format": "date-time"}
-_VERSION = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
-EXAMPLES: Json = {"version": 3, "stream_id": "4711", "key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
-POSITION_EXAMPLE = "1~DGpkHZBqTZ-4fDVMPp-9xw.0-118"
-
-
-def _object(properties: Json, *, required: Iterable[str] | None = None, more: bool = False, about: str = "") -> Json:
-    described = {"description": about} if about else {}
-    wanted = list(properties if required is None else required)
-    return (
-        {"type": "object"}
-        | described
-        | {
-            "properties": properties,
-            "required": wanted,
-            "additionalProperties": more,
-        }
-    )
+REF = "#/components/schemas/{model}"
+A_STREAM, A_KEY, A_VERSION = "4711", "8e03978e-40d5-43dd-bc93-6894a57f9324", 3
+"""For examples."""
+A_POSITION = "1~mVYkg7c0Qx6B6y3zTnAz-w.5-12345"
+POSITION = r"^1(~[A-Za-z0-9_-]{1,64}(\.[0-9]{1,18}(-[0-9]{1,18})+)+)*$"
 
 
-_OF_STREAM: Json = {
-    "stream": {"type": "string", "description": "`{context}/{stream_id}`"},
-    "command_id": {"type": "string", "description": "The Idempotency-Key"},
-}
-_OF_OUTCOME: Json = _OF_STREAM | {
-    "version": _VERSION | {"description": "The stream's version after it: the number of its events"},
-    "position": {"type": "string", "description": "A position token: hand it back as `after` to read what was done"},
-    "at": _AT | {"description": "When it was recorded in the log, by the broker's clock"},
-}
+# ── answers ──
 
-SCHEMAS: dict[str, Json] = {
-    "Problem": _object(
-        {
-            "type": {"type": "string", "format": "uri-reference", "description": "GET it, and it explains itself"},
-            "title": {
-                "type": "string",
-                "description": "What kind of problem; the sentence of the business in a refusal",
-            },
-            "status": {"type": "integer", "minimum": 400, "maximum": 599},
-            "detail": {"type": "string", "description": "What happened this time"},
-            "code": {"type": "string", "description": "What programs branch on; it never changes"},
-            "cure": {"type": "string", "description": "What whoever runs the service can do about it"},
-            "appended": {
-                "type": "string",
-                "enum": ["no", "unknown"],
-                "description": "Whether this request put the command into the log: `no`, or `unknown`, and its outcome tells",
-            },
-            "errors": {
-                "type": "array",
-                "items": _object({"at": {"type": "string"}, "problem": {"type": "string"}}),
-                "description": "Each place in the request that does not fit, and why",
-            },
-        },
-        required=("type", "title", "status", "code"),
-        more=True,
-        about="RFC 9457. A recorded rejection has the members of an outcome too.",
+
+class Error(TypedDict):
+    """A place in the request that does not fit, and why."""
+
+    at: str
+    problem: str
+
+
+@with_config(ConfigDict(extra="allow"))
+class Problem(TypedDict):
+    """RFC 9457. A recorded rejection has the members of an outcome too."""
+
+    type: Annotated[str, Field(description="Names the kind of problem; docs/http-api.md explains it")]
+    title: Annotated[str, Field(description="What kind of problem; the sentence of the business in a refusal")]
+    status: Annotated[int, Field(ge=400, le=599)]
+    code: Annotated[str, Field(description="What programs branch on; it never changes")]
+    detail: NotRequired[Annotated[str, Field(description="What happened this time")]]
+    cure: NotRequired[Annotated[str, Field(description="What whoever runs the service can do about it")]]
+    appended: NotRequired[
+        Annotated[
+            Literal["no", "unknown"],
+            Field(
+                description="Whether this request put the command into the log: `no`, or `unknown`, and its outcome tells"
+            ),
+        ]
+    ]
+    errors: NotRequired[list[Error]]
+
+
+Stream = Annotated[str, Field(description="`{context}/{stream_id}`")]
+CommandId = Annotated[str, Field(description="The Idempotency-Key")]
+Version = Annotated[
+    int, Field(ge=0, le=2**63 - 1, description="The stream's version after it: the number of its events")
+]
+Position = Annotated[
+    str,
+    Field(
+        pattern=POSITION, examples=[A_POSITION], description="Where the log was read to: `after` reads nothing older."
     ),
-    "Accepted": _object({"outcome": {"type": "string", "enum": ["accepted"]}} | _OF_OUTCOME),
-    "Pending": _object({"outcome": {"type": "string", "enum": ["pending"]}} | _OF_STREAM),
-    "Outcome": _object(
-        {"outcome": {"type": "string", "enum": ["accepted", "rejected"]}}
-        | _OF_OUTCOME
-        | {
-            "code": {"type": "string", "description": "Why it was rejected"},
-            "message": {"type": "string", "description": "The same as a sentence"},
-        },
-        required=("outcome", *_OF_OUTCOME),
+]
+At = Annotated[
+    str,
+    WithJsonSchema(
+        {"type": "string", "format": "date-time", "description": "When it was recorded, by the broker's clock"}
     ),
-}
-"""By name, for `components`; those of commands are added to them."""
+]
+Parked = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Streams of which this lacks all since an event that could not be folded, until an operator acts.",
+    ),
+]
 
 
-def document(app: FastAPI) -> Json:
-    """The whole document."""
-    found: Json = get_openapi(
-        title=app.title,
-        version=app.version,
-        summary=app.summary,
-        description=app.description,
-        openapi_version=app.openapi_version,
-        routes=app.routes,
-    )
-    schemas = found.setdefault("components", {}).setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nothing here answers
-        schemas.pop(name, None)
-    schemas |= SCHEMAS
-    for path in found["paths"].values():
-        for operation in path.values():
-            _only_problems(operation["responses"])
-    return found
+@with_config(ConfigDict(extra="forbid"))
+class Accepted(TypedDict):
+    """It was done."""
+
+    outcome: Literal["accepted"]
+    stream: Stream
+    command_id: CommandId
+    version: Version
+    position: Position
+    at: At
 
 
-def problems(about: str, *codes: str, headers: Json | None = None) -> Json:
-    """A response that is a problem; `codes` are those it may have."""
-    told = f"{about} `code`: {', '.join(f'`{code}`' for code in codes)}." if codes else about
-    answer: Json = {"description": told, "content": {MEDIA_TYPE: {"schema": {"$ref": f"{REF}Problem"}}}}
-    return answer | ({"headers": headers} if headers else {})
+@with_config(ConfigDict(extra="forbid"))
+class Pending(TypedDict):
+    """It is in the log."""
+
+    outcome: Literal["pending"]
+    stream: Stream
+    command_id: CommandId
 
 
-def answer(schema: str, about: str, headers: Json | None = None, example: Json | None = None) -> Json:
-    """A response with the JSON of a schema in SCHEMAS."""
-    content: Json = {"schema": {"$ref": REF + schema}} | ({"example": example} if example else {})
-    return {"description": about, "content": {"application/json": content}} | ({"headers": headers} if headers else {})
+@with_config(ConfigDict(extra="forbid"))
+class Outcome(TypedDict):
+    """What became of a command."""
+
+    outcome: Literal["accepted", "rejected"]
+    stream: Stream
+    command_id: CommandId
+    version: Version
+    position: Position
+    at: At
+    code: NotRequired[Annotated[str, Field(description="Why it was rejected")]]
+    message: NotRequired[Annotated[str, Field(description="The same as a sentence")]]
 
 
-def header(about: str, schema: Json | None = None) -> Json:
-    return {"description": about, "schema": schema or {"type": "string"}}
-
-
-RETRY_AFTER = {"Retry-After": header("Seconds until it is worth trying again", {"type": "integer", "minimum": 0})}
-POSITION = {"Samefold-Position": header("The position token, as in the body")}
-KEY = {"Idempotency-Key": header("The key that was given, or that was made for this command")}
-ETAG = {"ETag": header("The stream's version, for `If-Match`")}
-LOCATION = {"Location": header("Where the outcome will be")}
-APPLIED = {"Preference-Applied": header("What was made of `Prefer`")}
-
-
-def path_parameter(name: str, about: str, example: str) -> Json:
-    """A segment of the path that is any text without control characters, of at most 200 bytes with what stands before it."""
-    schema = {"type": "string", "minLength": 1, "maxLength": 190, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
+def problems(about: str, *kinds: Kind, headers: Json | None = None) -> Json:
+    """A response that is a problem of one of these kinds."""
+    codes = ", ".join(f"`{kind.code}`" for kind in kinds)
     return {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "description": f"{about} A slash in it is written `%2F`.",
-        "schema": schema,
-        "example": example,
+        "model": Problem,
+        "description": f"{about} `code`: {codes}." if codes else about,
+        "headers": headers or {},
     }
 
 
-def header_parameter(name: str, about: str, schema: Json, example: str) -> Json:
-    return {"name": name, "in": "header", "required": False, "description": about, "schema": schema, "example": example}
+def header(about: str, **schema: Any) -> Json:
+    return {"description": about, "schema": schema or {"type": "string"}}
 
 
-PREFER = header_parameter(
+RETRY_AFTER = {"Retry-After": header("Seconds until it is worth trying again", type="integer", minimum=0)}
+AT_POSITION = {"Samefold-Position": header("The position token, as in the body")}
+APPLIED = {"Preference-Applied": header("What was made of `Prefer`")}
+
+
+# ── parameters ──
+
+
+def parameter(where: Callable[..., Any], name: str, about: str, schema: Json) -> Parameter:
+    """One in `where`: `Path`, `Query` or `Header`."""
+    annotation = Annotated[Any, where(alias=name, description=about), WithJsonSchema(schema)]
+    default = Parameter.empty if where is Path else None
+    # a name of its own: a view's column may be called as a header or as something of Python's
+    return Parameter(
+        f"{where.__name__}_{name}".replace("-", "_"), Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def text_in_path(name: str, about: str, example: str) -> Parameter:
+    """A segment that is any text without control characters, of at most 200 bytes with what stands before it."""
+    schema = {"type": "string", "minLength": 1, "maxLength": 190, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
+    return parameter(Path, name, f"{about} A slash in it is written `%2F`.", schema | {"examples": [example]})
+
+
+def in_header(name: str, about: str, example: str, **schema: Any) -> Parameter:
+    return parameter(Header, name, about, {"type": "string", "examples": [example]} | schema)
+
+
+PREFER = in_header(
     "Prefer",
-    "RFC 7240. `respond-async`: 202 as soon as the command is in the log. `wait=N`: wait up to N seconds for the outcome. "
-    "What it holds beside that is passed over.",
-    {"type": "string"},
+    "RFC 7240. `respond-async`: 202 as soon as the command is in the log. `wait=N`: wait up to N seconds. Others are ignored.",
     "wait=5",
+)
+AFTER = parameter(
+    Query,
+    "after",
+    "Positions of earlier answers: this one will be no older than any of them.",
+    {"type": "array", "items": {"type": "string", "pattern": POSITION}},
 )
 
 
-def a_context() -> str:
-    """One for examples."""
-    return next(iter(contexts()), "context")
+def describe(route: R, *parameters: Parameter) -> R:
+    """The route, with the parameters that the document shows."""
+    vars(route)["__signature__"] = Signature(list(parameters))
+    return route
 
 
-def _only_problems(responses: Json) -> None:
-    """FastAPI's own 422 becomes one of ours."""
-    content = responses.get("422", {}).get("content", {})
-    if "HTTPValidationError" in str(content.get("application/json", "")):
-        responses["422"] = problems("Something does not fit.", "invalid")
+class Described(APIRoute):
+    """Hands the request itself to its endpoint."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return endpoint
+
+
+# ── commands' bodies ──
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+class Body:
+    """The JSON schema of a command, under names that are its context's own, and an example that its validation accepts."""
+
+    def __init__(self, context: Context, name: str, kind: type) -> None:
+        prefix = "".join(part.capitalize() for part in context.name.split("_"))
+        self.kind = kind
+        self.component = prefix + name
+        self.schema: Json = TypeAdapter(kind).json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
+        parts = {prefix + part: _readable(schema) for part, schema in self.schema.pop("$defs", {}).items()}
+        self.components = parts | {self.component: _readable(self.schema) | {"title": self.component}}
+
+    def described(self) -> Json:
+        content = {"schema": {"$ref": REF.format(model=self.component)}} | self._example()
+        return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+    def _example(self) -> Json:
+        required = self.schema.get("required", ())
+        made = {name: _value(one) for name, one in self.schema.get("properties", {}).items() if name in required}
+        try:
+            validator(self.kind)(TypeAdapter(Json).dump_json(made))
+        except ValidationError:
+            return {}
+        return {"example": made}
+
+
+def _readable(schema: Json) -> Json:
+    """Without what makes generators stumble: titles that repeat the name, and objects as defaults."""
+    properties = {
+        name: {
+            key: value
+            for key, value in described.items()
+            if key != "title" and not (key == "default" and isinstance(value, dict | list))
+        }
+        for name, described in schema.get("properties", {}).items()
+    }
+    return schema | {"properties": properties}
+
+
+def _value(schema: Json) -> Any:
+    """A plain value of a property."""
+    if given := schema.get("examples") or schema.get("enum"):
+        return given[0]
+    match schema.get("type"), schema.get("format"):
+        case "string", "date":
+            return "2026-01-31"
+        case "string", "date-time":
+            return "2026-01-31T12:00:00Z"
+        case "string", "uuid":
+            return A_KEY
+        case "string", _:
+            return "text"[: schema.get("maxLength", 4)]
+        case "integer" | "number", _:
+            return max(schema.get("minimum", 0), min(100, schema.get("maximum", 100)))
+        case "boolean", _:
+            return True
+        case "array", _:
+            return []
+        case _:
+            return {}
+
+
+def words(name: str) -> str:
+    """`OpenAccount` as `Open account`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).capitalize()
+
+
+def kebab(name: str) -> str:
+    """`OpenAccount` as `open-account`."""
+    return _HUMP.sub("-", name).lower().replace("_", "-")
+
+
+# ── the document ──
+
+
+def document(app: FastAPI, bodies: list[Body]) -> Json:
+    """The whole document: what FastAPI makes of the routes, with the commands' schemas, and with problems as what they are."""
+    made: Json = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas = made["components"]["schemas"]
+    for body in bodies:
+        schemas |= body.components
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nothing here answers
+        schemas.pop(name, None)
+    for path in made["paths"].values():
+        for operation in path.values():
+            responses = operation["responses"]
+            if "HTTPValidationError" in str(responses.get("422")):
+                del responses["422"]
+            for status, response in responses.items():
+                if status >= "400":
+                    [response["content"]] = [{MEDIA_TYPE: content} for content in response["content"].values()]
+    return made

@@ -1,51 +1,43 @@
-"""From an outcome as it is recorded to the answer of the API."""
+"""What became of a command: the answer to its sender, and `GET /outcomes/{context}/{stream_id}/{key}` for whoever asks later."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from api.answering import Recorded
-from api.limits import TOO_LARGE
-from api.problems import INVALID, Problem, kind
-from api.segments import path_of
-from infra.domain_model.contexts import Context, refusals_of
-
-CONFLICT = kind(
-    412,
-    "version-conflict",
-    "The stream is not at the version that was expected.",
-    "Nothing was done. Read the stream anew, decide again, and send that under a new Idempotency-Key.",
-)
-KEY_REUSED = kind(
-    422,
-    "key-reused",
-    "This Idempotency-Key was used before, with another command.",
-    "Nothing was done this time. A key belongs to one command: its type, its body and the version it expects.",
-)
-FAILED = kind(
-    500,
-    "failed",
-    "The code of the business failed on this command.",
-    "A defect of the service. Nothing was done, and the same command under the same key will always be answered so.",
-)
-REFUSED = kind(
-    409,
-    "refused",
-    "The business said no.",
-    "A refusal that this version of the service no longer knows; `code` and `detail` are as they were recorded.",
-)
+from api import openapi
+from api.openapi import APPLIED, AT_POSITION, RETRY_AFTER, problems, text_in_path
+from api.outcome_waits import TOO_MANY_WAIT, Recorded, abandon
+from api.problems import INVALID, NOT_FOUND, Problem, kind, logged, retry_later
+from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, segment, watched
+from api.services import Services, services_of
+from commands.intake import bad_name
+from infra.domain_model.contexts import Context, contexts, refusals_of
+from infra.errors import SamefoldError
+from projections.engine.views.core_views import OUTCOMES, all_views
 
 JSON = "application/json"
 
+CONFLICT = kind(412, "version-conflict", "The stream is not at the version that was expected.")
+KEY_REUSED = kind(422, "key-reused", "This Idempotency-Key was used before, with another command.")
+FAILED = kind(500, "failed", "The code of the business failed on this command.")
+REFUSED = kind(409, "refused", "The business said no.")
+NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.")
+
+REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {one.code: one for one in (CONFLICT, TOO_LARGE, FAILED)}
+"""What a code means that the handler itself rejects commands with; all others are of the business."""
+
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Whose outcome it is. `is_callers`: the caller chose the key, so the command may be a repeated one."""
+class CommandRef:
+    """Names a command. `is_callers`: the caller chose the key, so the command may be a repeated one."""
 
     context: Context
     stream_id: str
@@ -62,53 +54,108 @@ class Asked:
         return path_of("outcomes", self.context.name, self.stream_id, self.key)
 
 
-def recorded_as(asked: Asked, recorded: Recorded) -> dict[str, Any]:
-    """An outcome's members, of either kind."""
+def answer_of(ref: CommandRef, recorded: Recorded, fingerprint: str, headers: Mapping[str, str]) -> Response:
+    """The answer to whoever sent the command with that fingerprint. Raises Problem for all but acceptance."""
+    if recorded.fingerprint != fingerprint:
+        raise KEY_REUSED(headers=headers, command_id=ref.key)
+    members = _members(ref, recorded)
+    headers = {**headers, "Samefold-Position": members["position"]}
+    if recorded.outcome == "accepted":
+        headers["ETag"] = f'"{recorded.version}"'
+        return Response(msgspec.json.encode(members), 200, headers, JSON)
+    detail = _sentence(_message(recorded) or "")
+    code = recorded.code or REFUSED.code
+    if known := REJECTED.get(code):
+        raise known(detail, headers=headers, **members)
+    if refusal := refusals_of(ref.context).get(code):
+        raise Problem(409, code, refusal.message, detail, headers=headers, context=ref.context.name, **members)
+    raise Problem(409, code, REFUSED.title, detail, headers=headers, **members)
+
+
+def _members(ref: CommandRef, recorded: Recorded) -> dict[str, Any]:
+    """Of an outcome of either kind."""
     return {
         "outcome": recorded.outcome,
-        "stream": asked.stream,
-        "command_id": asked.key,
+        "stream": ref.stream,
+        "command_id": ref.key,
         "version": recorded.version,
         "position": str(recorded.position),
         "at": recorded.at,
     }
 
 
-def answer_of(asked: Asked, recorded: Recorded, fingerprint: str, headers: Mapping[str, str]) -> Response:
-    """The answer to whoever sent the command with that fingerprint. Raises Problem for all but acceptance."""
-    if recorded.fingerprint != fingerprint:
-        raise KEY_REUSED(headers=headers, command_id=asked.key)
-    members = recorded_as(asked, recorded)
-    headers = {**headers, "Samefold-Position": members["position"]}
-    if recorded.outcome == "accepted":
-        headers["ETag"] = f'"{recorded.version}"'
-        return Response(msgspec.json.encode(members), 200, headers, JSON)
-    raise _rejection(asked, recorded, headers, members)
-
-
-def _rejection(asked: Asked, recorded: Recorded, headers: Mapping[str, str], members: dict[str, Any]) -> Problem:
-    detail = _sentence(message_of(recorded) or "")
-    match recorded.code:
-        case "version-conflict":
-            return CONFLICT(detail, headers=headers, **members)
-        case "malformed":
-            return INVALID(detail, headers=headers, **members)
-        case "too-large":
-            return TOO_LARGE(detail, headers=headers, **members)
-        case "failed" | "misrouted":
-            return FAILED(detail, headers=headers, **members)
-        case code:
-            refusal = refusals_of(asked.context).get(code or "")
-            if refusal is None:
-                return Problem(409, code or REFUSED.code, REFUSED.title, detail, headers=headers, **members)
-            context = asked.context.name
-            return Problem(409, refusal.code, refusal.message, detail, headers=headers, context=context, **members)
-
-
-def message_of(recorded: Recorded) -> str | None:
-    """As the business wrote it, or what the handler noted; how its code failed is told by the log of events alone."""
+def _message(recorded: Recorded) -> str | None:
+    """As the business wrote it, or what the handler noted; how its code failed stands in the log of events alone."""
     return FAILED.title if recorded.code == "failed" else recorded.message
 
 
 def _sentence(text: str) -> str:
     return text if not text or text[-1] in ".!?" else f"{text[:1].upper()}{text[1:]}."
+
+
+def router() -> APIRouter:
+    routes = APIRouter(route_class=openapi.Described, tags=["outcomes"])
+    openapi.describe(
+        _outcome,
+        text_in_path("context", "The bounded context.", next(iter(contexts()), "context")),
+        text_in_path("stream_id", "Which stream of it.", openapi.A_STREAM),
+        text_in_path("key", "The command's Idempotency-Key, without its quotes.", openapi.A_KEY),
+        openapi.PREFER,
+    )
+    routes.add_api_route(
+        "/outcomes/{context}/{stream_id}/{key}",
+        _outcome,
+        operation_id="outcome",
+        response_model=openapi.Outcome,
+        response_description="What became of it.",
+        responses={
+            200: {"headers": AT_POSITION | APPLIED},
+            404: problems("There is no outcome, or not yet.", NO_OUTCOME, NOT_FOUND, headers=RETRY_AFTER),
+            422: problems("The path holds no stream or no key.", INVALID, BAD_SEGMENT),
+            429: problems("Too many callers wait.", TOO_MANY_WAIT, headers=RETRY_AFTER),
+            503: problems("A store is unavailable, or not as promised.", headers=RETRY_AFTER),
+        },
+    )
+    return routes
+
+
+async def _outcome(request: Request) -> Response:
+    """The first and only answer to a command, for whoever did not wait for it, or lost it."""
+    services = services_of(request)
+    context = contexts().get(segment(request, "context"))
+    if context is None:
+        raise NOT_FOUND("There is no such context.")
+    ref = CommandRef(context, segment(request, "stream_id"), segment(request, "key"))
+    if problem := bad_name(ref.stream, ref.key):
+        raise INVALID(errors=[{"at": "path", "problem": problem}])
+    prefer, longest = preferences(request), services.settings.api_max_wait_s
+    applied = prefer.applied(longest)
+    with (
+        services.outcomes.waiting(ref.stream, ref.key, services.events.partitions, may_be_there=False) as outcome,
+        watched(request, lambda: abandon(outcome)),
+    ):
+        recorded = await _look_up(services, ref)
+        if recorded is None:
+            await asyncio.wait((outcome,), timeout=prefer.wait_within(0, longest))
+            recorded = outcome.result() if outcome.done() else None
+    if recorded is None:
+        raise NO_OUTCOME(headers=retry_later() | applied)
+    members = _members(ref, recorded)
+    if recorded.outcome != "accepted":
+        members |= {"code": recorded.code, "message": _message(recorded)}
+    headers = {"Samefold-Position": members["position"]} | applied
+    return Response(msgspec.json.encode(members), 200, headers, JSON)
+
+
+async def _look_up(services: Services, ref: CommandRef) -> Recorded | None:
+    """The outcome, if it is there. Raises Problem 503."""
+    try:
+        services.stores.require_live(OUTCOMES)
+        found = await services.views.by_keys(all_views()[OUTCOMES], [(ref.stream, ref.key)])
+    except SamefoldError as error:
+        raise logged(error) from None
+    if not found.rows:
+        return None
+    row = msgspec.json.decode(found.rows[0].json)
+    members = {name: row[name] for name in ("outcome", "code", "message", "version", "fingerprint")}
+    return Recorded(at=datetime.fromisoformat(row["at"]), position=found.position, **members)

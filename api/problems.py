@@ -1,15 +1,15 @@
 """What the API says when it does not do what was asked: RFC 9457, `application/problem+json`, and nothing else.
 
-A kind of problem is declared once, beside the code that raises it, and explained under its own `type`:
+A kind of problem is declared once, beside the code that raises it, and explained in docs/http-api.md:
 
-    UNKNOWN_VIEW = kind(404, "unknown-view", "There is no such view.", "`GET /views` lists those that there are.")
+    UNKNOWN_VIEW = kind(404, "unknown-view", "There is no such view.")
     raise UNKNOWN_VIEW(f"No view is called '{name}'.", view=name)
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,11 +18,9 @@ from uuid import uuid4
 import msgspec
 import psycopg
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from api.client import ClientGone, to_nobody
 from infra.database.connect import DatabaseAway, named, passes
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaAway
@@ -34,13 +32,20 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 
 
+GONE_STATUS = 499
+"""In metrics and traces, of a request whose client has gone before the answer; nginx calls it so."""
+
+
+class ClientGone(Exception):
+    """The connection was lost while the request waited."""
+
+
 class Kind(NamedTuple):
-    """One kind of problem: the same status, code and title whenever it occurs; `why` is for people who look it up."""
+    """One kind of problem: the same status, code and title whenever it occurs."""
 
     status: int
     code: str
     title: str
-    why: str
 
     def __call__(self, detail: str = "", *, headers: Mapping[str, str] | None = None, **members: Any) -> Problem:
         """One occurrence of it. `members` are further members of the JSON object."""
@@ -51,9 +56,9 @@ KINDS: dict[str, Kind] = {}
 """All that are declared, by code."""
 
 
-def kind(status: int, code: str, title: str, why: str) -> Kind:
-    """Declare a kind of problem. Its code is for good: clients branch on it."""
-    return KINDS.setdefault(code, Kind(status, code, title, why))
+def kind(status: int, code: str, title: str) -> Kind:
+    """Declare a kind of problem. Its code never changes: clients branch on it."""
+    return KINDS.setdefault(code, Kind(status, code, title))
 
 
 class Problem(Exception):
@@ -81,7 +86,7 @@ class Problem(Exception):
 
     @property
     def type(self) -> str:
-        """A URL that explains it, relative to the server."""
+        """Names the kind of problem; docs/http-api.md explains it. Nothing is served under it."""
         return f"/problems/{self.context}/{self.code}" if self.context else f"/problems/{self.code}"
 
     def body(self) -> dict[str, Any]:
@@ -98,7 +103,7 @@ def problem_of(error: SamefoldError, status: int = 503, **members: Any) -> Probl
 
     This is the one place that decides what a client is told of an error: its message only where that is public.
     """
-    retry = {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+    retry = retry_later() if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
     cure = {"cure": error.cure} if error.is_public and error.cure else {}
     detail = error.message if error.is_public else ""
     return Problem(status, error.code, _title(type(error)), detail, headers=retry, **cure, **members)
@@ -129,35 +134,21 @@ def why(error: SamefoldError) -> tuple[str, str]:
     return _title(type(error)), "The log of this process tells more."
 
 
-def explained(code: str) -> Kind | None:
-    """What is to say about a code: of a declared kind or a named error."""
-    if found := KINDS.get(code):
-        return found
-    for error in _named_errors(SamefoldError):
-        if error.code == code:
-            return Kind(503, code, _title(error), " ".join((error.__doc__ or "").split()))
-    return None
-
-
 def install(app: FastAPI) -> None:
     """Make every answer that is not 2xx a problem."""
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(SamefoldError, _named)
     app.add_exception_handler(psycopg.Error, _database)
-    app.add_exception_handler(ClientGone, to_nobody)
+    app.add_exception_handler(ClientGone, _to_nobody)
     app.add_exception_handler(Exception, _defect)
 
 
-NOT_FOUND = kind(404, "not-found", "There is nothing here.", "The path is none of those in `/openapi.json`.")
-METHOD_NOT_ALLOWED = kind(
-    405, "method-not-allowed", "This path does not know this method.", "The header `Allow` names those that it knows."
-)
-BAD_REQUEST = kind(400, "bad-request", "The request can't be understood.", "`detail` says what is wrong with it.")
-INVALID = kind(
-    422, "invalid", "Some of what was sent does not fit.", "`errors` names each place and what is wrong with it."
-)
+NOT_FOUND = kind(404, "not-found", "There is nothing here.")
+METHOD_NOT_ALLOWED = kind(405, "method-not-allowed", "This path does not support this method.")
+BAD_REQUEST = kind(400, "bad-request", "The request can't be understood.")
+INVALID = kind(422, "invalid", "Some of what was sent does not fit.")
+DEFECT = kind(500, "defect", "The server made a mistake.")
 MOST_ERRORS = 20
 LONGEST_PLACE = 100
 
@@ -168,15 +159,6 @@ def invalid(errors: Iterable[tuple[str, str]]) -> Problem:
     return INVALID(errors=[{"at": place[:LONGEST_PLACE], "problem": problem} for place, problem in first])
 
 
-DEFECT = kind(
-    500,
-    "defect",
-    "The server made a mistake.",
-    "A defect of the server's code, which its log tells more about. Whether a command was appended is unknown: "
-    "ask for its outcome, or send it again with the same Idempotency-Key.",
-)
-
-
 async def _problem(_request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
     return error.response()
@@ -184,22 +166,11 @@ async def _problem(_request: Request, error: Exception) -> Response:
 
 async def _http(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    match error.status_code:
-        case 404:
-            return NOT_FOUND(headers=headers).response()
-        case 405:
-            return METHOD_NOT_ALLOWED(headers=headers).response()
-        case status:
-            phrase = HTTPStatus(status).phrase
-            code = "-".join(phrase.lower().split())
-            return Problem(status, code, phrase, headers=headers).response()
-
-
-async def _invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    errors = [{"at": ".".join(map(str, one["loc"])), "problem": str(one["msg"])} for one in error.errors()]
-    return INVALID(errors=errors).response()
+    status, headers = error.status_code, dict(error.headers or {})
+    if known := {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}.get(status):
+        return known(headers=headers).response()
+    phrase = HTTPStatus(status).phrase
+    return Problem(status, "-".join(phrase.lower().split()), phrase, headers=headers).response()
 
 
 async def _named(_request: Request, error: Exception) -> Response:
@@ -212,7 +183,11 @@ async def _database(request: Request, error: Exception) -> Response:
     assert isinstance(error, psycopg.Error)
     if not passes(error):
         raise error
-    return logged(named(error, request.app.state.world.settings)).response()
+    return logged(named(error, request.app.state.services.settings)).response()
+
+
+async def _to_nobody(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=GONE_STATUS)
 
 
 async def _defect(_request: Request, _error: Exception) -> Response:
@@ -220,12 +195,11 @@ async def _defect(_request: Request, _error: Exception) -> Response:
     return traceable(DEFECT(headers={"Connection": "close"})).response()
 
 
+def retry_later() -> dict[str, str]:
+    """The header of a problem that may be over in a moment."""
+    return {"Retry-After": str(RETRY_AFTER_S)}
+
+
 def _title(error: type[SamefoldError]) -> str:
     """The first sentence of what the error's class says of itself."""
     return " ".join((error.__doc__ or error.code).split()).partition(". ")[0].rstrip(".") + "."
-
-
-def _named_errors(root: type[SamefoldError]) -> Iterator[type[SamefoldError]]:
-    for error in root.__subclasses__():
-        yield error
-        yield from _named_errors(error)

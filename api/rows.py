@@ -7,7 +7,7 @@ import hashlib
 
 import msgspec
 
-from api.reading import Values
+from api.view_reader import Values
 from projections.engine.views.queries import Found
 from projections.engine.views.view import Kind, View
 

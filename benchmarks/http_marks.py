@@ -56,13 +56,13 @@ def _write(file: Path) -> None:
 
 def _mark_requests() -> None:
     """Of a request's way through the API; of the event loop's work, nothing else is changed."""
-    from api import answering, app, serving
-    from api.appending import Appender
-    from api.pulse import Pulse
+    from api import app, outcome_waits, server
+    from api.append import Appender
+    from api.notifications import Notifications
 
     _before(Appender, "append", APPENDING)
-    _before(Pulse, "_beat", NOTIFIED)
-    _before(answering, "_recorded", RECORDED)
+    _before(Notifications, "_notify", NOTIFIED)
+    _before(outcome_waits, "_recorded", RECORDED)
     create = app.create_app
 
     def create_marked(*given: Any) -> Any:
@@ -70,7 +70,7 @@ def _mark_requests() -> None:
         made.add_middleware(_Marked)
         return made
 
-    vars(serving)["create_app"] = create_marked
+    vars(server)["create_app"] = create_marked
 
 
 def _before(owner: Any, name: str, point: str) -> None:

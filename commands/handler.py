@@ -46,6 +46,7 @@ from commands.writer import (
 )
 from infra.archive.manifest import ends_of
 from infra.database.connect import DatabaseAway, connect, named, passes
+from infra.domain_model.contexts import RECORDED
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.records import Headers, Opening, Record, encode
@@ -733,7 +734,6 @@ _NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_I
 """Of a partition that librdkafka does not fetch yet, pauses itself, or does not fetch any more: what is polled next says so."""
 _ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
 _REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
-_RESERVED = frozenset({"version-conflict", "malformed", "misrouted", "too-large", "failed"})
 
 
 def _count(actions: Sequence[Action]) -> None:
@@ -746,7 +746,7 @@ def _count(actions: Sequence[Action]) -> None:
     if rejections:
         _REJECTED.inc(len(rejections))
         # refusals are the business's own affair, and their codes too many to be labels
-        for why, count in Counter(one.code if one.code in _RESERVED else "refused" for one in rejections).items():
+        for why, count in Counter(one.code if one.code in RECORDED else "refused" for one in rejections).items():
             metrics.HANDLER_REJECTIONS.labels(why).inc(count)
 
 

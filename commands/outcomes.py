@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 
 from infra.errors import SamefoldError
+from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import OUTCOMES
 
 
@@ -36,14 +38,13 @@ def outcomes_of(
     """The outcomes that are there, by (stream, command id). Raises ReadModelNotSetUp."""
     table = live_table(connection, OUTCOMES)
     while True:
-        # one statement reads the pointer and the rows: after a switch the answer is asked for once more, from the other table
         rows = connection.execute(
-            _QUERY.format(table=sql.Identifier(table)),
-            ([stream for stream, _ in commands], [command_id for _, command_id in commands], OUTCOMES),
+            outcomes_query(table),
+            ([stream for stream, _ in commands], [command_id for _, command_id in commands], "", OUTCOMES),
         ).fetchall()
         named = rows[0][0] if rows else live_table(connection, OUTCOMES)
         if named == table:
-            return {(row[1], row[2]): Outcome(*row[1:]) for row in rows if row[1] is not None}
+            return {(row[1], row[2]): Outcome(*row[1:8]) for row in rows if row[1] is not None}
         table = named
 
 
@@ -55,12 +56,24 @@ def live_table(connection: psycopg.Connection[Any], view: str) -> str:
     return str(row[0])
 
 
+@cache
+def outcomes_query(table: str) -> bytes:
+    """For (streams, command ids, topic, view of the outcomes): the live table, the outcomes in `table`, and their positions.
+
+    One statement reads the pointer, the rows and the positions. Where it names another table than the one that was asked, a switch
+    came in between: the answer means nothing, and is asked for once more, from the other table.
+    """
+    return _QUERY.format(table=sql.Identifier(table), partition=sql.Identifier(PARTITION)).as_bytes()
+
+
 _QUERY = sql.SQL("""
-select l.table_name, o.stream, o.command_id, o.outcome, o.code, o.message, o.version, o.fingerprint
+select l.table_name, o.stream, o.command_id, o.outcome, o.code, o.message, o.version, o.fingerprint, o.at,
+       p.topic_id, p.partition, p.next_offset
   from live l
   left join (
     select o.* from unnest(%s::text[], %s::text[]) as asked(stream, command_id)
       join {table} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C")
   ) o on true
+  left join positions p on p.agent = l.agent and p.topic = %s and p.partition = o.{partition}
  where l.view = %s
 """)

@@ -9,31 +9,51 @@ from typing import Any
 
 import httpx
 
-from api.serving import ApiServer, server_of
-from api.world import World
+from api.server import Server, server_of
+from api.services import Services
 from infra.settings import Settings
 from projections.engine.live.agent import Agent
 from tests.engine.spine import DEADLINE_S, beside, handler, set_up, until
 
 
 class Api:
-    """A running API. `client` is for one test thread; `world` may be looked at, from other threads with care."""
+    """A running API. `client` is for one test thread; `services` may be looked at, from other threads with care."""
 
-    def __init__(self, server: ApiServer, url: str) -> None:
+    def __init__(self, server: Server, url: str) -> None:
         self.server = server
         self.url = url
         self.client = httpx.Client(base_url=url, timeout=DEADLINE_S)
 
     @property
-    def world(self) -> World:
-        return self.server.world
+    def services(self) -> Services:
+        return self.server.services
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The one that serves."""
-        loop = self.world.appender._loop
+        loop = self.services.appender._loop
         assert loop is not None
         return loop
+
+
+class Producer:
+    """One that raises this error, or never says what became of anything."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        if self.error:
+            raise self.error
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def flush(self, _: float) -> int:
+        return 0
+
+    def purge(self) -> None:
+        pass
 
 
 @contextmanager
@@ -108,5 +128,5 @@ def everything(world: Settings, **options: Any) -> Iterator[Api]:
 
 
 def ready(api: Api) -> None:
-    """Wait until the API has looked at the world and finds nothing wrong."""
-    until(lambda: api.world.look.seen is not None and not api.world.look.wrong, "the API finds all well")
+    """Wait until the API has checked both stores and finds nothing wrong."""
+    until(lambda: api.services.stores.seen is not None and not api.services.stores.failures, "the API finds all well")

@@ -16,7 +16,7 @@ import pytest
 from fastapi import Request
 from starlette.responses import Response
 
-from api import command_routes, view_routes
+from api import requests, views
 from demo.crew import Crew, Role
 from infra.database.connect import connect
 from infra.settings import Settings
@@ -115,14 +115,14 @@ def few(api: Api) -> Notes:
 
 def test_a_read_of_what_was_before_is_noticed(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache, say, that nobody invalidates."""
-    answered, first = view_routes.answered, dict[str, bytes]()
+    answered, first = views.answered, dict[str, bytes]()
 
     def cached(request: Request, tag: str, found: Any, body: bytes, headers: Any) -> Response:
         return answered(request, tag, found, first.setdefault(request.url.path, body), headers)
 
     with everything(world) as api:
         assert few(api).older == []
-        monkeypatch.setattr(view_routes, "answered", cached)
+        monkeypatch.setattr(views, "answered", cached)
         crowd(api.url, 10, 8, notes := Notes())
     assert notes.older
 
@@ -130,6 +130,6 @@ def test_a_read_of_what_was_before_is_noticed(world: Settings, monkeypatch: pyte
 def test_a_command_that_is_done_at_each_try_is_noticed(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with everything(world) as api:
         ids = count()
-        monkeypatch.setattr(command_routes, "idempotency_key", lambda _: (f"own-{next(ids)}", False))
+        monkeypatch.setattr(requests, "idempotency_key", lambda _: (f"own-{next(ids)}", False))
         notes = few(api)
     assert contradictions(notes.told, witnesses(world))

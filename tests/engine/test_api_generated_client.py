@@ -13,6 +13,7 @@ import pytest
 
 from infra.settings import Settings
 from tests.engine.api import Api, everything
+from tests.engine.spine import DEADLINE_S
 
 PACKAGE = "bank"
 GENERATE = ["--meta", "none", "--output-path", PACKAGE, "--config", "generator.json", "--fail-on-warning"]
@@ -58,7 +59,7 @@ def api(shared_world: Settings) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def document(api: Api) -> str:
-    return httpx.get(f"{api.url}/openapi.json").text
+    return httpx.get(f"{api.url}/openapi.json", timeout=DEADLINE_S).text
 
 
 def generated(document: str, folder: Path) -> subprocess.CompletedProcess[str]:

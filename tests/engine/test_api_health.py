@@ -11,12 +11,11 @@ from typing import Any, cast
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from api import look as looking
-from api.readiness import SUBJECTS, Readiness
+from api import stores
+from api.health import SUBJECTS, Readiness
 from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.settings import Settings
-from projections.engine.live.lag import GAP_S, KEPT, Lags, PartitionLag
 from tests.engine.api import Api, agent, serving
 from tests.engine.spine import handler, set_up, until
 
@@ -97,9 +96,9 @@ def test_all_is_well(api: Api) -> None:
 
 def test_a_probe_asks_no_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = {"begun": 0, "asked": 0}
-    look, connection = looking.Look._look, api.world.pool.connection
+    look, connection = stores.StoreChecks._check, api.services.pool.connection
 
-    async def counted(self: looking.Look) -> None:
+    async def counted(self: stores.StoreChecks) -> None:
         looks["begun"] += 1
         await look(self)
 
@@ -107,8 +106,8 @@ def test_a_probe_asks_no_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> Non
         looks["asked"] += 1
         return connection(*arguments)
 
-    monkeypatch.setattr(looking.Look, "_look", counted)
-    monkeypatch.setattr(api.world.pool, "connection", lent)
+    monkeypatch.setattr(stores.StoreChecks, "_check", counted)
+    monkeypatch.setattr(api.services.pool, "connection", lent)
     for _ in range(50):
         assert failing(api) == {}
     until(lambda: looks["begun"] > 0, "another look")
@@ -134,8 +133,8 @@ def test_another_write_model_is_not_ready_and_takes_no_commands_until_the_pointe
 def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> None:
     moved = "update live set version = version {} 1 where view = 'balances'"
     with changed(shared_world, moved.format("+"), moved.format("-")):
-        seen = api.world.look.live
-        until(lambda: api.world.look.live is not seen, "another look")
+        seen = api.services.stores.live
+        until(lambda: api.services.stores.live is not seen, "another look")
         assert failing(api) == {}
         answer = api.client.get("/views/balances")
         assert (answer.status_code, answer.json()["code"]) == (503, "view-not-live")
@@ -149,7 +148,7 @@ def test_a_database_without_our_tables_is_not_ready(api: Api, shared_world: Sett
 
 
 def test_a_topic_that_was_made_anew_is_not_ready(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "CHECK_S", 0.0)
+    monkeypatch.setattr(stores, "COMPARE_S", 0.0)
     set_up(world)
     admin = clients.admin(world)
     with serving(world) as api:
@@ -177,19 +176,14 @@ def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Setti
             until(lambda: failing(api) == {}, "it is ready again")
 
 
-class IgnoresTheStall(Readiness):
-    def _still(self) -> None:
-        return None
-
-
-def a_stall_is_told(kind: type[Readiness]) -> None:
+def test_a_stall_is_told() -> None:
     """Positions that stand still for longer than they may, behind a log that goes on, and nothing else."""
-    look = looking.Look(Settings(api_stall_s=30), cast(Any, None), "test", {})
-    readiness = kind(Settings(api_stall_s=30), look)
+    look = stores.StoreChecks(Settings(api_stall_s=30), cast(Any, None), "test", {})
+    readiness = Readiness(Settings(api_stall_s=30), look)
 
     def told(at: float, next_offset: int, end: int) -> str | None:
-        look.seen = looking.Seen(at, {}, {"core": {0: next_offset}}, {0: end}, {})
-        readiness.looked()
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, {})
+        readiness.checked()
         (positions,) = [check for check in readiness.checks() if check.name == "positions"]
         return positions.error.code if positions.error else None
 
@@ -204,64 +198,22 @@ def a_stall_is_told(kind: type[Readiness]) -> None:
     assert told(232, 70, 300) == "read-model-stands-still"
     assert told(234, 71, 300) is None, "it moves again"
     for at in range(236, 290, 2):
-        look.seen = looking.Seen(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, {})
-        readiness.looked()
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, {})
+        readiness.checked()
     assert readiness._lags.now["side", 0].still > 30
     assert not [check for check in readiness.checks() if check.name == "positions" and check.error], "only core counts"
 
 
-def test_a_stall_is_told() -> None:
-    a_stall_is_told(Readiness)
-
-
-def test_a_readiness_that_ignores_the_stall_is_noticed() -> None:
-    with pytest.raises(AssertionError):
-        a_stall_is_told(IgnoresTheStall)
-
-
 def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
-    look = looking.Look(Settings(), cast(Any, None), "test", {})
+    look = stores.StoreChecks(Settings(), cast(Any, None), "test", {})
     readiness = Readiness(Settings(), look)
-    look.wrong.clear()
+    look.failures.clear()
 
     def told(age_s: float) -> set[str]:
-        look.seen = looking.Seen(time.monotonic() - age_s, {}, {}, {}, {})
-        readiness.looked()
+        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, {})
+        readiness.checked()
         return {check.error.code for check in readiness.checks() if check.error}
 
     assert told(1) == set()
     assert told(11) == {"blind"}
     assert told(0) == set()
-
-
-def test_lag_is_counted_from_when_what_waits_was_first_seen() -> None:
-    lags = Lags()
-    lags.saw(0.0, {"core": {0: 10}}, {0: 10})
-    assert lags.now == {("core", 0): PartitionLag(0, 0.0, 0.0)}
-    lags.saw(1.0, {"core": {0: 10}}, {0: 12})
-    lags.saw(2.0, {"core": {0: 11}}, {0: 20})
-    assert lags.now == {("core", 0): PartitionLag(9, 1.0, 0.0)}
-    lags.saw(4.0, {"core": {0: 12}}, {0: 20})
-    assert lags.now == {("core", 0): PartitionLag(8, 2.0, 0.0)}
-    lags.saw(5.0, {"core": {0: 12}, "slow": {}}, {0: 20})
-    assert lags.now == {("core", 0): PartitionLag(8, 3.0, 1.0), ("slow", 0): PartitionLag(20, 3.0, 0.0)}
-    lags.saw(6.0, {"core": {0: 20}}, {0: 20})  # `slow` is retired
-    assert lags.now == dict.fromkeys([("core", 0), ("slow", 0)], PartitionLag(0, 0.0, 0.0))
-
-
-def test_a_pause_in_looking_is_no_standing_still() -> None:
-    lags = Lags()
-    lags.saw(0.0, {"core": {0: 1}}, {0: 9})
-    lags.saw(1.0, {"core": {0: 1}}, {0: 9})
-    assert lags.now["core", 0].still == 1.0
-    after = 1.0 + GAP_S + 1
-    lags.saw(after, {"core": {0: 1}}, {0: 9})
-    assert lags.now["core", 0] == PartitionLag(8, after, 0.0)
-
-
-def test_a_lag_without_an_end_takes_no_more_and_more_memory() -> None:
-    lags = Lags()
-    for at in range(5 * KEPT):
-        lags.saw(float(at), {"core": {0: 0}}, {0: at + 1})
-    assert len(lags._ends[0]) <= KEPT
-    assert lags.now["core", 0] == PartitionLag(5 * KEPT, 5 * KEPT - 1, 5 * KEPT - 1)

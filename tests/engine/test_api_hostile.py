@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from random import Random
-from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import psutil
 import pytest
 
-from api import command_routes, outcomes
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, SEED
-from tests.engine.api import everything
+from infra.testing.fixtures import SEED
 from tests.engine.evidence import Told
-from tests.engine.front import Front, front_of, listening_port, new_name
+from tests.engine.front import Front, front_of, new_name
 from tests.engine.raw_http import Reply, answer, ask, chunked, connection, has_answer, head, post, pour
 from tests.engine.spine import until
 
@@ -52,18 +46,6 @@ def front(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
 def account(front: Front) -> str:
     """An open account's stream."""
     return front.open()
-
-
-@pytest.fixture(scope="module")
-def unguarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """Port and pid of a server that reads whatever it is sent before it answers."""
-    program = "import uvicorn, tests.engine.unguarded as u; uvicorn.run(u.app, port=0, log_level='error')"
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
-    try:
-        yield listening_port(process), process.pid
-    finally:
-        process.kill()
-        process.wait()
 
 
 # ── bodies ──
@@ -295,15 +277,12 @@ def test_an_id_may_hold_anything_but_control_characters_and_comes_back_as_it_was
     row = front.get(f"/views/balances/{segment}")
     assert row.status == 200, row
     assert unquote(segment) in json.dumps(row.json, ensure_ascii=False).replace("\\\\", "\\")
-    history = front.get(f"/accounts/{segment}/events")
-    assert history.status == 200, history
-    assert "AccountOpened" in history.body.decode()
 
 
 @pytest.mark.parametrize("segment", [pytest.param(value, id=name) for name, value in NO_IDS.items()])
 def test_what_can_t_be_an_id_is_refused_in_every_path(front: Front, segment: str) -> None:
     post_open = front.send(f"/accounts/{segment}/open-account", b"{}", stream="accounts/?", key=new_name("key"))
-    targets = (f"/outcomes/accounts/{segment}/k", f"/views/balances/{segment}", f"/accounts/{segment}/events")
+    targets = (f"/outcomes/accounts/{segment}/k", f"/views/balances/{segment}")
     for reply in (post_open, *map(front.get, targets)):
         if not (segment == "" and reply.status == 200):  # `/views/balances/` may be the list
             assert reply.status in REFUSED, reply
@@ -490,7 +469,7 @@ FLOODS = {
     "trailers": ending_never(CHUNKS + b"1\r\n{\r\n0\r\n", b"X: y\r\n"),
     "empty lines": ending_never(b"", b"\r\n"),
     "tiny chunks": ending_never(CHUNKS, b"1\r\n{\r\n"),
-    "requests nobody waits for": ending_never(b"", head("GET", "/problems")),
+    "requests nobody waits for": ending_never(b"", head("GET", "/health/live")),
 }
 
 
@@ -539,12 +518,6 @@ def test_the_answer_to_a_body_that_is_too_large_comes_before_its_end(front: Fron
         assert answer(opened).status == 413
 
 
-def test_without_a_limit_memory_would_not_stay_flat(unguarded: tuple[int, int]) -> None:
-    flood = Flood(*unguarded)
-    flood.pour(FLOODS["a body in chunks, without a length"]("/"))
-    assert flood.grown > FLAT
-
-
 # ── slow, idle and gone ──
 
 SLOW = 40
@@ -581,12 +554,6 @@ def test_slow_bodies_end_by_a_deadline_and_hold_up_nobody(front: Front, account:
 def test_slow_heads_end_by_a_deadline_and_hold_up_nobody(front: Front) -> None:
     start = b"GET /views HTTP/1.1\r\nHost: te"
     assert trickle(front.port, start, lambda: front.get("/health/live")) == {408}
-
-
-def test_without_a_deadline_slow_bodies_would_stay(unguarded: tuple[int, int]) -> None:
-    port, _ = unguarded
-    with pytest.raises(AssertionError, match="no answer"):
-        trickle(port, slow_body("/"), lambda: ask(port, head("GET", "/")), seconds=3)
 
 
 @pytest.mark.slow
@@ -657,71 +624,3 @@ def assert_one_effect(front: Front, stream: str, replies: list[Reply]) -> None:
 
 def test_the_same_key_fifty_times_at_once_is_one_effect_and_fifty_equal_answers(front: Front, account: str) -> None:
     assert_one_effect(front, account, at_once(front, account, new_name("key")))
-
-
-def test_the_same_key_again_has_the_first_answer_whatever_it_was(front: Front, account: str) -> None:
-    key = new_name("key")
-    refused = front.command(account, "withdraw", DEPOSIT, key=key)
-    assert (refused.status, refused.json["code"]) == (409, "insufficient-funds")
-    assert front.command(account, "deposit", DEPOSIT).status == 200
-    again = front.command(account, "withdraw", b'{"on":"2026-01-02",  "cents":100}', key=key)
-    assert (again.status, again.json["code"]) == (409, "insufficient-funds")
-
-
-def test_the_same_key_for_another_command_is_refused(front: Front, account: str) -> None:
-    assert_refused_for_another_command(front, account)
-    front.assert_true()
-
-
-def assert_refused_for_another_command(front: Front, account: str) -> None:
-    key = new_name("key")
-    assert front.command(account, "deposit", DEPOSIT, key=key).status == 200
-    others = (
-        front.command(account, "deposit", b'{"cents": 101, "on": "2026-01-02"}', key=key),
-        front.command(account, "withdraw", DEPOSIT, key=key),
-        front.command(account, "deposit", DEPOSIT, ("If-Match", '"2"'), key=key),
-    )
-    assert [(reply.status, reply.json.get("code")) for reply in others] == [(422, "key-reused")] * 3
-    elsewhere = front.open()
-    assert front.command(elsewhere, "deposit", DEPOSIT, key=key).status == 200, "keys are a stream's own"
-
-
-# ── with a guarantee switched off, its check fails ──
-
-
-@pytest.fixture
-def bare(world: Settings) -> Iterator[Front]:
-    """In a thread of this process, where its functions can be replaced; what it tells is held against nothing in the end."""
-    with everything(world) as api:
-        yield Front(world, urlsplit(api.url).port or 0, os.getpid())
-
-
-def believes_any_fingerprint(asked: Any, recorded: Any, _: str, headers: Any) -> Any:
-    return outcomes.answer_of(asked, recorded, recorded.fingerprint, headers)
-
-
-def makes_a_key_of_its_own(_: Any) -> tuple[str, bool]:
-    return new_name("own-"), False
-
-
-def test_each_check_notices_that_its_guarantee_is_off(bare: Front) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command_routes, "answer_of", believes_any_fingerprint)
-        with pytest.raises(AssertionError):
-            assert_refused_for_another_command(bare, bare.open())
-    with pytest.MonkeyPatch.context() as patch:
-        account = bare.open()
-        patch.setattr(command_routes, "idempotency_key", makes_a_key_of_its_own)
-        with pytest.raises(AssertionError):
-            assert_one_effect(bare, account, at_once(bare, account, new_name("key")))
-
-
-def test_a_refused_body_that_got_into_the_log_is_noticed(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handler refuses it too, and records that: an API that left it to the handler would fill the log with rubbish."""
-    monkeypatch.setattr(command_routes, "validator", lambda _: lambda _: None)
-    with everything(world) as api:
-        front = Front(world, urlsplit(api.url).port or 0, os.getpid())
-        account = front.open()
-        assert front.command(account, "deposit", b'{"cents": -1, "on": "2026-01-02"}').status == 422
-        with pytest.raises(AssertionError, match="the log holds it as rejected"):
-            front.assert_true()

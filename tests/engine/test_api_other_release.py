@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.look import CommandNotLive, Look, OtherViewsLive
+from api.stores import CommandNotLive, OtherViewsLive, StoreChecks
 from infra.archive.trim import _limits
 from infra.database.connect import connect
 from infra.log import topics
@@ -35,7 +35,7 @@ _names = count(1)
 def code(views: Mapping[str, View]) -> Iterator[None]:
     """APIs and agents that start now run code with these views."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("app", "answering", "command_routes", "look", "outcome_routes", "world"):
+        for module in ("app", "commands", "outcome_waits", "services"):
             patch.setattr(f"api.{module}.all_views", lambda: views, raising=False)
         patch.setattr("projections.engine.live.agent.agent_views", lambda name: of_agent(views, name))
         yield
@@ -194,16 +194,16 @@ def standing_still(api: Api) -> float:
 
 def test_a_command_needs_the_outcomes_and_that_a_handler_knows_it() -> None:
     """Whatever the version of the states is: handlers alone fold them, and check what they are sent."""
-    look = Look(Settings(), cast(Any, None), "test", all_views())
-    look.wrong.clear()
+    stores = StoreChecks(Settings(), cast(Any, None), "test", all_views())
+    stores.failures.clear()
 
     def taken(*types: CommandType, **live: int) -> bool:
         versions = {name: live.get(name, one.version) for name, one in all_views().items()}
-        look.live = {name: Pointer(name, "core", version, "t") for name, version in versions.items() if version}
-        look.types = frozenset(types)
+        stores.live = {name: Pointer(name, "core", version, "t") for name, version in versions.items() if version}
+        stores.types = frozenset(types)
         try:
-            look.require("command_outcomes")
-            look.require_command(CommandType("orders", "Order"))
+            stores.require("command_outcomes")
+            stores.require_command(CommandType("orders", "Order"))
         except (OtherViewsLive, CommandNotLive):
             return False
         return True
@@ -224,11 +224,11 @@ def test_a_command_that_no_handler_knows_yet_is_not_appended(releases: tuple[Api
     with connect(shared_world, "test") as db:
         db.execute("delete from command_types where type = 'OpenAccount'")
         try:
-            until(lambda: len(shipped.world.look.types) == len(own_types()) - 1, "it is noticed")
+            until(lambda: len(shipped.services.stores.types) == len(own_types()) - 1, "it is noticed")
             answer = shipped.client.post("/accounts/too-early/open-account", json=body)
             assert (answer.status_code, answer.json()["code"]) == (503, "command-not-live")
             assert answer.json()["appended"] == "no"
         finally:
             add_types(db)
-    until(lambda: shipped.world.look.types == own_types(), "a handler that knows it starts")
+    until(lambda: shipped.services.stores.types == own_types(), "a handler that knows it starts")
     assert shipped.client.post("/accounts/in-time/open-account", json=body).status_code in (200, 202)

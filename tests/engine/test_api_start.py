@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,48 +11,22 @@ import httpx
 import psycopg
 import pytest
 
-from api import look
-from api.answering import Waits
-from api.serving import server_of
-from api.world import World
+from api import stores
+from api.server import server_of
 from infra.log import clients, topics
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
 from tests.engine.api import Api, agent, everything, ready, serving
+from tests.engine.front import api_process, listening_port
+from tests.engine.raw_http import connection, head
 from tests.engine.spine import handler, set_up, until
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
 
-ROOT = Path(__file__).parents[2]
 OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@contextmanager
-def process(world: Settings, port: int = 0) -> Iterator[subprocess.Popen[str]]:
-    running = subprocess.Popen(
-        [sys.executable, "-m", "api", "--name", "api-1", "--port", str(port)],
-        cwd=ROOT,
-        env=os.environ | world.environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield running
-    finally:
-        running.kill()
-        running.communicate()
-
-
-def port_of(running: subprocess.Popen[str]) -> int:
-    assert running.stderr is not None
-    for line in running.stderr:
-        if "listening on port" in line:
-            return int(line.rsplit(" ", 1)[1])
-    raise AssertionError("it ended")
 
 
 def open_account(api: Api, name: str) -> httpx.Response:
@@ -76,7 +45,7 @@ def test_it_starts_while_both_stores_are_away_and_finds_them(world: Settings, st
     try:
         with serving(world) as api:
             assert api.client.get("/health/live").status_code == 200
-            until(lambda: "database" in api.world.look.wrong, "it notices")
+            until(lambda: "database" in api.services.stores.failures, "it notices")
             status, code, appended = told(open_account(api, "one"))
             assert (status, appended) == (503, "no")
             assert code in {"kafka-away", "database-away"}
@@ -105,7 +74,7 @@ def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings,
 
 
 def test_a_topic_that_was_made_anew_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "CHECK_S", 0.2)
+    monkeypatch.setattr(stores, "COMPARE_S", 0.2)
     set_up(world)
     with serving(world) as api:
         ready(api)
@@ -114,7 +83,7 @@ def test_a_topic_that_was_made_anew_is_refused(world: Settings, monkeypatch: pyt
             future.result(10)
         until(lambda: not admin.list_topics(timeout=10).topics.get(world.commands_topic), "it is gone")
         topics.ensure(world)
-        until(lambda: "topics" in api.world.look.wrong, "it is noticed")
+        until(lambda: "topics" in api.services.stores.failures, "it is noticed")
         assert told(open_account(api, "x")) == (503, "topic-changed", "no")
         assert api.client.get("/outcomes/accounts/x/x").json()["code"] == "topic-changed"
     # a process that starts now sees another contract than the database's
@@ -131,7 +100,7 @@ def test_a_database_without_tables_is_refused_until_it_has_them(empty_world: Set
         ready(api)
 
 
-def test_a_part_of_the_world_that_fails_ends_the_process(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_process_that_fails_ends_the_process(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who wait would wait for ever: its supervisor starts it anew."""
 
     async def failing(*_: Any) -> None:
@@ -139,19 +108,19 @@ def test_a_part_of_the_world_that_fails_ends_the_process(world: Settings, monkey
 
     set_up(world)
     server = server_of(world, "api", "127.0.0.1", 0)
-    monkeypatch.setattr(server.world.waits, "answer", failing)
-    with pytest.raises(PartEnded, match=r"'answers' of api, .* raised ZeroDivisionError"):
+    monkeypatch.setattr(server.services.outcomes, "answer", failing)
+    with pytest.raises(PartEnded, match=r"'outcomes' of api, .* raised ZeroDivisionError"):
         server.run()
 
 
-def test_it_ends_at_once_when_told_while_somebody_waits(world: Settings) -> None:
+def test_it_ends_at_once_when_told_while_somebody_waits(world: Settings, tmp_path: Path) -> None:
     set_up(world)
-    with process(world) as running:
-        port = port_of(running)
+    with api_process(world, tmp_path / "api.log") as running:
+        port = listening_port(running)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             until(lambda: client.get("/health/live").status_code == 200, "it serves")
-        with socket.create_connection(("127.0.0.1", port)) as waiting:
-            waiting.sendall(b"GET /outcomes/accounts/x/x HTTP/1.1\r\nHost: x\r\nPrefer: wait=60\r\n\r\n")
+        with connection(port) as waiting:
+            waiting.sendall(head("GET", "/outcomes/accounts/x/x", [("Prefer", "wait=60")]))
             running.send_signal(signal.SIGTERM)
             assert running.wait(12) == 0
 
@@ -186,11 +155,11 @@ def _is_closed(endless: socket.socket) -> bool:
     return False
 
 
-def test_a_port_that_is_taken_is_named(world: Settings, samefold: Samefold) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, process(world, taken.getsockname()[1]) as running:
+def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
+    log = tmp_path / "api.log"
+    with socket.create_server(("127.0.0.1", 0)) as taken, api_process(world, log, taken.getsockname()[1]) as running:
         assert running.wait(20) == 1
-        assert running.stderr is not None
-        assert "Nobody can listen on port" in running.stderr.read()
+    assert "Nobody can listen on port" in log.read_text()
 
 
 def test_no_connection_is_left_behind(world: Settings) -> None:
@@ -210,15 +179,3 @@ def _connections(world: Settings) -> int:
         ).fetchone()
     assert row
     return int(row[0])
-
-
-def test_mutant_a_world_whose_failure_nobody_notices(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def failing(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    set_up(world)
-    monkeypatch.setattr(Waits, "answer", failing)
-    monkeypatch.setattr(World, "_failed", lambda *_: None)
-    with serving(world) as api:
-        ready(api)
-        assert api.client.get("/health/live").status_code == 200

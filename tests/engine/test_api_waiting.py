@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from api import world as api_world
+from api import services as api_services
 from infra.settings import Settings
 from projections.engine.views.token import Token
 from tests.engine.api import Api, ready, serving
@@ -34,7 +34,7 @@ def api(shared_world: Settings) -> Iterator[Api]:
     """With little room, a short deadline for the database, and no agent: what waits goes on waiting."""
     set_up(shared_world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api_world, "QUERY_S", 2.0)
+        patch.setattr(api_services, "QUERY_S", 2.0)
         with handler(shared_world), serving(shared_world.model_copy(update={"api_max_waiting": ROOM})) as api:
             ready(api)
             yield api
@@ -69,7 +69,6 @@ def test_a_database_that_hangs_is_answered_with_503_by_every_read_and_found_agai
         f"/views/balances/hung?after={seen}",
         "/views/statement/hung/1",
         "/outcomes/accounts/hung/open-hung",
-        "/accounts/hung/events",
     ]
 
     def get(path: str) -> httpx.Response:
@@ -92,8 +91,7 @@ def test_a_database_that_hangs_is_answered_with_503_by_every_read_and_found_agai
 
 @pytest.mark.parametrize("waits_for", ["outcome of a new command", "outcome", "position"])
 def test_a_client_that_has_gone_takes_no_room(api: Api, shared_world: Settings, waits_for: str) -> None:
-    reached = api.server.config.loaded_app.state.readers.reached
-    never = Token.of(api.world.events.id, {0: 10**12})
+    never = Token.of(api.services.events.id, {0: 10**12})
     prefer = ("Prefer", "wait=60")
     requests = {
         "outcome of a new command": post("/accounts/gone/open-account", OPEN, prefer),
@@ -102,7 +100,7 @@ def test_a_client_that_has_gone_takes_no_room(api: Api, shared_world: Settings, 
     }
 
     def waiting() -> int:
-        return len(api.world.waits) + len(reached)
+        return len(api.services.outcomes) + len(api.services.positions)
 
     assert waiting() == 0
     with ExitStack() as clients:

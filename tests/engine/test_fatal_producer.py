@@ -10,7 +10,7 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 
-from api.appending import Appender
+from api.append import Appender
 from commands.handler import Handler
 from infra.log import clients
 from infra.processes import faultpoints
@@ -53,7 +53,7 @@ def test_an_api_appends_again_and_tells_those_who_wait_that_it_does_not_know(wor
         broker.send_signal(signal.SIGSTOP)
         try:
             waiting = pool.submit(opened, api, "meanwhile")
-            first = api.world.appender._producer.now
+            first = api.services.appender._producer.now
             until(lambda: len(first) > 0, "it is under way")
             fatal.end(first)
             answer = waiting.result()
@@ -99,8 +99,8 @@ def test_a_handler_whose_producers_can_never_go_on_ends_by_name(world: Settings)
 def test_an_api_whose_producers_can_never_go_on_ends_by_name(world: Settings) -> None:
     def serve() -> None:
         with unfolded(world) as api:
-            end_twice(api.world.appender)
-            until(lambda: api.world.failure is not None, "it ends")
+            end_twice(api.services.appender)
+            until(lambda: api.services.failure is not None, "it ends")
 
     with pytest.raises(clients.ProducerRefused):
         serve()

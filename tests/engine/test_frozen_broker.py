@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from api import look
+from api import stores
 from commands import release
 from infra.log import topics
 from infra.log.clients import KafkaAway
@@ -103,8 +103,8 @@ def test_an_api_takes_commands_again_when_the_broker_leads_in_another_epoch(worl
         assert opened(api, "before").status_code == 200
         led_anew(stack, world)
         until(lambda: opened(api, "after").status_code in TAKEN, "it takes commands", BACK_WITHIN_S)
-        behind = api.world.look.seen
-        until(lambda: api.world.look.seen is not behind, "it looks again")
+        behind = api.services.stores.seen
+        until(lambda: api.services.stores.seen is not behind, "it looks again")
 
 
 def test_who_asks_for_the_ends_is_answered_when_the_broker_leads_in_another_epoch(
@@ -135,10 +135,10 @@ def test_who_is_told_that_another_broker_leads_asks_with_a_client_that_remembers
 def test_commands_wait_for_a_broker_that_is_silent_for_a_moment(
     world: Settings, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(stores, "PATIENCE_S", 60.0)
     with everything(world) as api, ThreadPoolExecutor(1) as pool:
         assert opened(api, "before").status_code == 200
-        failed = api.world.look
+        failed = api.services.stores
         with frozen(stack):
             until(lambda: not failed.kafka_answered, "a look has failed")
             waiting = pool.submit(opened, api, "meanwhile")
@@ -149,11 +149,11 @@ def test_commands_wait_for_a_broker_that_is_silent_for_a_moment(
 def test_commands_are_refused_when_the_broker_is_silent_for_longer(
     world: Settings, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(stores, "PATIENCE_S", 2.0)
     with everything(world) as api:
         assert opened(api, "before").status_code == 200
         with frozen(stack):
-            until(lambda: "kafka" in api.world.look.wrong, "it is told")
+            until(lambda: "kafka" in api.services.stores.failures, "it is told")
             refused = opened(api, "refused")
             assert (refused.status_code, refused.json()["appended"]) == (503, "no")
         until(lambda: opened(api, "refused").status_code in TAKEN, "it takes commands again", BACK_WITHIN_S)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import http.client
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
-from api import command_routes, problems
-from api.look import Seen
+from api import commands, problems
+from api.stores import HealthSnapshot
 from infra.domain_model.contexts import contexts
 from infra.settings import Settings
+from infra.testing.fixtures import ROOT
 from projections.engine.views.core_views import all_views
-from tests.engine.api import Api, everything, ready, serving
+from tests.engine.api import Api, Producer, everything, ready, serving
+from tests.engine.raw_http import Header, answer, connection, head
 from tests.engine.spine import set_up, until
 
-PAGE = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
+PAGE = (ROOT / "docs" / "http-api.md").read_text()
 
 
 class Block(NamedTuple):
@@ -62,35 +63,36 @@ def test_every_request_of_the_page_is_answered_as_it_says(world: Settings, monke
                 _answered(*arranged(block, api, world, stack, patch))
 
 
-def test_the_page_has_every_status_and_every_problem_that_a_command_may_be_answered_with(api: Api) -> None:
-    told = {block.status for block in blocks()}
+def test_the_page_sends_what_leads_to_every_answer_that_the_document_promises_for_commands(api: Api) -> None:
+    by_chance = {"cut-off"}
     document = api.client.get("/openapi.json").json()
-    described = {
-        int(status)
-        for path, operations in document["paths"].items()
-        for status in operations.get("post", {}).get("responses", {})
+    promised = [
+        response
+        for operations in document["paths"].values()
+        for response in operations.get("post", {}).get("responses", {}).items()
+    ]
+    codes = {
+        code for status, one in promised if status != "409" for code in re.findall(r"`([a-z-]+)`", one["description"])
     }
-    assert described <= told
-    declared = {code for code, kind in problems.KINDS.items() if kind.why and code in _of_commands()}
-    assert declared <= {block.word for block in blocks()}
+    found = blocks()
+    assert {int(status) for status, _ in promised} <= {block.status for block in found}
+    assert codes - {"code", "appended"} - by_chance <= {block.word for block in found}
 
 
-def _of_commands() -> set[str]:
-    """The codes that the sources of commands and outcomes declare, those apart that no request can bring about at will."""
-    by_chance = {"cut-off", "bad-length", "not-looked", "refused", "bad-request"}
-    folder = Path(command_routes.__file__).parent
-    files = (
-        "command_routes",
-        "outcomes",
-        "outcome_routes",
-        "limits",
-        "request_headers",
-        "segments",
-        "answering",
-        "connection",
-    )
-    text = "".join((folder / f"{name}.py").read_text() for name in files)
-    return set(re.findall(r"kind\(\s*\d+,\s*\"([a-z-]+)\"", text)) - by_chance
+def test_people_see_the_document_without_anything_from_elsewhere(api: Api) -> None:
+    page = api.client.get("/docs")
+    assert page.status_code == 200
+    files = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert any(file.endswith(".js") for file in files)
+    for file in files:
+        assert file.startswith("/")
+        assert api.client.get(file).status_code == 200
+    assert "url: '/openapi.json'" in page.text
+
+
+def test_every_kind_of_problem_is_explained() -> None:
+    explained = PAGE + (ROOT / "docs" / "reading.md").read_text()
+    assert [code for code in problems.KINDS if f"`{code}`" not in explained] == []
 
 
 def _answered(api: Api, block: Block) -> None:
@@ -111,25 +113,25 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
         case "":
             return api, block
         case "while nobody decides":
-            patch.setattr(api.world.waits, "_due", _Nothing())
+            patch.setattr(api.services.outcomes, "_due", _Nothing())
             return api, block
         case "with a body that stops in the middle":
-            return stack.enter_context(_stalling(world)), block
+            return stack.enter_context(_stalling(world, patch)), block
         case "with a body of 300000 bytes":
             return api, block._replace(body=b" " * 300_000)
         case "with a header of 70000 bytes":
             return api, block._replace(headers=[*block.headers, ("X-Long", "x" * 70_000)])
         case "while the read model is far behind":
-            patch.setattr(Seen, "behind", lambda *_: 10**6)
+            patch.setattr(HealthSnapshot, "behind", lambda *_: 10**6)
             return api, block
         case "while too many wait":
-            patch.setattr(api.world.waits, "_count", 10**6)
+            patch.setattr(api.services.outcomes, "_count", 10**6)
             return api, block
         case "while the code of the business fails":
             stack.enter_context(_failing_business())
             return api, block
         case "while the API itself fails":
-            patch.setattr(command_routes, "fingerprint_of", _fail)
+            patch.setattr(commands, "fingerprint_of", _fail)
             return api, block
         case "while Kafka is away":
             return stack.enter_context(_lacking(world, "kafka", kafka_bootstrap="127.0.0.1:1")), block
@@ -137,10 +139,10 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
             nowhere = SecretStr("postgresql://127.0.0.1:1/nowhere")
             return stack.enter_context(_lacking(world, "database", database_url=nowhere)), block
         case "while an append is not acknowledged":
-            patch.setattr(api.world.appender._producer, "now", _Silent())
+            patch.setattr(api.services.appender._producer, "now", Producer())
             return api, block._replace(headers=[*block.headers, ("Prefer", "wait=1")])
         case "while an append can't be queued":
-            patch.setattr(api.world.appender._producer, "now", _Full())
+            patch.setattr(api.services.appender._producer, "now", Producer(BufferError("full")))
             return api, block
         case "while another version of the write model is live":
             stack.enter_context(_other_version(api, patch))
@@ -154,21 +156,6 @@ class _Nothing(dict[Any, None]):
 
     def update(self, *_: Any, **__: Any) -> None:
         pass
-
-
-class _Silent:
-    """A producer that never says what became of anything."""
-
-    def produce(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def poll(self, _: float) -> int:
-        return 0
-
-
-class _Full(_Silent):
-    def produce(self, *_: Any, **__: Any) -> None:
-        raise BufferError("full")
 
 
 def _fail(*_: Any) -> None:
@@ -190,60 +177,38 @@ def _failing_business() -> Iterator[None]:
 def _lacking(world: Settings, subject: str, **nowhere: Any) -> Iterator[Api]:
     with serving(world.model_copy(update=nowhere)) as api:
         if subject == "kafka":
-            until(api.world.appender._connection.away.is_set, "it notices")
+            until(api.services.appender._connection.away.is_set, "it notices")
         else:
-            until(lambda: subject in api.world.look.wrong, "it notices")
+            until(lambda: subject in api.services.stores.failures, "it notices")
         yield api
 
 
 @contextmanager
-def _stalling(world: Settings) -> Iterator[Api]:
+def _stalling(world: Settings, patch: pytest.MonkeyPatch) -> Iterator[Api]:
     """An API with little patience, asked by a client that stops in the middle."""
-
-    class Stalling:
-        def __init__(self, api: Api) -> None:
-            self.port = api.server.port
-
-        def request(self, method: str, path: str, headers: list[tuple[str, str]], content: bytes) -> Any:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-            connection.putrequest(method, path)
-            for name, value in [*headers, ("Content-Length", str(len(content)))]:
-                connection.putheader(name, value)
-            connection.endheaders(content[: len(content) // 2])
-            return _Heard(connection.getresponse())
-
     with serving(world.model_copy(update={"api_read_timeout_s": 0.2})) as api:
         ready(api)
-        api.client.close()
-        client: Any = Stalling(api)
-        api.client = client
-        client.close = lambda: None
+
+        def request(method: str, path: str, headers: list[Header], content: bytes) -> httpx.Response:
+            with connection(api.server.port) as opened:
+                length = ("Content-Length", str(len(content)))
+                opened.sendall(head(method, path, [*headers, length]) + content[: len(content) // 2])
+                reply = answer(opened)
+            return httpx.Response(reply.status, headers=reply.headers, content=reply.body)
+
+        patch.setattr(api.client, "request", request)
         yield api
-
-
-class _Heard:
-    """What httpx would have made of it."""
-
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
-        import json
-
-        self.status_code = answer.status
-        self.is_success = answer.status < 300
-        self.headers = answer.headers
-        told = json.loads(answer.read())
-        self.json: Callable[[], Any] = lambda: told
-        answer.close()
 
 
 @contextmanager
 def _other_version(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if this process were of older code than what is live; nobody else's code changes."""
     newer = {name: view.version + 1 for name, view in all_views().items()}
-    patch.setattr(api.world.look, "_versions", newer)
-    until(lambda: "views" in api.world.look.wrong, "it notices")
+    patch.setattr(api.services.stores, "_versions", newer)
+    until(lambda: "views" in api.services.stores.failures, "it notices")
     yield
     patch.undo()
-    until(lambda: "views" not in api.world.look.wrong, "it notices")
+    until(lambda: "views" not in api.services.stores.failures, "it notices")
 
 
 def test_mutant_a_page_that_promises_another_answer_is_caught(world: Settings) -> None:

@@ -25,11 +25,11 @@ PORT = {API: ("--port", "0")}
 THREADS = (THREAD, "raise")
 PARTS = {
     API: [
-        ("api.pulse:Pulse.listen", "return"),
-        ("api.look:Look.keep_looking", "raise"),
-        ("api.answering:Waits.answer", "return"),
-        ("api.appending:Appender._poll", "return"),
-        ("api.readers:Readers.end", "raise"),
+        ("api.notifications:Notifications.listen", "return"),
+        ("api.stores:StoreChecks.keep_checking", "raise"),
+        ("api.outcome_waits:OutcomeWaits.answer", "return"),
+        ("api.append:Appender._poll", "return"),
+        ("api.services:Services._end_feeds", "raise"),
         THREADS,
     ],
     AGENT: [

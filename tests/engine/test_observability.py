@@ -18,12 +18,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
-from api import observing
+from api import request_metrics
 from commands.client import BadCommandLine, read_commands
 from commands.decision import Versioned, decide
-from commands.handler import _RESERVED
 from commands.intake import Intake, receive
 from commands.writer import Doubt
+from infra.domain_model.contexts import RECORDED
 from infra.log.history import history_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
@@ -86,7 +86,7 @@ def test_the_page_has_every_metric_with_its_type_and_labels_and_no_other() -> No
 
 
 def test_the_page_names_the_values_of_labels() -> None:
-    for value in (*Fate, *Doubt, *_RESERVED, "refused", "garbage", "epoch", "seq", "locked", "yes", "no", "unknown"):
+    for value in (*Fate, *Doubt, *RECORDED, "refused", "garbage", "epoch", "seq", "locked", "yes", "no", "unknown"):
         assert f"`{value}`" in PAGE, value
 
 
@@ -119,12 +119,12 @@ def labels_are_bounded(api: Api) -> None:
     there = values(api.client.get("/metrics").text)  # what other tests' agents and views left in this process too
     for number in range(3):
         hostile(api, number)
-    world = api.world.settings
+    world = api.services.settings
     paths = {*api.client.get("/openapi.json").json()["paths"], "/openapi.json", "/metrics"}
     allowed = {
         "le": None,
-        "method": observing.METHODS | {"other"},
-        "route": paths | {observing.UNMATCHED},
+        "method": request_metrics.METHODS | {"other"},
+        "route": paths | {request_metrics.UNMATCHED},
         "status": {str(status) for status in range(100, 600)},
         "agent": {view.agent for view in all_views().values()},
         "partition": {str(number) for number in range(world.partitions)},
@@ -133,7 +133,7 @@ def labels_are_bounded(api: Api) -> None:
         "outcome": {"accepted", "rejected"},
         "appended": {"yes", "no", "unknown"},
         "check": CHECKS,
-        "why": {*_RESERVED, *Doubt, "refused", "garbage", "epoch", "seq", "locked"},
+        "why": {*RECORDED, *Doubt, "refused", "garbage", "epoch", "seq", "locked"},
     }
     added = values(api.client.get("/metrics").text).keys() - there.keys()
     for name, labels in added:
@@ -152,7 +152,7 @@ def test_a_label_from_the_path_is_noticed(api: Api, monkeypatch: pytest.MonkeyPa
     mutant = type(requests)(requests._name, "", requests._labelnames, registry=own, buckets=(1.0,))
     monkeypatch.setattr(metrics, "HTTP_REQUESTS", mutant)
     monkeypatch.setattr(metrics, "REGISTRY", own)
-    monkeypatch.setattr(observing, "route_of", lambda scope: scope["path"])
+    monkeypatch.setattr(request_metrics, "route_of", lambda scope: scope["path"])
     with pytest.raises(AssertionError, match="route"):
         labels_are_bounded(api)
 
@@ -342,7 +342,7 @@ def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Pat
         thread.join(30)
     lines = (tmp_path / "api.log").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    assert {"uvicorn.error", "api.look"} <= {event["logger"] for event in events}
+    assert {"uvicorn.error", "api.stores"} <= {event["logger"] for event in events}
     assert all({"time", "level", "logger", "message"} <= event.keys() for event in events)
     assert [line for line in lines if PASSWORD in line] == []
 

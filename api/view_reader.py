@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import psycopg
+from fastapi import Request
 from psycopg import errors
 from psycopg_pool import AsyncConnectionPool
 
-from api.client import Client
-from api.reached import Reached
+from api.notifications import Moved, Notifications
+from api.problems import ClientGone, kind
+from api.requests import watched
 from infra.database.connect import named
 from infra.errors import SamefoldError
 from infra.settings import Settings
@@ -19,6 +22,11 @@ from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
+
+LOOK_AGAIN_S = 1.0
+"""Whoever waits reads again after so long without a notification: the connection that listens may be lost."""
+
+TOO_MANY_READERS = kind(429, "too-many-readers", "Too many readers wait for the read model already.")
 
 Values: TypeAlias = tuple[Any, ...]
 """A key: values of a view's key columns, in their order."""
@@ -39,11 +47,11 @@ class PositionNotReached(SamefoldError):
 class ViewReader:
     """Reads rows with the position they are of. Errors of the database come out as named ones."""
 
-    def __init__(self, settings: Settings, pool: AsyncConnectionPool[Any], reached: Reached) -> None:
+    def __init__(self, settings: Settings, pool: AsyncConnectionPool[Any], positions: PositionWaits) -> None:
         self._settings = settings
         self._topic = settings.events_topic
         self._pool = pool
-        self._reached = reached
+        self._positions = positions
         self._tables: dict[str, str] = {}
 
     async def by_keys(self, view: View, keys: Sequence[Values], streams: Sequence[str] = ()) -> Found:
@@ -72,18 +80,15 @@ class ViewReader:
         except psycopg.Error as error:
             raise named(error, self._settings) from error
 
-    async def as_of(
-        self, seen: Token, agent: str, wait_s: float, client: Client, read: Callable[[], Awaitable[Found]]
+    async def no_older(
+        self, seen: Token, agent: str, wait_s: float, request: Request, read: Callable[[], Awaitable[Found]]
     ) -> Found:
-        """What `read` finds, as soon as that is no older than `seen`.
-
-        Raises PositionNotReached after `wait_s` seconds, ClientGone.
-        """
+        """What `read` finds, as soon as that is no older than `seen`. Raises PositionNotReached after `wait_s`, ClientGone."""
         found = await read()
         if seen.covered_by(found.position):
             return found
         deadline = asyncio.get_running_loop().time() + wait_s
-        with self._reached.waiting(agent, seen) as waiter, client.watched(waiter.gone):
+        with self._positions.waiting(agent, seen) as waiter, watched(request, waiter.gone):
             while True:
                 found = await read()
                 if seen.covered_by(found.position):
@@ -140,3 +145,84 @@ def _not_live(view: View, version: int | None) -> ViewNotLive:
         f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
         "A deployment is under way, or was never ended: `samefold views` and `samefold rebuild`.",
     )
+
+
+class Waiter:
+    """One who waits for an agent, from before the first read on."""
+
+    def __init__(self, seen: Token) -> None:
+        self._wanted = _offsets(seen)
+        self._pending = dict(self._wanted)
+        """What no notification has reported that would bring it."""
+        self._wake = asyncio.Event()
+        self._is_gone = False
+
+    def gone(self) -> None:
+        """The client has gone."""
+        self._is_gone = True
+        self._wake.set()
+
+    def notified(self, moved: Moved) -> None:
+        if moved is None:
+            self._wake.set()
+            return
+        for partition, offset in moved.items():
+            if self._pending.get(partition, offset + 1) <= offset:
+                del self._pending[partition]
+        if not self._pending:
+            self._wake.set()
+
+    async def after(self, position: Token, deadline: float) -> bool:
+        """Wait until another read is worth it, after one that saw `position`. False when the loop's clock is past `deadline`.
+
+        Raises ClientGone.
+        """
+        at = _offsets(position)
+        short = {partition: offset for partition, offset in self._wanted.items() if at.get(partition, 0) < offset}
+        self._pending = {partition: offset for partition, offset in self._pending.items() if partition in short}
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            return False
+        if self._pending:  # else it was committed meanwhile
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_AGAIN_S)):
+                    await self._wake.wait()
+        if self._is_gone:
+            raise ClientGone
+        self._wake.clear()
+        self._pending = short
+        return True
+
+
+class PositionWaits:
+    """Those who wait for read models to come as far as a token says, at most `most` at once, without a query while they wait."""
+
+    def __init__(self, notifications: Notifications, most: int) -> None:
+        self._most = most
+        self._waiting: dict[str, set[Waiter]] = {}
+        notifications.subscribe(self._notified)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @contextmanager
+    def waiting(self, agent: str, seen: Token) -> Iterator[Waiter]:
+        """Raises Problem 429."""
+        if len(self) >= self._most:
+            raise TOO_MANY_READERS(headers={"Retry-After": "1"})
+        waiter = Waiter(seen)
+        self._waiting.setdefault(agent, set()).add(waiter)
+        try:
+            yield waiter
+        finally:
+            self._waiting[agent].discard(waiter)
+
+    def _notified(self, agent: str, moved: Moved) -> None:
+        for name, waiters in self._waiting.items():
+            if agent in ("", name):
+                for waiter in waiters:
+                    waiter.notified(moved)
+
+
+def _offsets(token: Token) -> dict[int, int]:
+    return {partition: offset for offsets in token.positions.values() for partition, offset in offsets.items()}

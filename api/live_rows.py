@@ -1,33 +1,61 @@
-"""The rows of a view that somebody watches: read together, in one query for all of them, after each batch of the view's agent.
+"""Rows of a view as server-sent events: read together, in one query for all that are watched, after each batch of the view's agent.
 
-A watcher holds the newest state and nothing else: what he is too slow for is never sent. States come out of one task that reads one
-after the other, so nobody sees an older one after a newer one.
+A watcher holds the newest state and nothing else: what a client is too slow for is never sent. States come out of one task that
+reads one after the other, so nobody sees an older one after a newer one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from api.due import Due
-from api.event_stream import Signal, first_frame
-from api.pulse import Pulse
-from api.reading import Values, ViewReader
+from api.notifications import Moved, Notifications
 from api.rows import row_tag, stream_of, tells_stream
+from api.view_reader import Values, ViewReader
 from infra.errors import SamefoldError
 from projections.engine.views.queries import Found
 from projections.engine.views.view import View
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT_S = 15.0
+"""Silence after which a comment is sent: proxies close what is silent for a minute or so."""
+RETRY_MS = (500, 3_000)
+"""How soon to come back when the connection is lost; spread, because many lose theirs at once."""
 CHUNK = 1_000
 """Keys in one query."""
+POLL_S = 1.0
+"""The connection that listens may be lost."""
+PAUSE_S = 0.02
+"""Between two rounds: notifications that come faster are one."""
 AGAIN_S = 1.0
+
+
+class EventStream(StreamingResponse):
+    """Sends frames until there are none or the client has gone; `on_end` is called then, whatever happened."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
+        super().__init__(frames, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._frames = frames
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+            await self._frames.aclose()
 
 
 class State(NamedTuple):
@@ -49,24 +77,29 @@ class Watcher:
         self.key = key
         self.tag = tag
         self._newest: bytes | None = None
-        self._signal = Signal()
+        self._wake = asyncio.Event()
         self._is_ended = False
 
-    def tell(self, tag: str, frame: bytes) -> None:
+    def send(self, tag: str, frame: bytes) -> None:
         self.tag, self._newest = tag, frame
-        self._signal.set()
+        self._wake.set()
 
     def end(self) -> None:
         self._is_ended = True
-        self._signal.set()
+        self._wake.set()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """The newest state whenever it is another one, and comments where there is none."""
-        yield first_frame()
+        # sent at once, so that a client knows that it is connected
+        yield format_sse_event(comment="samefold", retry=random.randint(*RETRY_MS))
         while not self._is_ended:
-            if not await self._signal.wait():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._wake.wait()
+            if not self._wake.is_set():
                 yield KEEPALIVE_COMMENT
-            elif self._newest is not None:
+            self._wake.clear()
+            if self._newest is not None:
                 frame, self._newest = self._newest, None
                 yield frame
 
@@ -74,12 +107,13 @@ class Watcher:
 class RowFeed:
     """All watchers of one view. Its task runs while there are some."""
 
-    def __init__(self, view: View, views: ViewReader, pulse: Pulse) -> None:
+    def __init__(self, view: View, views: ViewReader, notifications: Notifications) -> None:
         self._view = view
         self._views = views
-        self._due = Due(pulse, view.agent)
         self._watchers: dict[Values, set[Watcher]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._due = asyncio.Event()
+        notifications.subscribe(self._notified)
 
     def watch(self, key: Values, tag: str | None) -> Watcher:
         """Watch a row from now on; `tag` names the state that the client has seen."""
@@ -87,7 +121,7 @@ class RowFeed:
         self._watchers.setdefault(key, set()).add(watcher)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
-        self._due.now()
+        self._due.set()
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
@@ -107,13 +141,21 @@ class RowFeed:
             for watcher in watchers:
                 watcher.end()
 
+    def _notified(self, agent: str, _moved: Moved) -> None:
+        if agent in ("", self._view.agent):
+            self._due.set()
+
     async def _run(self) -> None:
         try:
             while self._watchers:
-                await self._due.wait()
+                await asyncio.sleep(PAUSE_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._due.wait()
+                self._due.clear()
                 try:
                     await self._round()
-                except SamefoldError as error:  # away, or in the midst of a deployment: watchers stay
+                except SamefoldError as error:  # unavailable, or in the midst of a deployment: watchers stay
                     log.debug("watching %s: %s", self._view.name, error)
                     await asyncio.sleep(AGAIN_S)
         except Exception:
@@ -134,7 +176,7 @@ class RowFeed:
                 if news := [one for one in self._watchers.get(key, ()) if one.tag != state.tag]:
                     frame = state.frame(str(found.position))
                     for watcher in news:
-                        watcher.tell(state.tag, frame)
+                        watcher.send(state.tag, frame)
 
     def _state(self, found: Found, key: Values, row: msgspec.Raw | None) -> State:
         stream = stream_of(self._view, key)

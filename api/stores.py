@@ -1,6 +1,6 @@
-"""A look at the world twice a second, for all requests: are the stores there, is everything as promised, how far behind is who?
+"""Both stores are checked twice a second, for all requests: are they there, is all as promised, how far behind are agents?
 
-A promise that is broken (another topic, other partitions, other views than this code's) stays so until the world is as it was: the
+A promise that is broken (another topic, other partitions, other views than this code's) stays so until everything is as it was: the
 API says so and answers nothing else, because what it said could be wrong.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOOK_S = 0.5
-CHECK_S = 5.0
+CHECK_S = 0.5
+COMPARE_S = 5.0
 """How often the topics are compared with what was promised."""
 DATABASE_S = 2.0
 """How long PostgreSQL may take to answer."""
@@ -73,7 +73,7 @@ class CommandNotLive(SamefoldError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HealthSnapshot:
     """What both stores said, within a moment. `at` is of `time.monotonic()`."""
 
     at: float
@@ -92,53 +92,53 @@ class Seen:
         return sum(max(end - at.get(partition, 0), 0) for partition, end in self.ends.items())
 
 
-class Look:
-    """`seen` is the newest complete look; `wrong` says, by subject, what is wrong now.
+class StoreChecks:
+    """`seen` is the newest complete snapshot; `failures` says, by subject, what is wrong now.
 
-    The subjects: kafka and database, which are away or refuse us; topics, which are not those they were; contract, which is not
-    that of the database's positions; views, where the write model that is live is not this code's; start, until there was a look.
-    `live` are the views that are live, by name, and `types` the commands; `views` are all of this code's views.
+    The subjects: kafka and database, which are unavailable or refuse us; topics, which are not those they were; contract, which is
+    not that of the database's positions; views, where the write model that is live is not this code's; start, until there was a
+    check. `live` are the views that are live, by name, and `types` the commands; `views` are all of this code's views.
     """
 
     def __init__(
         self, settings: Settings, pool: AsyncConnectionPool[Any], name: str, views: Mapping[str, View]
     ) -> None:
-        self.seen: Seen | None = None
+        self.seen: HealthSnapshot | None = None
         self.live: Mapping[str, Pointer] = {}
         self.types: frozenset[CommandType] = frozenset()
-        self._versions = code_set(dict(views))
-        self._write_model = [name for name, view in views.items() if view.is_system]
         self.kafka_answered = False
-        """At the last look."""
-        self.wrong: dict[str, SamefoldError] = {
+        """At the last check."""
+        self.failures: dict[str, SamefoldError] = {
             "start": NotLooked("This process has just started.", "Ask again in a moment.")
         }
+        self._versions = code_set(dict(views))
+        self._write_model = [name for name, view in views.items() if view.is_system]
         self._settings = settings
         self._pool = pool
         self._said = StatusLog(log, name)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="look")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store checks")
         self._admin: topics.Admin
         self._kafka_at = float("-inf")
         self._topics: tuple[Topic, Topic] | None = None
-        self._due_check = 0.0
+        self._compare_at = 0.0
         self._listeners: list[Callable[[], None]] = []
 
-    def tell(self, listener: Callable[[], None]) -> None:
-        """Have it called after each look, in the event loop. It must not block nor raise."""
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Have it called after each check, in the event loop. It must not block nor raise."""
         self._listeners.append(listener)
 
     def topics(self) -> tuple[Topic, Topic]:
-        """(commands, events). Raises the named error that makes them unusable; PostgreSQL being away is none."""
+        """(commands, events). Raises the named error that makes them unusable; PostgreSQL being unavailable is none."""
         for subject in ("topics", "contract"):
-            if error := self.wrong.get(subject):
+            if error := self.failures.get(subject):
                 raise error
         if self._topics is None:
-            raise self.wrong.get("kafka") or self.wrong["start"]
+            raise self.failures.get("kafka") or self.failures["start"]
         return self._topics
 
     def require(self, *views: str) -> None:
-        """Raises the named error of whatever is wrong; of views, with these alone. That nobody has looked yet, if that is all."""
-        wrong = (error for subject, error in self.wrong.items() if subject != "views")
+        """Raises the named error of whatever is wrong; of views, with these alone. That nothing was checked yet, if that is all."""
+        wrong = (error for subject, error in self.failures.items() if subject != "views")
         for error in sorted(wrong, key=lambda error: isinstance(error, NotLooked)):
             raise error
         self.require_live(*views)
@@ -153,7 +153,7 @@ class Look:
             raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", cure)
 
     async def find_command(self, kind: CommandType) -> None:
-        """Ask the database at once about a command that was not live at the last look: its first handler may just have come."""
+        """Ask the database at once about a command that was not live at the last check: its first handler may just have come."""
         if kind not in self.types:
             async with self._pool.connection() as connection:
                 cursor = await connection.execute("select context, type from command_types")
@@ -167,41 +167,48 @@ class Look:
                 "Start one of this release (`samefold run handler`), beside those of the release before.",
             )
 
-    async def keep_looking(self) -> None:
+    async def keep_checking(self) -> None:
         """Until it is cancelled."""
         self._admin = topics.Admin(self._settings, KAFKA_S)
         try:
             while True:
                 started = time.monotonic()
-                await self._look()
+                await self._check()
                 for listener in self._listeners:
                     listener()
-                await asyncio.sleep(max(started + LOOK_S - time.monotonic(), 0.05))
+                await asyncio.sleep(max(started + CHECK_S - time.monotonic(), 0.05))
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         rows = await self._told("database", self._ask_database())
-        if self._topics is None or time.monotonic() >= self._due_check:
+        if self._topics is None or time.monotonic() >= self._compare_at:
             await self._told("kafka", self._ask_topics())
-        ends = await self._told("kafka", self._ask_ends()) if self._topics else None
+        ends = (
+            await self._told("kafka", self._in_thread(partial(topics.ends, self._topics[1], self._admin)))
+            if self._topics
+            else None
+        )
         self.kafka_answered = ends is not None
         if ends is not None:
             self._kafka_at = time.monotonic()
         if rows is None:
             return
-        positions, live, promised, parked, self.types = rows
-        self.live = live
+        promised = {name: Contract(name, *contract) for name, *contract in rows[2] or ()}
+        self.live = {view: Pointer(view, agent, version, table) for view, agent, version, table in rows[1] or ()}
+        self.types = frozenset(CommandType(*one) for one in rows[4] or ())
         self._judge("views", partial(self.require_live, *self._write_model))
         if self._topics:
             self._judge("contract", partial(_require_contract, self._topics, promised))
+            self.failures.pop("start", None)
         if ends is not None:
-            self.seen = Seen(time.monotonic(), live, positions, ends, parked)
-        if self._topics:
-            self.wrong.pop("start", None)
+            positions: dict[str, dict[int, int]] = {}
+            for agent, partition, next_offset in rows[0] or ():
+                positions.setdefault(agent, {})[partition] = next_offset
+            self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, dict(rows[3] or ()))
 
-    async def _told(self, subject: str, asked: Any) -> Any:
-        """What was asked for, or None and the reason in `wrong`."""
+    async def _told(self, subject: str, asked: Awaitable[T]) -> T | None:
+        """What was asked for, or None and the reason in `failures`."""
         try:
             found = await asked
         except psycopg.Error as error:
@@ -230,34 +237,22 @@ class Look:
             self._is_wrong("kafka", error, "away")
 
     def _is_wrong(self, subject: str, error: SamefoldError, kind: str = "") -> None:
-        self.wrong[subject] = error
+        self.failures[subject] = error
         self._said.wrong(subject, str(error), kind)
 
     def _is_well(self, subject: str) -> None:
-        self.wrong.pop(subject, None)
+        self.failures.pop(subject, None)
         self._said.well(subject, f"{subject}: as it should be again")
 
-    async def _ask_database(
-        self,
-    ) -> tuple[
-        dict[str, dict[int, int]], dict[str, Pointer], dict[str, Contract], dict[str, int], frozenset[CommandType]
-    ]:
+    async def _ask_database(self) -> Any:
         names = [self._settings.commands_topic, self._settings.events_topic]
         async with self._pool.connection() as connection:
             with ended_after(connection, DATABASE_S):
                 cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
-            row = await cursor.fetchone()
-        assert row is not None, "a query without a table has one row"
-        positions: dict[str, dict[int, int]] = {}
-        for agent, partition, next_offset in row[0] or ():
-            positions.setdefault(agent, {})[partition] = next_offset
-        live = {view: Pointer(view, agent, version, table) for view, agent, version, table in row[1] or ()}
-        promised = {name: Contract(name, *contract) for name, *contract in row[2] or ()}
-        types = frozenset(CommandType(*one) for one in row[4] or ())
-        return positions, live, promised, dict(row[3] or ()), types
+            return await cursor.fetchone()
 
     async def _ask_topics(self) -> None:
-        """Make them at the first look if they are missing, as handlers and agents do; later, compare."""
+        """Create them at the first check if they are missing, as handlers and agents do; later, compare."""
         if self._topics is None:
             self._topics = await self._in_thread(partial(topics.ensure, self._settings))
         else:
@@ -265,11 +260,7 @@ class Look:
                 now = await self._in_thread(partial(topics.describe, self._settings, topic.name, admin=self._admin))
                 topics.require_same(topic, now)
         self._is_well("topics")
-        self._due_check = time.monotonic() + CHECK_S
-
-    async def _ask_ends(self) -> dict[int, int]:
-        assert self._topics is not None
-        return await self._in_thread(partial(topics.ends, self._topics[1], self._admin))
+        self._compare_at = time.monotonic() + COMPARE_S
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

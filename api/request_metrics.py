@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from opentelemetry import context
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,7 +18,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 MAX_ID_BYTES = 200
 
 
-class Observing:
+class RequestMetrics:
     """The outermost part of the app. Each request sets all of its task's context that it uses, and sets nothing back."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -34,6 +34,7 @@ class Observing:
         correlation.current.set(given)
         # where there is none too: a pipelined request is begun in the context of the one before
         context.attach(tracing.context_of(scope["headers"] if b"traceparent" in names else ()))
+        span: Span | None = None
         answered = False
 
         async def sent(message: Message) -> None:
@@ -43,12 +44,19 @@ class Observing:
                 _observe(scope, message["status"], time.perf_counter() - started)
                 if given is not None:
                     MutableHeaders(scope=message)["Correlation-Id"] = given
+                if span:
+                    # what it was is known only now: the path itself would make as many names as there are streams
+                    span.update_name(f"{method_of(scope)} {route_of(scope)}")
+                    span.set_attribute("http.route", route_of(scope))
+                    span.set_attribute("http.response.status_code", message["status"])
             await send(message)
 
         metrics.HTTP_IN_PROGRESS.inc()
         try:
             if tracing.recording():
-                await self._traced(scope, receive, sent)
+                method = method_of(scope)
+                with tracing.span(method, SpanKind.SERVER, attributes={"http.request.method": method}) as span:
+                    await self.app(scope, receive, sent)
             else:
                 await self.app(scope, receive, sent)
         except Exception:
@@ -57,20 +65,6 @@ class Observing:
             raise
         finally:
             metrics.HTTP_IN_PROGRESS.dec()
-
-    async def _traced(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = method_of(scope)
-        with tracing.span(method, SpanKind.SERVER, attributes={"http.request.method": method}) as span:
-
-            async def sent(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    # what it was is known only now: the path itself would make as many names as there are streams
-                    span.update_name(f"{method} {route_of(scope)}")
-                    span.set_attribute("http.route", route_of(scope))
-                    span.set_attribute("http.response.status_code", message["status"])
-                await send(message)
-
-            await self.app(scope, receive, sent)
 
 
 def route_of(scope: Scope) -> str:

@@ -1,0 +1,170 @@
+"""Appends commands to their topic, says exactly what is known when that fails, and waits for their outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from opentelemetry.trace import Span, SpanKind
+
+from infra.log import clients
+from infra.log.partitioner import partition_of
+from infra.log.records import Command
+from infra.log.topics import Topic
+from infra.observability import metrics, tracing
+from infra.processes.process_end import Parts
+from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from api.outcome_waits import Recorded
+
+POLL_S = 0.5
+CLOSE_S = 2.0
+
+
+class NotAppended(Exception):
+    """The command is not in the log and never will be, by this try."""
+
+
+class MaybeAppended(Exception):
+    """The command may be in the log, or get there yet: its outcome tells."""
+
+
+async def outcome_after(
+    appended: asyncio.Future[int], outcome: asyncio.Future[Recorded | None], within_s: float, or_append: bool
+) -> Recorded | None:
+    """The outcome, or None where it is not there yet and the command is in the log.
+
+    `or_append`: to know that it is in the log is enough. Raises NotAppended, MaybeAppended, and what `outcome` raises.
+    """
+    loop, started = asyncio.get_running_loop(), time.perf_counter()
+    deadline = loop.time() + within_s
+    waiting: set[asyncio.Future[int] | asyncio.Future[Recorded | None]] = {appended, outcome}
+    while not outcome.done():
+        if appended.done():
+            appended.result()
+            if or_append:
+                return None
+        done, waiting = await asyncio.wait(waiting, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            break
+    recorded = outcome.result() if outcome.done() else None
+    if recorded is not None:
+        metrics.API_OUTCOME_SECONDS.observe(time.perf_counter() - started)
+    elif not appended.done():
+        raise MaybeAppended(f"There is no acknowledgement after {within_s:g} s.")
+    return recorded
+
+
+class _Append(NamedTuple):
+    """One that is under way."""
+
+    future: asyncio.Future[int]
+    started: float
+    span: Span | None
+
+    def end(self, error: NotAppended | MaybeAppended | None, offset: int = -1) -> None:
+        """In the event loop. Metrics count by what is known: `no` and `unknown` are what the problem's `appended` says."""
+        known = "yes" if error is None else "no" if isinstance(error, NotAppended) else "unknown"
+        metrics.API_APPENDS.labels(known).inc()
+        if self.span:
+            self.span.end()
+        if error is None:
+            metrics.API_APPEND_SECONDS.observe(time.perf_counter() - self.started)
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(offset)
+        else:
+            self.future.set_exception(error)
+            self.future.exception()  # it may be that nobody waits for it any more
+
+
+class Appender:
+    """One idempotent producer, polled from a thread of its own, which wakes the event loop once for all reports of a moment."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._settings = settings
+        self._connection = clients.Connection(name)
+        self._name = name
+        self._producer: clients.LastingProducer
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._reports: list[tuple[_Append, KafkaError | None, int]] = []
+
+    def require(self) -> None:
+        """Raises KafkaAway when all brokers were unreachable at the last check: what would be appended could only wait."""
+        if self._connection.away.is_set():
+            raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
+
+    def back(self) -> None:
+        """The brokers were seen."""
+        self._connection.seen()
+
+    def open(self, parts: Parts) -> None:
+        """In the event loop that will append."""
+        self._loop = asyncio.get_running_loop()
+        self._producer = clients.LastingProducer(self._settings, self._name, self._connection)
+        self._thread = parts.thread("appender", self._poll)
+
+    async def close(self) -> None:
+        """Waits a moment for what is under way."""
+        self._closing.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
+
+    def append(self, command: Command, value: bytes, topic: Topic) -> asyncio.Future[int]:
+        """Begin to append; the future gets the command's offset, or NotAppended or MaybeAppended."""
+        assert self._loop is not None, "it is open"
+        span = tracing.start_here("append", SpanKind.PRODUCER) if tracing.recording() else None
+        append = _Append(self._loop.create_future(), time.perf_counter(), span)
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            with self._lock:
+                self._reports.append((append, error, -1 if error else message.offset()))
+
+        try:
+            self._producer.now.produce(
+                topic.name,
+                value,
+                key=command.stream.encode(),
+                partition=partition_of(command.stream, topic.partitions),
+                headers=list(tracing.carrier(span)),
+                on_delivery=report,
+            )
+        except BufferError:
+            append.end(NotAppended("too many commands wait to be sent"))
+        except KafkaException as error:
+            # of a producer that can't go on the thread hears too, and replaces it
+            append.end(NotAppended(error.args[0].str()))
+        return append.future
+
+    def _poll(self) -> None:
+        while not self._closing.is_set():
+            self._producer.poll(POLL_S)
+            self._wake()
+        with suppress(KafkaException):
+            self._producer.now.flush(CLOSE_S)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            reports, self._reports = self._reports, []
+        if reports and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._reported, reports)
+
+    def _reported(self, reports: list[tuple[_Append, KafkaError | None, int]]) -> None:
+        for append, error, offset in reports:
+            if error is None:
+                self._connection.seen()
+                append.end(None, offset)
+            else:
+                # of all others an earlier try, of which we were not told, may have got through
+                known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+                append.end((NotAppended if known else MaybeAppended)(error.str()))

@@ -1,0 +1,266 @@
+"""`POST /{context}/{stream_id}/{command}`: one route for each command of each context, made of the unions that declare them.
+
+A command is checked here as the handler will check it, appended, and answered with its outcome: recorded in the transaction that
+wrote the read models, so that clients always read their own writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from inspect import Parameter
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UNSET
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from api import openapi, requests
+from api.append import MaybeAppended, NotAppended, outcome_after
+from api.openapi import Body, Json, header, in_header
+from api.outcome_waits import TOO_MANY_WAIT, abandon
+from api.outcomes import CONFLICT, FAILED, JSON, KEY_REUSED, CommandRef, answer_of
+from api.problems import DEFECT, INVALID, Problem, invalid, kind, problem_of, retry_later, traceable
+from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
+from api.services import Services, services_of
+from commands.intake import bad_name, fingerprint_of, holds_nul, validator
+from domain.language import Refusal
+from infra.domain_model.contexts import BadContext, Context, refusals_of
+from infra.errors import SamefoldError
+from infra.log.records import Command, encode
+from projections.engine.store.command_types import CommandType
+from projections.engine.views.core_views import OUTCOMES, all_views
+
+log = logging.getLogger(__name__)
+
+NOT_JSON = kind(415, "not-json", "The body must be JSON.")
+BEHIND = kind(429, "read-model-behind", "The read model is too far behind.")
+NOT_APPENDED = kind(503, "not-appended", "The command could not be appended.")
+UNKNOWN = kind(503, "maybe-appended", "Whether the command was appended is not known.")
+
+RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs"})
+"""What paths begin with that are of no context."""
+
+
+def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
+    """The routes of all commands, whose bodies are added to `bodies`. Raises BadContext."""
+    router = APIRouter(route_class=openapi.Described)
+    for context in contexts.values():
+        if context.name in RESERVED:
+            raise BadContext(
+                f"A context can't be called '{context.name}': the API answers something else there.",
+                "Rename its file in domain/.",
+            )
+        refusals = refusals_of(context)
+        for name, command in context.commands.items():
+            body = Body(context, name, command)
+            bodies.append(body)
+            about = " ".join((body.schema.get("description") or "").split())
+            router.add_api_route(
+                f"/{context.name}/{{stream_id}}/{openapi.kebab(name)}",
+                openapi.describe(_route(context, name, command), _stream_id(context), *_HEADERS, openapi.PREFER),
+                methods=["POST"],
+                name=f"{context.name} {name}",
+                summary=openapi.words(name),
+                description=about or f"{openapi.words(name)}.",
+                operation_id=_operation_id(context, name),
+                tags=[context.name],
+                response_model=openapi.Accepted,
+                response_description="It was done, and every view of the answer's agent shows it.",
+                responses=_responses(context, refusals),
+                openapi_extra=body.described(),
+            )
+    return router
+
+
+def _route(context: Context, name: str, kind_: type) -> openapi.Route:
+    validate = validator(kind_)
+
+    async def post(request: Request) -> Response:
+        services = services_of(request)
+        ref, prefer = _ref(request, context), requests.preferences(request)
+        expected, correlation = requests.expected_version(request), requests.correlation_id(request)
+        if not requests.is_json(request):
+            raise NOT_JSON()
+        settings = services.settings
+        body = await requests.body_of(request, settings.max_command_bytes, settings.api_read_timeout_s)
+        try:
+            validate(body)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            # where and what, never the value itself
+            raise invalid((".".join(map(str, one["loc"])) or "body", one["msg"]) for one in found) from None
+        except Exception:  # a defect in the command's own checks, which the handler records as its outcome
+            log.exception("%s: the checks of '%s' failed", ref.stream, name)
+        if holds_nul(body):
+            raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
+        command = Command(ref.key, ref.stream, name, msgspec.Raw(body), expected, correlation or UNSET)
+        headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied(settings.api_max_wait_s)
+        wait_s = prefer.wait_within(settings.api_wait_s, settings.api_max_wait_s)
+        return await _append(request, ref, command, wait_s, headers)
+
+    return post
+
+
+def _ref(request: Request, context: Context) -> CommandRef:
+    """Which stream, under which id. Raises Problem 400, 422."""
+    stream_id = requests.segment(request, "stream_id")
+    key, is_callers = requests.idempotency_key(request)
+    if problem := bad_name(f"{context.name}/{stream_id}", key):
+        raise INVALID(f"{problem[:1].upper()}{problem[1:]}.", errors=[{"at": "stream_id", "problem": problem}])
+    return CommandRef(context, stream_id, key, is_callers)
+
+
+async def _append(
+    request: Request, ref: CommandRef, command: Command, wait_s: float, headers: Mapping[str, str]
+) -> Response:
+    """Append it, and wait for the outcome as long as the client wants, and is there."""
+    services = services_of(request)
+    settings = services.settings
+    try:
+        fingerprint = fingerprint_of(command)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
+    value = encode(command)
+    if len(value) > settings.max_command_bytes:
+        most = settings.max_command_bytes
+        raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
+    await _require_open(services, CommandType(ref.context.name, command.type))
+    with (
+        services.outcomes.waiting(
+            ref.stream, ref.key, services.events.partitions, may_be_there=ref.is_callers
+        ) as outcome,
+        requests.watched(request, lambda: abandon(outcome)),
+    ):
+        appended = services.appender.append(command, value, services.commands)
+        try:
+            recorded = await outcome_after(appended, outcome, wait_s or settings.api_wait_s, or_append=not wait_s)
+        except NotAppended as error:
+            problem = traceable(NOT_APPENDED("Kafka did not take it.", headers=retry_later(), appended="no"))
+            log.warning("not appended: %s", error)
+            raise problem from None
+        except MaybeAppended as error:
+            problem = traceable(_unknown(ref))
+            log.warning("maybe appended: %s", error)
+            raise problem from None
+    if wait_s and recorded is not None:
+        return answer_of(ref, recorded, fingerprint, headers)
+    pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}
+    where = {"Location": ref.location} | retry_later()
+    return Response(msgspec.json.encode(pending), 202, {**headers, **where}, JSON)
+
+
+async def _require_open(services: Services, kind_: CommandType) -> None:
+    """Raises Problem 429, 503 where no command of this type may be appended now."""
+    stores = services.stores
+    if not stores.failures:
+        await stores.find_command(kind_)
+    try:
+        services.appender.require()
+        stores.require(OUTCOMES)
+        stores.require_command(kind_)
+    except SamefoldError as error:
+        raise problem_of(error, appended="no") from None
+    seen = stores.seen
+    behind = seen.behind(all_views()[OUTCOMES].agent) if seen else 0
+    if behind > services.settings.api_max_lag:
+        raise BEHIND(f"It is {behind} commits behind the log.", headers=retry_later(), appended="no")
+
+
+def _unknown(ref: CommandRef) -> Problem:
+    headers = retry_later() | {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
+    detail = "Kafka has not acknowledged it."
+    return UNKNOWN(detail, headers=headers, appended="unknown", command_id=ref.key, outcome=ref.location)
+
+
+# ── what the document says ──
+
+
+def _stream_id(context: Context) -> Parameter:
+    about = f"Which of {context.name}: any text without control characters; with `{context.name}/` at most 200 bytes in UTF-8."
+    return openapi.text_in_path("stream_id", about, openapi.A_STREAM)
+
+
+_HEADERS = (
+    in_header(
+        "Idempotency-Key",
+        "The command's id, a string of RFC 9651 (draft-ietf-httpapi-idempotency-key-header). Sent again with the same key and "
+        "body, it gets the same answer and does nothing twice. Without one the service makes one, and a retry is another command.",
+        f'"{openapi.A_KEY}"',
+        maxLength=202,
+        pattern=r'^"[!#-\[\]-~]{1,200}"$',
+    ),
+    in_header(
+        "If-Match",
+        "The version that the stream must have, as an answer's ETag has it; else 412.",
+        f'"{openapi.A_VERSION}"',
+        pattern=r'^"(0|[1-9][0-9]{0,17})"$',
+    ),
+    in_header(
+        "If-None-Match",
+        "`*`: the stream must have no events yet; else 412. Not together with `If-Match`.",
+        "*",
+        enum=["*"],
+    ),
+    in_header(
+        "Correlation-Id",
+        "The caller's own id for all that belongs together; it is kept beside the command and the events.",
+        "order-4711",
+        minLength=1,
+        maxLength=200,
+        pattern=r"^[!-~]+$",
+    ),
+)
+_KEY = {"Idempotency-Key": header("The key that was given, or that was made for this command")}
+_ETAG = {"ETag": header("The stream's version, for `If-Match`")}
+_LOCATION = {"Location": header("Where the outcome is, or will be")}
+
+
+def _responses(context: Context, refusals: Mapping[str, type[Refusal]]) -> dict[int | str, Json]:
+    recorded = _KEY | openapi.AT_POSITION
+    pending = "It is in the log and will be decided."
+    lines = "".join(f"\n- `{code}`: {refusal.message}" for code, refusal in refusals.items())
+    return {
+        200: {"headers": recorded | _ETAG | openapi.APPLIED, "links": _links(context)},
+        202: {
+            "model": openapi.Pending,
+            "description": pending,
+            "headers": _KEY | _LOCATION | openapi.RETRY_AFTER | openapi.APPLIED,
+        },
+        400: openapi.problems(
+            "A header or the request itself can't be understood.", requests.BAD_HEADER, requests.CUT_OFF
+        ),
+        408: openapi.problems("The body did not arrive in time.", requests.TOO_SLOW),
+        409: openapi.problems(f"The business said no.{lines}", headers=recorded),
+        412: openapi.problems("The stream is not at the expected version.", CONFLICT, headers=recorded),
+        413: openapi.problems("The command, or what it leads to, is too large.", TOO_LARGE),
+        415: openapi.problems("The body is not declared to be JSON.", NOT_JSON),
+        422: openapi.problems("Something does not fit.", INVALID, KEY_REUSED, BAD_SEGMENT),
+        429: openapi.problems("Too much is waiting.", BEHIND, TOO_MANY_WAIT, headers=openapi.RETRY_AFTER),
+        431: openapi.problems("Line and headers are too large."),
+        500: openapi.problems("The service made a mistake.", FAILED, DEFECT),
+        503: openapi.problems(
+            "A store is unavailable, or not as promised: `appended` says whether the command is in the log.",
+            NOT_APPENDED,
+            UNKNOWN,
+            headers=openapi.RETRY_AFTER | _LOCATION,
+        ),
+    }
+
+
+def _operation_id(context: Context, name: str) -> str:
+    """What programs call the command's route by: `accounts_open_account`."""
+    return f"{context.name}_{openapi.kebab(name).replace('-', '_')}"
+
+
+def _links(context: Context) -> Json:
+    """What can be done next: look at it again, or go on with the same stream, at the version that it now has."""
+    stream = {"path.stream_id": "$request.path.stream_id"}
+    whose = {"path.context": context.name, **stream, "path.key": "$response.body#/command_id"}
+    next_ = {**stream, "header.If-Match": "$response.header.ETag"}
+    commands = {
+        openapi.kebab(name): {"operationId": _operation_id(context, name), "parameters": next_}
+        for name in context.commands
+    }
+    return {"outcome": {"operationId": "outcome", "parameters": whose}} | commands

@@ -1,0 +1,217 @@
+"""What a request says: segments of its path, its headers, its body within bounds, and whether its client is still there.
+
+A header that must come once and comes twice, or in a form that nobody understands, is refused: 400.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+from uuid import uuid4
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.problems import kind
+
+BAD_SEGMENT = kind(422, "bad-segment", "A part of the path is not UTF-8.")
+BAD_HEADER = kind(400, "bad-header", "A header can't be understood.")
+TOO_LARGE = kind(413, "too-large", "That is too much.")
+TOO_SLOW = kind(408, "too-slow", "The request did not arrive in time.")
+CUT_OFF = kind(400, "cut-off", "The request ended too early.")
+
+MAX_ID_BYTES = 200
+
+_PLAIN = "!$&'()*+,;=:@"
+"""What RFC 3986 allows in a segment beside letters, digits and `-._~`."""
+_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"').fullmatch
+_BARE = re.compile(r"[!#-+\--:<-\[\]-~]+").fullmatch
+"""Visible ASCII without what would make it two keys or none: quote, comma, semicolon, backslash."""
+_VERSION = re.compile(r'"(0|[1-9][0-9]{0,17})"').fullmatch
+# Possessive, here and below: with backtracking, a few thousand spaces in a header would take seconds.
+_JSON = re.compile(r"\s*+application/json\s*+(;\s*+charset\s*+=\s*+\"?utf-8\"?\s*+)?;?\s*+", re.IGNORECASE).fullmatch
+_PREFERENCE = re.compile(r'\s*+([!#$%&\'*+\-.^_`|~0-9A-Za-z]++)\s*+(?:=\s*+("[^"]*+"|[^\s,;"]*+))?\s*+(?:;[^,]*+)?')
+_SECONDS = re.compile(r"[0-9]{1,9}").fullmatch
+
+
+# ── the path ──
+
+
+class RawPath:
+    """Has the app route on the path as it came, so that `%2F` stays inside its segment (RFC 3986, section 2.2).
+
+    A stream's name may hold a slash. Servers decode the whole path first, and then can't tell a slash that separates from one that
+    belongs to a name. Each segment comes in its normal form: encoded where it must be, and nowhere else.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            raw: bytes = scope.get("raw_path") or b""
+            scope["path"] = normal(raw.partition(b"?")[0]) if raw else quote(scope["path"])
+        await self.app(scope, receive, send)
+
+
+def normal(raw: bytes) -> str:
+    """A raw path with equal segments written equally: `/a%2Fb/%64` becomes `/a%2Fb/d`."""
+    if b"%" not in raw and raw.isascii():
+        return raw.decode()
+    return "/".join(quote(unquote_to_bytes(segment), safe=_PLAIN) for segment in raw.split(b"/"))
+
+
+def segment(request: Request, name: str) -> str:
+    """The decoded text of a path parameter. Raises Problem 422."""
+    try:
+        return unquote_to_bytes(request.path_params[name]).decode()
+    except UnicodeDecodeError:
+        raise BAD_SEGMENT(f"'{name}' is not UTF-8.") from None
+
+
+def path_of(*segments: str) -> str:
+    """The path of these segments, each encoded by itself."""
+    return "".join(f"/{quote(one, safe=_PLAIN)}" for one in segments)
+
+
+# ── headers ──
+
+
+def single(request: Request, name: str) -> str | None:
+    """The header's value, or None without one. Raises Problem 400 where it comes more than once."""
+    values = request.headers.getlist(name)
+    if len(values) > 1:
+        raise BAD_HEADER(f"{name} comes {len(values)} times; it must come once.")
+    return values[0].strip(" \t") if values else None
+
+
+def idempotency_key(request: Request) -> tuple[str, bool]:
+    """The command's id, and whether it is the caller's; else a new one. Raises Problem 400.
+
+    A string of RFC 9651 (`"8e03978e"`), as draft-ietf-httpapi-idempotency-key-header has it; without its quotes it is taken too.
+    """
+    value = single(request, "Idempotency-Key")
+    if value is None:
+        return str(uuid4()), False
+    string = _QUOTED(value)
+    key = re.sub(r'\\(["\\])', r"\1", string[1]) if string else value if _BARE(value) else ""
+    if not 0 < len(key) <= MAX_ID_BYTES:
+        raise BAD_HEADER(
+            f'Idempotency-Key must be a string like "8e03978e-40d5", of 1 to {MAX_ID_BYTES} printable ASCII characters.'
+        )
+    return key, True
+
+
+def quoted(key: str) -> str:
+    """A key as the header's value; keys that were given in another way may hold what no header can: those are left as they are."""
+    return '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
+
+
+def expected_version(request: Request) -> int | None:
+    """The version that the stream must have: of `If-Match: "3"`, or 0 for `If-None-Match: *`. Raises Problem 400."""
+    match, none_match = single(request, "If-Match"), single(request, "If-None-Match")
+    if match is not None and none_match is not None:
+        raise BAD_HEADER("If-Match and If-None-Match exclude each other here.")
+    if none_match is not None:
+        if none_match != "*":
+            raise BAD_HEADER("If-None-Match must be *: the stream must have no events yet.")
+        return 0
+    if match is None:
+        return None
+    found = _VERSION(match)
+    if found is None:
+        raise BAD_HEADER('If-Match must be one version as an answer\'s ETag has it: "3".')
+    return int(found[1])
+
+
+def correlation_id(request: Request) -> str | None:
+    """The caller's id for all that belongs together, which is kept in the commit. Raises Problem 400."""
+    value = single(request, "Correlation-Id")
+    if value is not None and not (value.isascii() and value.isprintable() and 0 < len(value) <= MAX_ID_BYTES):
+        raise BAD_HEADER(f"Correlation-Id must have 1 to {MAX_ID_BYTES} printable ASCII characters.")
+    return value
+
+
+def is_json(request: Request) -> bool:
+    """Whether the body is declared to be JSON in UTF-8. Raises Problem 400 where it is declared twice."""
+    value = single(request, "Content-Type")
+    return value is not None and _JSON(value) is not None
+
+
+class Preferences(NamedTuple):
+    """The header Prefer (RFC 7240): `respond-async`, and `wait=N`, None where it is not said. Other preferences are ignored."""
+
+    respond_async: bool = False
+    wait_s: int | None = None
+
+    def wait_within(self, default_s: float, longest_s: float) -> float:
+        """How long to wait, in seconds: what was asked for, up to `longest_s`."""
+        if self.wait_s is None:
+            return 0.0 if self.respond_async else default_s
+        return min(float(self.wait_s), longest_s)
+
+    def applied(self, longest_s: float) -> dict[str, str]:
+        """The header Preference-Applied, where there is something to report."""
+        said = ["respond-async"] if self.respond_async else []
+        said += [f"wait={min(self.wait_s, int(longest_s))}"] if self.wait_s is not None else []
+        return {"Preference-Applied": ", ".join(said)} if said else {}
+
+
+def preferences(request: Request) -> Preferences:
+    """Of the same preference said twice the first counts, as the RFC has it."""
+    said: dict[str, str] = {}
+    for line in request.headers.getlist("Prefer"):
+        for part in line.split(","):
+            if match := _PREFERENCE.fullmatch(part):
+                said.setdefault(match[1].lower(), (match[2] or "").strip('"'))
+    wait = said.get("wait", "")
+    return Preferences("respond-async" in said, int(wait) if _SECONDS(wait) else None)
+
+
+# ── the body, and the client ──
+
+
+async def body_of(request: Request, most: int, within_s: float) -> bytes:
+    """The body, of at most that many bytes. Raises Problem 400, 408, 413, having read no more than it must."""
+    declared = request.headers.get("Content-Length", "")
+    if declared.isdecimal() and int(declared[:20]) > most:
+        raise _too_large(most)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(within_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _too_large(most)
+                parts.append(part)
+    except TimeoutError:
+        raise TOO_SLOW(f"The body took longer than {within_s:g} s.", headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise CUT_OFF() from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(most: int) -> Exception:
+    return TOO_LARGE(f"The body may have {most} bytes.", limit=most)
+
+
+@contextmanager
+def watched(request: Request, gone: Callable[[], None]) -> Iterator[None]:
+    """`gone` is called as soon as the request's client has gone. The body must have been read."""
+    watching = asyncio.create_task(_disconnected(request, gone))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _disconnected(request: Request, gone: Callable[[], None]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    gone()

@@ -1,0 +1,185 @@
+"""The app under Uvicorn, in this process, with bounds for what Uvicorn reads without any: heads, chunk framing, pipelines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from http import HTTPStatus
+from typing import ClassVar
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api.app import create_app
+from api.problems import BAD_REQUEST, MEDIA_TYPE, Problem, kind
+from api.requests import TOO_SLOW
+from api.services import Services
+from infra.errors import SamefoldError
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5
+STILL_WAIT_S = 1.0
+"""At the end, until those who wait for an outcome are told to ask again."""
+BACKLOG = 4_096
+KEEP_ALIVE_S = 65
+"""Longer than load balancers keep an idle connection, which would otherwise send a request into one that just closed."""
+MAX_HEAD = 65_536
+"""Bytes of a request's line, headers and trailers."""
+MAX_FRAMING = 2**21
+"""Bytes that chunks may add to a body: a chunk of one byte takes five more."""
+MAX_PIPELINED = 100
+"""Requests sent before the answer to an earlier one. Beyond, the connection is closed; the client may retry (RFC 9112, 9.3.2)."""
+
+HEAD_TOO_LARGE = kind(431, "head-too-large", "The head of the request is too large.")
+
+
+class CannotListen(SamefoldError):
+    """The address is taken, or not this machine's."""
+
+
+class Server(uvicorn.Server):
+    """One API process. `run` returns after `should_exit` was set; it raises what ended a part of the process that must not end."""
+
+    def __init__(self, config: uvicorn.Config, services: Services, listening: socket.socket) -> None:
+        super().__init__(config)
+        self.services = services
+        self.listening = listening
+        self.port: int = listening.getsockname()[1]
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().serve(sockets or [self.listening])
+        if self.services.failure is not None:
+            raise self.services.failure
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info("%s: listening on port %d", self.services.name, self.port)
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.services.failure is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # live updates would never end by themselves, and are told to before they are waited for
+        self.services.stopping.set()
+        asyncio.get_running_loop().call_later(STILL_WAIT_S, self.services.outcomes.give_up)
+        await super().shutdown(sockets)
+
+
+def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
+    """A server that holds its port (0: a free one) and serves once it is run. Raises CannotListen, NotConfigured, BadContext."""
+    app = create_app(settings, name)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=type("Connection", (BoundedConnection,), {"within_s": settings.api_read_timeout_s}),
+        ws="none",
+        lifespan="on",
+        proxy_headers=False,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    return Server(config, app.state.services, _listen(host, port))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotListen(
+            f"Nobody can listen on port {port} of {host}: {error.strerror or error}.",
+            "Give another one with SAMEFOLD_API_PORT or `--port`, or end what listens there.",
+        ) from error
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """Answers 431 and 408, or closes where an answer is under way. What is no HTTP gets a problem as well (RFC 9457)."""
+
+    _beside = 0
+    """Bytes since the request began that were not of its body."""
+    _body = 0
+    _in_head = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    within_s: ClassVar[float] = 10
+    """How long a head may take to arrive; and, once a request was answered before its end, how long its rest may."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # before its first request it is as idle as after one
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._beside += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._beside > MAX_HEAD + min(8 * self._body, MAX_FRAMING):
+            self._end(HEAD_TOO_LARGE())
+        elif self._deadline is None and not self._is_answering():
+            self._deadline = self.loop.call_later(self.within_s, self._is_late)
+
+    def on_message_begin(self) -> None:
+        self._beside = self._body = 0  # of what was received together with its beginning nothing is counted
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._arrived()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.close()
+        elif len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+            self._end(HEAD_TOO_LARGE())
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._beside -= len(body)
+        self._body += len(body)
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._end(BAD_REQUEST(msg))
+
+    def _arrived(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _is_late(self) -> None:
+        if self._in_head:
+            self._end(TOO_SLOW(f"The head took longer than {self.within_s:g} s."))
+        else:
+            self.transport.close()
+
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _end(self, problem: Problem) -> None:
+        if not self._is_answering():
+            body = bytes(problem.response().body)
+            head = (
+                f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n"
+                f"Content-Type: {MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self.transport.close()

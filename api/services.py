@@ -1,0 +1,161 @@
+"""What the requests of one API process share: connections to both stores, what is known of them, and those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from fastapi import Request
+
+from api.append import Appender
+from api.live_rows import RowFeed
+from api.notifications import Notifications
+from api.outcome_waits import OutcomeWaits
+from api.problems import Kind, kind, problem_of
+from api.stores import StoreChecks
+from api.view_reader import PositionWaits, ViewReader
+from infra.database.connect import parameters
+from infra.database.deadline import Pool
+from infra.errors import SamefoldError
+from infra.log.topics import Topic
+from infra.processes.process_end import Parts
+from infra.settings import Settings
+from projections.engine.views.core_views import all_views
+from projections.engine.views.view import View
+
+POOL_WAIT_S = 2.0
+"""For a connection of the pool."""
+LONGEST_QUERY_MS = 8_000
+"""After which the database ends it."""
+QUERY_S = 10.0
+"""After which the connection is given up: the database hangs."""
+POOL_AGAIN_S = 2.0
+"""After that, trying to connect is given up until a connection is wanted: which the checks do twice a second."""
+SEARCH_WAIT_S = 2.0
+"""How long a search waits for others to end."""
+
+TOO_MANY_SEARCHES = kind(429, "too-many-searches", "Too many lists are being searched.")
+TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are subscribed.")
+
+
+class Slots:
+    """Room for so many at once. Who gets none within `wait_s` seconds is told to come back."""
+
+    def __init__(self, most: int, refusal: Kind, retry_after_s: int, wait_s: float = 0) -> None:
+        self.taken = 0
+        self._free = asyncio.Semaphore(most)
+        self._refusal = refusal
+        self._retry_after_s = retry_after_s
+        self._wait_s = wait_s
+
+    async def take(self) -> None:
+        """Raises Problem 429."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise self._refusal(headers={"Retry-After": str(self._retry_after_s)}) from None
+        self.taken += 1
+
+    def give_back(self) -> None:
+        self.taken -= 1
+        self._free.release()
+
+
+class Services:
+    """Entered once, in the event loop that serves. Unavailable stores are found when they come back."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.settings = settings
+        self.name = name
+        self.stopping = asyncio.Event()
+        """Set when the process is to end: live updates end then."""
+        self.failure: SamefoldError | None = None
+        """What ended a part of this that must not end, after which the process can only end too."""
+        self.parts = Parts(name, self._failed)
+        views = all_views()
+        longest = min(settings.statement_timeout_ms, LONGEST_QUERY_MS)
+        session = parameters(settings, f"samefold {name}", statement_timeout_ms=longest)
+        self.pool = Pool(
+            session.pop("conninfo"),
+            kwargs=session,
+            open=False,
+            min_size=2,
+            max_size=settings.api_connections,
+            timeout=POOL_WAIT_S,
+            reconnect_timeout=POOL_AGAIN_S,
+            name=name,
+            seconds=QUERY_S,
+        )
+        self.notifications = Notifications(settings, name, {view.agent for view in views.values()})
+        self.stores = StoreChecks(settings, self.pool, name, views)
+        self.appender = Appender(settings, name)
+        self.stores.subscribe(self._kafka_answered)
+        self.outcomes = OutcomeWaits(settings, self.notifications, name)
+        self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
+        self.views = ViewReader(settings, self.pool, self.positions)
+        # half of the connections are for lists that no index leads to, or all others would wait for them
+        self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, 1, SEARCH_WAIT_S)
+        self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS, 5)
+        self._feeds: dict[str, RowFeed] = {}
+
+    @property
+    def commands(self) -> Topic:
+        """The topic of commands as it is now. Raises Problem 503 where it can't be used."""
+        return self._topics()[0]
+
+    @property
+    def events(self) -> Topic:
+        """The log. Raises Problem 503 where it can't be used."""
+        return self._topics()[1]
+
+    def feed(self, view: View) -> RowFeed:
+        """The live rows of that view."""
+        if view.name not in self._feeds:
+            self._feeds[view.name] = RowFeed(view, self.views, self.notifications)
+        return self._feeds[view.name]
+
+    async def __aenter__(self) -> Self:
+        await self.pool.open()
+        self.parts.callbacks()
+        self.appender.open(self.parts)
+        self.parts.task("notifications", self.notifications.listen())
+        self.parts.task("store checks", self.stores.keep_checking())
+        self.parts.task("outcomes", self.outcomes.answer())
+        self.parts.task("live rows", self._end_feeds(), may_return=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stopping.set()
+        await self.parts.cancel()
+        await self.appender.close()
+        await self.pool.close(1)
+
+    async def _end_feeds(self) -> None:
+        """Wait until the process is to end, and then end what would go on for ever."""
+        await self.stopping.wait()
+        for feed in self._feeds.values():
+            await feed.close()
+
+    def _topics(self) -> tuple[Topic, Topic]:
+        try:
+            return self.stores.topics()
+        except SamefoldError as error:
+            raise problem_of(error) from None
+
+    def _kafka_answered(self) -> None:
+        """The appender, which appends nothing while all brokers are unreachable, hears from here that they are back."""
+        if self.stores.kafka_answered:
+            self.appender.back()
+
+    def _failed(self, error: SamefoldError) -> None:
+        self.failure = error
+
+
+def services_of(request: Request) -> Services:
+    """Those of the app that serves a request."""
+    services: Services = request.app.state.services
+    return services

@@ -1,0 +1,154 @@
+"""What a request for a view asks: its key, or filters and a page, and how new the answer must be."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+from fastapi import Request
+
+from api.problems import Kind, invalid, kind, logged
+from api.requests import segment
+from api.view_reader import Values
+from infra.errors import SamefoldError
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import Column
+from projections.engine.views.token import BadToken, OtherLog, Token
+from projections.engine.views.values import BadValue, value_of
+from projections.engine.views.view import View, fingerprint
+
+MOST_ROWS = 1_000
+FEW_ROWS = 100
+PAGING = ("limit", "cursor", "after")
+"""Names of parameters; a column of the same name can't be filtered by."""
+
+
+class BadCursor(SamefoldError):
+    """A cursor of another question, or none at all."""
+
+    is_public = True
+
+
+_REFUSED: dict[type[SamefoldError], Kind] = {
+    BadToken: kind(422, BadToken.code, "A position token that none of our answers held."),
+    BadCursor: kind(422, BadCursor.code, "A cursor of another question, or none at all."),
+    BadValue: kind(422, BadValue.code, "A text is no value of a view's column."),
+    OtherLog: kind(409, OtherLog.code, "A position token of another log."),
+}
+"""What is the caller's to put right; all else may pass."""
+
+
+class Question(NamedTuple):
+    """What a request for a page asks for."""
+
+    filters: dict[str, Any]
+    after_key: Values | None
+    limit: int
+    bound: list[str]
+    """What a cursor of it is bound to."""
+    rest: list[tuple[str, str]]
+    """The parameters that the next page has too."""
+
+    def cursor_after(self, values: Sequence[str]) -> str:
+        """The cursor that goes on after the key with these texts, for whoever asks the same question again."""
+        place = msgspec.json.encode(_Place(_name(self.bound), list(values)))
+        return base64.urlsafe_b64encode(place).rstrip(b"=").decode()
+
+
+class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    question: str
+    values: list[str]
+
+
+def key_of(view: View, request: Request) -> Values:
+    """The key in the path. Raises Problem 422."""
+    values, errors = [], []
+    for column in view.key:
+        try:
+            values.append(value_of(column, segment(request, column.name)))
+        except BadValue as error:
+            errors.append((f"path.{column.name}", str(error)))
+    if errors:
+        raise invalid(errors)
+    return tuple(values)
+
+
+def question_of(view: View, request: Request) -> Question:
+    """Which page is asked for. Raises Problem 422, BadCursor, BadToken."""
+    columns = {column.name: column for column in view.columns if column.name not in PAGING}
+    refuse_unknown(request, {*columns, *PAGING})
+    given = dict(request.query_params)
+    filters, errors = {}, []
+    for name, text in given.items():
+        if (column := columns.get(name)) is None:
+            continue
+        try:
+            filters[name] = None if text == "" and is_nullable(column) else value_of(column, text)
+        except BadValue as error:
+            errors.append((f"query.{name}", str(error)))
+    text = given.get("limit", str(FEW_ROWS))
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 0 < int(text) <= MOST_ROWS):
+        errors.append(("query.limit", f"It is a number from 1 to {MOST_ROWS}."))
+    if errors:
+        raise invalid(errors)
+    asked = sorted((name, text) for name, text in given.items() if name in columns)
+    bound = [view.name, view.shape, *(part for pair in asked for part in pair)]
+    after_key = _after(view, given["cursor"], bound) if "cursor" in given else None
+    rest = [(name, text) for name, text in given.items() if name in columns or name == "limit"]
+    return Question(filters, after_key, int(text), bound, rest)
+
+
+def _after(view: View, cursor: str, bound: Sequence[str]) -> Values:
+    """The key that a cursor was made with. Raises BadCursor, BadValue."""
+    try:
+        place = msgspec.json.decode(
+            base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True), type=_Place
+        )
+    except (ValueError, msgspec.DecodeError):
+        place = None
+    if place is None or place.question != _name(bound) or len(place.values) != len(view.key):
+        raise BadCursor(
+            "The cursor is not one of this question.", "Follow an answer's `next` as it is, or begin without a cursor."
+        )
+    return tuple(value_of(column, text) for column, text in zip(view.key, place.values, strict=True))
+
+
+def _name(question: Sequence[str]) -> str:
+    return fingerprint(msgspec.json.encode(list(question)).decode())
+
+
+def is_nullable(column: Column) -> bool:
+    """Whether an empty text asks for rows without a value: to a column of texts it is one."""
+    return column.optional and column.scalar is not Scalar.STR
+
+
+def seen_by(request: Request) -> Token:
+    """What the caller has seen: all that `after` holds. Raises BadToken."""
+    return Token.merged(Token.parse(text) for text in request.query_params.getlist("after"))
+
+
+def refuse_unknown(request: Request, known: set[str]) -> None:
+    """A filter with a typing error would otherwise be ignored in silence. Raises Problem 422."""
+    errors = []
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in dict.fromkeys(names):
+        if name not in known:
+            errors.append((f"query.{name}", "There is no such parameter."))
+        elif name != "after" and names.count(name) > 1:
+            errors.append((f"query.{name}", "It may come once."))
+    if errors:
+        raise invalid(errors)
+
+
+@contextmanager
+def as_problems() -> Iterator[None]:
+    """Named errors of reading as problems."""
+    try:
+        yield
+    except SamefoldError as error:
+        if refused := _REFUSED.get(type(error)):
+            raise refused(error.message, cure=error.cure) from None
+        raise logged(error) from error
