@@ -26,11 +26,11 @@ HARMLESS = [name for name, mutant in MUTANTS.items() if mutant.harmless]
 TRACES = traces.read()
 
 
-def test_two_agents_that_both_own_a_partition_in_every_schedule() -> None:
-    found = exhaust(SCENARIOS["two agents"])
+def test_two_agents_that_both_own_a_partition_in_every_schedule_with_one_preemption() -> None:
+    found = exhaust(SCENARIOS["two agents"], preemptions=1)
     assert found.broken is None
     assert found.complete
-    assert found.schedules > 500
+    assert found.schedules > 30
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -38,6 +38,13 @@ def test_schedules_of_few_preemptions_and_by_chance(name: str) -> None:
     for found in (search(SCENARIOS[name], seconds=0.7), wander(SCENARIOS[name], SEED, seconds=0.7)):
         assert found.commits > 0
         assert found.broken is None, traces.folded(found.broken.choices)
+
+
+def test_a_run_is_the_same_again() -> None:
+    """Also where statements wait for locks and sessions end: a seed tells a run."""
+    scenario = SCENARIOS["switch with readers, kill cut crash timeout"]
+    one, other = (wander(scenario, SEED, walks=5) for _ in range(2))
+    assert (one.steps, one.commits) == (other.steps, other.commits)
 
 
 @pytest.mark.parametrize("name", KILLED)
@@ -53,7 +60,7 @@ def test_without_a_guarantee_its_trace_breaks_a_promise_that_the_real_code_keeps
 @pytest.mark.parametrize("name", KILLED)
 def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(name: str) -> None:
     mutant = MUTANTS[name]
-    assert find(SCENARIOS[mutant.scenario], SEED, mutant.switch_off, seconds=90).broken is not None
+    assert find(SCENARIOS[mutant.scenario], SEED, mutant.switch_off, seconds=180).broken is not None
 
 
 @pytest.mark.parametrize("name", HARMLESS)
