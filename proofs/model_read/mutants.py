@@ -11,10 +11,10 @@ from infra.log.rule import Reading
 from projections.engine.live import reader, tail, worker
 from projections.engine.operate import replaying
 from projections.engine.rebuild import builds, catch_up, load, switch
-from projections.engine.store import commit
+from projections.engine.store import commit, positions
 from proofs.model_read import actors
 from proofs.model_read.editing import Edit, edited
-from proofs.model_read.oracle import LOST, READER, ROWS, SET
+from proofs.model_read.oracle import LOST, POSITIONS, READER, ROWS, SET
 from proofs.model_read.world import World
 
 
@@ -156,29 +156,26 @@ edits(
 
 # ── the switch ──
 
-GENERATION = 'self.connection.execute("select generation from positions limit 1").fetchone()[0]'
+NEW = "    generation = uuid4()"
+LAST = 'connection.execute("select generation from positions limit 1").fetchone()[0]'
 
-edits("the switch keeps the generation", ROWS, "switch", Edit(switch, "uuid4()", GENERATION))
+edits("the switch keeps the generation", SET, "switch", Edit(positions, NEW, f"    generation = {LAST}"))
 edits(
     "generations are counted",  # instead of a token that was never used: a restored database gives it out once more
     ROWS,
     "restored between two switches",
-    Edit(switch, "uuid4()", f"__import__('uuid').UUID(int={GENERATION}.int + 1)"),
+    Edit(positions, NEW, f"    generation = UUID(int={LAST}.int + 1)"),
 )
+UNLOCKED = Edit(positions, "order by agent, topic, partition for update", "order by agent, topic, partition")
 edits(
     "positions are read before the locks",
-    ROWS,
+    POSITIONS,
     "switch",
+    UNLOCKED,
     Edit(
-        switch,
-        '"where agent = any(%s) and topic = %s order by agent, topic, partition for update",',
-        '"where agent = any(%s) and topic = %s order by agent, topic, partition",',
-    ),
-    Edit(
-        switch,
-        "        for agent, partition, *reading in found:",
-        '        self.connection.execute("select from positions for update")\n'
-        "        for agent, partition, *reading in found:",
+        positions,
+        "    for agent, partition, *reading in found:",
+        '    connection.execute("select from positions for update")\n    for agent, partition, *reading in found:',
     ),
 )
 SHORT_READ = Edit(tail, "if reached != dict(to):", "if False:")
@@ -270,12 +267,7 @@ edits(
 
 # ── parked streams ──
 
-edits(
-    "replay without the locks of the positions",
-    ROWS,
-    "replay",
-    Edit(replaying, "order by topic, partition for update", "order by topic, partition"),
-)
+edits("replay without the locks of the positions", POSITIONS, "replay", UNLOCKED)
 edits(
     "a drop and a pin at once",  # as it was before the model found it
     ROWS,
