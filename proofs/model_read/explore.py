@@ -10,7 +10,7 @@ from random import Random
 from proofs.model_read.run import Run, SwitchOff, run
 from proofs.model_read.scenarios import Scenario
 
-SYSTEMATIC = 200
+SYSTEMATIC = 40
 """So many schedules are tried in order before they are tried by chance: on every machine the same."""
 
 

@@ -1,7 +1,8 @@
-"""One run: actors are threads of which one at a time has the word, and between any two statements a choice is made who is next.
+"""One run: of the actors one at a time has the word, and between any two statements a choice is made who is next.
 
 An actor runs the product's code until that sends a statement that others could notice; there it waits for its turn. So a
-schedule is a list of choices, and the same choices give the same run again.
+schedule is a list of choices, and the same choices give the same run again: a statement that waits for a lock goes on as soon as
+that is free, in PostgreSQL's order, and of deadlocks the last one to wait hears.
 """
 
 from __future__ import annotations
