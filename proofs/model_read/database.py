@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 
@@ -103,7 +104,9 @@ class Database:
             if found.status == ConnStatus.OK:
                 return found
             found.finish()
-        return psycopg.Connection.connect(self.settings.database, application_name=name[:63]).pgconn
+        new = pq.PGconn.connect(make_conninfo(self.settings.database, application_name=name[:63]).encode())
+        new.nonblocking = 1
+        return new
 
     def end(self, session: PGconn) -> None:
         """End it: its transaction is undone and its locks are gone when this returns."""

@@ -170,10 +170,10 @@ def wander(
     return found
 
 
-def find(scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, seconds: float = 60) -> Found:
+def find(scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, walks: int = 600) -> Found:
     """A schedule that breaks a promise: with few preemptions first, then by chance."""
     found = search(scenario, switch_off, schedules=SYSTEMATIC)
-    return found if found.broken else wander(scenario, seed, switch_off, seconds=seconds)
+    return found if found.broken else wander(scenario, seed, switch_off, walks=walks)
 
 
 def _count(found: Found, done: Run, began: float) -> None:
