@@ -24,7 +24,6 @@ from proofs.chaos.field import Field, NotReached
 from proofs.chaos.ground import Ground
 from proofs.chaos.mix import Mix
 from proofs.chaos.report import ROOT, Result, write
-from proofs.model_read.__main__ import INCOMPLETE
 
 ROUND_S = 100.0
 """A new world then: a judge who compares everything must not be given too much of it."""
@@ -68,7 +67,6 @@ def main() -> int:
     print(f"\n{result.effects.total} faults took effect, {len(result.violations)} violations: {report}")
     for line in [
         *result.violations,
-        *result.incomplete,
         *(f"too few: {kind} ({n})" for kind, n in result.too_few().items()),
     ]:
         print(f"  {line}")
@@ -153,9 +151,7 @@ def _check(model: str, minutes: float, result: Result) -> None:
     )
     said = done.stdout.strip().splitlines()
     result.models[f"python -m {model}"] = said[-1] if said else f"exit code {done.returncode}"
-    if done.returncode == INCOMPLETE:
-        result.incomplete.append(result.models[f"python -m {model}"])
-    elif done.returncode:
+    if done.returncode:
         result.violations.append(
             f"{model} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2_000:]}"
         )

@@ -39,12 +39,6 @@ def test_a_run_in_which_a_kind_of_fault_took_effect_too_seldom_does_not_hold(kin
     assert (run.holds, run.too_few()) == (False, {kind: 1})
 
 
-def test_a_run_whose_model_met_a_statement_it_does_not_know_does_not_hold_and_has_no_violation() -> None:
-    run = result()
-    run.incomplete.append("teach proofs/model_read what this does: select 1")
-    assert (run.holds, run.violations) == (False, [])
-
-
 def test_a_run_in_which_work_came_back_late_does_not_hold() -> None:
     run = result()
     run.effects.seconds["API, once the store answers"] = [1.0, 61.0]

@@ -21,7 +21,7 @@ from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
-from proofs.model_read.world import World, settings
+from proofs.model_read.world import World
 
 LOOKS = 6
 """How often an agent that is held looks at the positions before it gives up; a real one never does."""
@@ -55,7 +55,7 @@ class Agent:
         self.most = batches
         self.gives_up = gives_up
         self.interrupted = interrupted
-        self.work = Worker(settings(), "core", views, name, _plan(views), lanes=lanes)
+        self.work = Worker(world.settings, "core", views, name, _plan(views), lanes=lanes)
         self.lanes = [_Lane(number) for number in range(lanes)]
         self.reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
         self.inbox: deque[Callable[[], None]] = deque()
@@ -205,25 +205,25 @@ def _plan(views: Mapping[str, View]) -> Plan:
     return _plans[which]
 
 
-def rebuilder(views: Mapping[str, View], names: list[str], *, make_live: bool = True) -> None:
+def rebuilder(world: World, views: Mapping[str, View], names: list[str], *, make_live: bool = True) -> None:
     """`samefold rebuild`, with one process."""
-    rebuild(settings(), names, views, make_live=make_live, processes=1)
+    rebuild(world.settings, names, views, make_live=make_live, processes=1)
 
 
-def switcher(views: Mapping[str, View], names: list[str]) -> None:
+def switcher(world: World, views: Mapping[str, View], names: list[str]) -> None:
     """`samefold switch`, forth or back."""
-    go_to(settings(), names, views)
+    go_to(world.settings, names, views)
 
 
-def parker(view: Mapping[str, View], stream: str, *, drop_it: bool) -> None:
+def parker(world: World, view: Mapping[str, View], stream: str, *, drop_it: bool) -> None:
     """`samefold parked replay` or `drop`, with code that takes what could not be taken before."""
-    (drop if drop_it else replay)(settings(), view["balances"], stream)
+    (drop if drop_it else replay)(world.settings, view["balances"], stream)
 
 
 def reader(world: World, times: int, *, sql_view: bool) -> None:
     """Somebody who asks for all balances over and over; each answer must show all that anybody saw before it was asked."""
     table = "balances_v1"
-    connection = connect(settings(), "reader")
+    connection = connect(world.settings, "reader")
     found: dict[str, str]
     for _ in range(times):
         known = dict(world.seen)
@@ -233,7 +233,7 @@ def reader(world: World, times: int, *, sql_view: bool) -> None:
             else:
                 table, found = _ask(connection, table)
         except psycopg.OperationalError:
-            connection = connect(settings(), "reader")
+            connection = connect(world.settings, "reader")
         else:
             world.saw(known, {account: trail.count(" ") for account, trail in found.items()})
 

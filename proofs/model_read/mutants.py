@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from infra.log.rule import Reading
-from projections.engine.live import reader, tail
-from projections.engine.live import worker as work
+from projections.engine.live import reader, tail, worker
 from projections.engine.operate import replaying
-from projections.engine.rebuild import builds, switch
-from projections.engine.rebuild import catch_up as catching_up
-from projections.engine.rebuild import load as local
-from projections.engine.store import commit
-from projections.engine.store import positions as positions_module
+from projections.engine.rebuild import builds, catch_up, load, switch
+from projections.engine.store import commit, positions
 from proofs.model_read import actors
-from proofs.model_read.catalogue import meaning, writes
+from proofs.model_read.editing import Edit, edited
 from proofs.model_read.oracle import LOST, POSITIONS, READER, ROWS, SET
-from proofs.model_read.postgres import Result, Row, Statement, Steps
-from proofs.model_read.sql_positions import MOVE, move, reading_of
 from proofs.model_read.world import World
 
 
@@ -59,66 +52,34 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
         setattr(owner, name, old)
 
 
-def _without(old: str, new: str = "") -> str:
-    assert old in MOVE, "the compare-and-set has changed"
-    return MOVE.replace(old, new)
+def edits(name: str, promise: str, scenario: str, *texts: Edit, harmless: str = "") -> None:
+    """A guarantee whose absence is another text of the product's."""
+    MUTANTS[name] = Mutant(name, promise, scenario, lambda _world: edited(*texts), harmless)
 
 
 # ── the compare-and-set ──
 
-NO_CAS = _without("     and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)\n")
-OFFSET_ONLY = _without("(p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)", "p.next_offset = u.was")
-BESIDE = _without(
-    "p.generation = %s", "(select min(g.generation::text) from positions g where g.agent = p.agent)::uuid = %s"
-)
+SAME_READING = "(p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
 
-
-def _same_generation(row: Row, _was: tuple[int, ...], generation: UUID) -> bool:
-    return bool(row["generation"] == generation)
-
-
-def _same_offset(row: Row, was: tuple[int, ...], generation: UUID) -> bool:
-    return bool(row["generation"] == generation and reading_of(row)[0] == was[0])
-
-
-def _same_reading(row: Row, was: tuple[int, ...], _generation: UUID) -> bool:
-    return tuple(reading_of(row)[:3]) == was
-
-
-def _generation_seen(statement: Statement, generation: UUID) -> bool:
-    return all(row["generation"] == generation for row in statement.where("positions"))
-
-
-writes(NO_CAS)(move(_same_generation))
-writes(OFFSET_ONLY)(move(_same_offset))
-writes(BESIDE)(move(_same_reading, _generation_seen))
-
-
-@mutant("no compare-and-set", ROWS, "two agents")
-def no_compare_and_set(_world: World) -> Iterator[None]:
-    """A batch moves its positions wherever they stand."""
-    with replaced(commit, "_MOVE", NO_CAS):
-        yield
-
-
-@mutant(
+edits("no compare-and-set", ROWS, "two agents", Edit(commit, f"     and {SAME_READING}\n", ""))
+edits(
     "compare-and-set of the offset alone",
     ROWS,
     "two agents",
+    Edit(commit, SAME_READING, "p.next_offset = u.was"),
     harmless="epoch and seq at an offset are a function of the log below it, so within one log the offset says it all; they "
     "are compared for the case of another log under the same name",
 )
-def offset_alone(_world: World) -> Iterator[None]:
-    """Neither epoch nor seq is compared."""
-    with replaced(commit, "_MOVE", OFFSET_ONLY):
-        yield
-
-
-@mutant("fence beside the locked row", ROWS, "switch")
-def fence_beside(_world: World) -> Iterator[None]:
-    """The generation is asked in a sub-select: after a wait, PostgreSQL does not look at it again."""
-    with replaced(commit, "_MOVE", BESIDE):
-        yield
+edits(
+    "fence beside the locked row",  # in a sub-select: after a wait, PostgreSQL does not look at it again
+    ROWS,
+    "switch",
+    Edit(
+        commit,
+        "p.generation = %s",
+        "(select min(g.generation::text) from positions g where g.agent = p.agent)::uuid = %s",
+    ),
+)
 
 
 # ── what an agent holds ──
@@ -143,7 +104,7 @@ def _kept_rows(world: World) -> Iterator[None]:
 @mutant("rows kept over a fence", ROWS, "two agents")
 def rows_kept_over_a_fence(world: World) -> Iterator[None]:
     """Whoever is fenced goes on with the rows that it held."""
-    with _kept_rows(world), replaced(commit.Committer, "_forget", lambda _self, _batches: None):
+    with _kept_rows(world), edited(Edit(commit, "self.held[batch.partition].clear()", "pass")):
         yield
 
 
@@ -161,127 +122,70 @@ def only_the_fenced_are_dropped(world: World) -> Iterator[None]:
         yield
 
 
-@mutant("COMMIT unknown is taken as applied", LOST, "one agent, kill cut")
-def unknown_is_applied(_world: World) -> Iterator[None]:
-    with _outcome_of_unknown(lambda _again: commit.BatchResult(commit.Fate.APPLIED)):
-        yield
-
-
-@mutant(
+edits(
+    "COMMIT unknown is taken as applied",
+    LOST,
+    "one agent, kill cut",
+    Edit(commit, "return BatchResult(Fate.UNKNOWN)", "return BatchResult(Fate.APPLIED)"),
+)
+edits(
     "COMMIT unknown is taken as not applied",
     ROWS,
     "two agents, kill cut",
+    Edit(
+        worker,
+        "                if result.fate is not Fate.APPLIED:",
+        "                if result.fate is Fate.UNKNOWN:\n                    continue\n"
+        "                if result.fate is not Fate.APPLIED:",
+    ),
     harmless="the batch is sent again from where it was, and if it was applied after all, the compare-and-set fences it",
 )
-def unknown_is_not_applied(_world: World) -> Iterator[None]:
-    with _outcome_of_unknown(lambda again: again()):
-        yield
-
-
-@contextmanager
-def _outcome_of_unknown(instead: Callable[[Callable[[], commit.BatchResult]], commit.BatchResult]) -> Iterator[None]:
-    real = work.Worker.apply
-
-    def apply(self: work.Worker, takes: Any, turn: int = 0, lane: int = 0) -> Any:
-        committer = self._committer
-        if committer is None:
-            return real(self, takes, turn, lane)
-        asked = committer.apply
-
-        def outcome(connection: Any, batches: Any) -> commit.BatchResult:
-            found = asked(connection, batches)
-            return (
-                instead(lambda: asked(self._connected(lane), batches)) if found.fate is commit.Fate.UNKNOWN else found
-            )
-
-        committer.apply = outcome  # type: ignore[method-assign]
-        try:
-            return real(self, takes, turn, lane)
-        finally:
-            del committer.apply
-
-    with replaced(work.Worker, "apply", apply):
-        yield
-
-
-@mutant("old code folds on", SET, "switch with readers")
-def old_code_folds_on(_world: World) -> Iterator[None]:
-    """No worker compares its set with the one that is live."""
-    with replaced(reader, "set_difference", lambda _live, _code: None):
-        yield
-
-
-@mutant("a batch of an earlier turn is applied", SET, "switch while a batch waits")
-def earlier_turn(_world: World) -> Iterator[None]:
-    """With the positions read since, which may be of another set of views."""
-    real = work.Worker.apply
-
-    def apply(self: work.Worker, takes: Any, _turn: int = 0, lane: int = 0) -> Any:
-        return real(self, takes, self._turn, lane)
-
-    with replaced(work.Worker, "apply", apply):
-        yield
+edits(
+    "old code folds on",
+    SET,
+    "switch with readers",
+    Edit(reader, "set_difference(positions.live_set if positions else {}, self.code)", "None"),
+)
+edits(
+    "a batch of an earlier turn is applied",  # with the positions read since, which may be of another set of views
+    SET,
+    "switch while a batch waits",
+    Edit(worker, "if committer is None or turn != self._turn:", "if committer is None:"),
+)
 
 
 # ── the switch ──
 
+NEW = "    generation = uuid4()"
+LAST = 'connection.execute("select generation from positions limit 1").fetchone()[0]'
 
-@mutant("the switch keeps the generation", ROWS, "switch")
-def generation_kept(world: World) -> Iterator[None]:
-    def same() -> UUID:
-        return _generation(world)
-
-    with replaced(positions_module, "uuid4", same):
-        yield
-
-
-@mutant("generations are counted", ROWS, "restored between two switches")
-def generations_counted(world: World) -> Iterator[None]:
-    """The next number, instead of a token that was never used: a restored database gives it out once more."""
-
-    def following() -> UUID:
-        return UUID(int=_generation(world).int + 1)
-
-    with replaced(positions_module, "uuid4", following):
-        yield
-
-
-def _generation(world: World) -> UUID:
-    found: UUID = next(iter(world.database.committed["positions"].values()))["generation"]
-    return found
-
-
-@mutant("positions are read before the locks", ROWS, "switch")
-def read_before_the_locks(_world: World) -> Iterator[None]:
-    lock = switch._Switch._lock_positions
-
-    def read_then_lock(self: Any) -> Any:
-        found = self.connection.execute(
-            "select partition, next_offset, epoch, seq, command_offset from positions "
-            "where agent = %s and topic = %s order by partition",
-            ("core", self.topic),
-        ).fetchall()
-        lock(self)
-        return {"core": {partition: Reading(*reading) for partition, *reading in found}}
-
-    with replaced(switch._Switch, "_lock_positions", read_then_lock):
-        yield
-
-
-def _some(self: Any, at: Any, to: Any, give_up_s: float) -> Any:
-    return self.towards(at, to, tail.AHEAD * len(at), give_up_s)
-
-
-@mutant("the switch takes what a read gives for all there is", ROWS, "switch that reads little at once")
-def short_read_is_all(_world: World) -> Iterator[None]:
-    with replaced(tail.Tail, "exactly", _some):
-        yield
-
-
-@mutant("switched to before people's SQL view reads the table", READER, "switch with readers, blind view")
-def without_people(_world: World) -> Iterator[None]:
-    with replaced(switch, "is_in_sql_view", lambda *_: True):
-        yield
+edits("the switch keeps the generation", SET, "switch", Edit(positions, NEW, f"    generation = {LAST}"))
+edits(
+    "generations are counted",  # instead of a token that was never used: a restored database gives it out once more
+    ROWS,
+    "restored between two switches",
+    Edit(positions, NEW, f"    generation = UUID(int={LAST}.int + 1)"),
+)
+UNLOCKED = Edit(positions, "order by agent, topic, partition for update", "order by agent, topic, partition")
+edits(
+    "positions are read before the locks",
+    POSITIONS,
+    "switch",
+    UNLOCKED,
+    Edit(
+        positions,
+        "    for agent, partition, *reading in found:",
+        '    connection.execute("select from positions for update")\n    for agent, partition, *reading in found:',
+    ),
+)
+SHORT_READ = Edit(tail, "if reached != dict(to):", "if False:")
+edits("the switch takes what a read gives for all there is", ROWS, "switch that reads little at once", SHORT_READ)
+edits(
+    "switched to before people's SQL view reads the table",
+    READER,
+    "switch with readers, blind view",
+    Edit(switch, "if not is_in_sql_view(self.connection, build.view, build.table):", "if False:"),
+)
 
 
 @mutant("a reader keeps asking the old table", READER, "switch with readers")
@@ -299,121 +203,80 @@ def reader_of_the_old_table(_world: World) -> Iterator[None]:
 
 # ── builds ──
 
-
-@mutant("a part without its row in build_parts", ROWS, "each part loaded twice")
-def part_without_row(_world: World) -> Iterator[None]:
-    enter = local._Table._enter
-
-    def always(self: Any) -> bool:
-        enter(self)
-        return True
-
-    with replaced(local._Table, "_enter", always):
-        yield
-
-
-@contextmanager
-def _orphans_unchecked() -> Iterator[None]:
-    def enter(self: Any) -> bool:
-        entered = self._connection.execute(
-            "insert into build_parts (build, partition, rows) values (%s, %s, 0) on conflict do nothing",
-            (self.build.id, self.partition),
-        )
-        return bool(entered.rowcount == 1)
-
-    with replaced(builds, "end_loaders", lambda *_: None), replaced(local._Table, "_enter", enter):
-        yield
-
-
-@mutant(
+edits(
+    "a part without its row in build_parts",
+    ROWS,
+    "each part loaded twice",
+    Edit(load, "        self.rows = int(there[0]) if there else 0\n        return False", "        return True"),
+)
+ORPHANS_UNCHECKED = (
+    Edit(builds, "starts_with(application_name, %s)", "starts_with(application_name, %s) and false"),
+    Edit(load, "if row is None or row[0] not in FILLING:", "if False:"),
+)
+edits(
     "orphaned loaders are neither ended nor asked for their build's state",
     ROWS,
     "rebuild after a dead one",
+    *ORPHANS_UNCHECKED,
     harmless="no table serves two builds, so a late loader reaches only its own, which nobody reads; ending it keeps one "
     "that froze inside COPY from holding up whoever takes that table away",
 )
-def orphans_unchecked(_world: World) -> Iterator[None]:
-    with _orphans_unchecked():
-        yield
-
-
-@mutant("a table serves two builds", ROWS, "rebuild after a dead one")
-def table_serves_two(_world: World) -> Iterator[None]:
-    """An abandoned build's table is taken again, and its loaders may still be there."""
-
-    def again(connection: Any, view: Any) -> tuple[str, bool]:
-        for build in builds.builds_of(connection, [view.name]):
-            if build.version == view.version and build.state == "abandoned":
-                connection.execute("update builds set table_name = %s where id = %s", (f"gone {build.id}", build.id))
-        return str(view.table_name), False
-
-    with _orphans_unchecked(), replaced(builds, "_free_table", again):
-        yield
+edits(
+    "a table serves two builds",  # an abandoned build's table is taken again, and its loaders may still be there
+    ROWS,
+    "rebuild after a dead one",
+    *ORPHANS_UNCHECKED,
+    Edit(
+        builds,
+        "    used = {table for",
+        """
+    for build in builds_of(connection, [view.name]):
+        if (build.version, build.state) == (view.version, "abandoned"):
+            connection.execute("update builds set table_name = %s where id = %s", (f"gone {build.id}", build.id))
+    used = {table for""",
+    ),
+)
 
 
 @mutant("a build may be ahead of its agent", ROWS, "switch")
 def build_ahead(world: World) -> Iterator[None]:
     """Catching up goes to the log's ends, and nobody objects."""
     ends = {p: Reading(*partition.readings[-1]) for p, partition in world.oracle.partitions.items()}
-    real = catching_up.Group.catch_up
-
-    def to_the_ends(self: Any, connection: Any, tail: Any, _to: Any, between: Any = lambda: None) -> int:
-        return real(self, connection, tail, ends, between)
-
-    at = positions_module.read_positions
-
-    def positions(connection: Any, agent: str, topic: str) -> Any:
-        found = at(connection, agent, topic)
-        return replace(found, readings=ends) if found else None
-
-    with (
-        replaced(catching_up.Group, "catch_up", to_the_ends),
-        replaced(catching_up, "read_positions", positions),
-        replaced(switch._Switch, "_refuse_what_is_ahead", lambda *_: None),
-        replaced(tail.Tail, "exactly", _some),
+    catch_up.ENDS = ends  # type: ignore[attr-defined]
+    with edited(
+        Edit(catch_up, "tail.towards(self.at, to, MOST_RECORDS)", "tail.towards(self.at, ENDS, MOST_RECORDS)"),
+        Edit(
+            catch_up,
+            "if agent is None or batch.next.next_offset > agent",
+            "if False and batch.next.next_offset > agent",
+        ),
+        Edit(switch, "if reading.next_offset > to[partition].next_offset:", "if False:"),
+        SHORT_READ,
     ):
         yield
 
 
-@mutant("no check of a build's state before it is moved on", ROWS, "drop against switch")
-def state_unchecked(_world: World) -> Iterator[None]:
-    with replaced(catching_up.Group, "check", lambda *_: None):
-        yield
+edits(
+    "no check of a build's state before it is moved on",
+    ROWS,
+    "drop against switch",
+    Edit(catch_up, "if build.state not in (BuildState.READY, BuildState.OLD):", "if False:"),
+    Edit(catch_up, "if build.positions != self.at:", "if False:"),
+)
 
 
 # ── parked streams ──
 
-
-@mutant("replay without the locks of the positions", POSITIONS, "replay")
-def replay_without_locks(_world: World) -> Iterator[None]:
-    def unlocked(statement: Statement, parameters: Any) -> Steps:
-        (agent,) = parameters[0]
-        rows = statement.where("positions", agent=agent)
-        return Result([(agent, row["partition"], *reading_of(row)) for row in rows], len(rows))
-        yield
-
-    with meaning(
-        "select agent, partition, next_offset, epoch, seq, command_offset from positions "
-        "where agent = any(%s) and topic = %s order by agent, topic, partition for update",
-        unlocked,
-    ):
-        yield
-
-
-@mutant("a drop and a pin at once", ROWS, "drop against rebuild")
-def drop_and_pin(_world: World) -> Iterator[None]:
-    """As it was before the model found it."""
-    with replaced(builds, "lock_skips", lambda *_: None), replaced(replaying, "lock_skips", lambda *_: None):
-        yield
-
-
-@mutant("a drop leaves tables alone that are beyond the event", ROWS, "drop against switch")
-def drop_abandons_nothing(_world: World) -> Iterator[None]:
-    real = builds.lock_builds
-
-    def none(connection: Any, ids: Any) -> Any:
-        real(connection, ids)
-        return []
-
-    with replaced(replaying, "lock_builds", none):
-        yield
+edits("replay without the locks of the positions", POSITIONS, "replay", UNLOCKED)
+edits(
+    "a drop and a pin at once",  # as it was before the model found it
+    ROWS,
+    "drop against rebuild",
+    Edit(builds, '(f"samefold skips {view}",)', '(f"samefold skips {view} {id(connection)}",)'),
+)
+edits(
+    "a drop leaves tables alone that are beyond the event",
+    ROWS,
+    "drop against switch",
+    Edit(replaying, "if build.state in (BuildState.LOADING, BuildState.READY, BuildState.OLD)", "if False"),
+)

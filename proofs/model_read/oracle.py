@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from proofs.model_read.database import Row, Tables
 from proofs.model_read.log import Entry, Log
-from proofs.model_read.postgres import Place, Row, Session, Tables
 
 Reading = tuple[int, int, int, int]
 
@@ -97,12 +96,10 @@ class Oracle:
         only: frozenset[int] | None = None,
     ) -> None:
         """The rows of `table` are those of `at`; of other partitions than `only` there are none. Raises Violation."""
-        parked = tuple(
-            (stream, row["since_version"]) for (name, stream), row in tables["parked"].items() if name == table
-        )
-        skips = tuple((row["stream"], row["version"]) for row in tables["skips"].values() if row["view"] == view)
+        parked = tuple((row["stream"], row["since_version"]) for row in tables["parked"] if row["table_name"] == table)
+        skips = tuple((row["stream"], row["version"]) for row in tables["skips"] if row["view"] == view)
         held: dict[int, list[Any]] = {}
-        for row in tables.get(table, {}).values():
+        for row in tables.get(table, ()):
             held.setdefault(row["_partition"], []).append(_seen(view, row))
         for partition, reading in at.items():
             rows = held.get(partition, [])
@@ -119,23 +116,23 @@ class Oracle:
     def check(self, tables: Tables) -> None:
         """Everything that must hold in each state that is committed. Raises Violation."""
         positions = positions_of(tables)
-        generations = {row["generation"] for row in tables["positions"].values()}
+        generations = {row["generation"] for row in tables["positions"]}
         if len(generations) > 1:
             raise Violation(POSITIONS, f"several generations: {generations}")
         for partition, reading in positions.items():
             self._check_reading("positions", partition, reading)
-        for row in tables["live"].values():
+        for row in tables["live"]:
             self.check_table(tables, row["view"], row["version"], row["table_name"], positions)
-        parts = set(tables["build_parts"])
-        for (build,), row in tables["builds"].items():
-            at = {p["partition"]: _reading(p) for (of, _, _), p in tables["build_positions"].items() if of == build}
+        for row in tables["builds"]:
+            build = row["id"]
+            at = {p["partition"]: _reading(p) for p in tables["build_positions"] if p["build"] == build}
             for partition, reading in at.items():
                 self._check_reading(row["table_name"], partition, reading)
             match row["state"]:
                 case "ready" | "old":
                     self.check_table(tables, row["view"], row["version"], row["table_name"], at)
                 case "loading":
-                    only = frozenset(partition for of, partition in parts if of == build)
+                    only = frozenset(p["partition"] for p in tables["build_parts"] if p["build"] == build)
                     self.check_table(tables, row["view"], row["version"], row["table_name"], at, only)
                 case _:
                     pass
@@ -152,7 +149,7 @@ def _seen(view: str, row: Row) -> Any:
         case "command_outcomes":
             return row["stream"], row["command_id"], row["version"]
         case "streams_accounts":
-            return row["stream"], row["version"], json.loads(row["state"])["balance"]
+            return row["stream"], row["version"], row["state"]["balance"]
         case "moves":
             return row["account"], row["line"], row["balance"]
         case "totals":
@@ -166,7 +163,7 @@ def _reading(row: Row) -> Reading:
 
 
 def positions_of(tables: Tables) -> dict[int, Reading]:
-    return {row["partition"]: _reading(row) for row in tables["positions"].values()}
+    return {row["partition"]: _reading(row) for row in tables["positions"]}
 
 
 class Watch:
@@ -182,18 +179,18 @@ class Watch:
     def restored(self, tables: Tables) -> None:
         self.before = positions_of(tables)
 
-    def published(self, session: Session, written: Mapping[Place, Row | None]) -> None:
-        tables = session.database.committed
+    def published(self, process: str, tables: Tables) -> None:
+        """`process` has committed these. Raises Violation."""
         after = positions_of(tables)
         moved = [p for p, reading in after.items() if reading != self.before.get(p, reading)]
         behind = [p for p in moved if after[p] < self.before[p]]
         if behind:
             raise Violation(POSITIONS, f"{behind} went back from {self.before} to {after}")
-        code = self.sets.get(session.owner)
+        code = self.sets.get(process)
         if moved and code is not None:
-            live = {row["view"]: row["version"] for row in tables["live"].values()}
+            live = {row["view"]: row["version"] for row in tables["live"]}
             if live != code:
-                raise Violation(SET, f"{session.owner} with {code} folded while {live} is live")
+                raise Violation(SET, f"{process} with {code} folded while {live} is live")
         self.before = after
         self.checked += 1
         self.oracle.check(tables)

@@ -10,7 +10,7 @@ from functools import cache
 from infra.errors import SamefoldError
 from projections.engine.views.view import View
 from proofs.model_read.actors import Agent
-from proofs.model_read.catalogue import UnknownStatement
+from proofs.model_read.database import State
 from proofs.model_read.oracle import LOST, STOPPED, Violation, positions_of
 from proofs.model_read.play import Chooser, unexpected
 from proofs.model_read.scenarios import Scenario
@@ -19,6 +19,10 @@ from proofs.model_read.world import World
 
 SwitchOff = Callable[[World], AbstractContextManager[None]]
 """What makes the product lack a guarantee, for a while."""
+
+
+_begun: dict[tuple[str, SwitchOff | None], list[State]] = {}
+"""Where the runs of a scenario begin, so that what happens before them happens once."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = Non
     world = World(scenario.log(), scenario.views(), scenario.faults)
     violation = None
     with world.around(), switch_off(world) if switch_off else nullcontext():
-        scenario.before(world)
+        if (scenario.name, switch_off) not in _begun:
+            _begun[scenario.name, switch_off] = world.begin(scenario.before)
+        world.begin_again(_begun[scenario.name, switch_off])
         scenario.build(world)
         try:
             if world.play.run(chooser):
@@ -51,10 +57,10 @@ def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = Non
 def _check_end(world: World, scenario: Scenario) -> None:
     """Nobody ended for a reason that is none; and one more agent, alone, folds the rest. Raises Violation."""
     for name, error in unexpected(world.play, scenario.may_end):
-        if isinstance(error, Violation | UnknownStatement):
+        if isinstance(error, Violation):
             raise error
         raise Violation(STOPPED, f"{name} ended: {type(error).__name__}: {error}") from error
-    live = {row["view"]: row["version"] for row in world.database.committed["live"].values()}
+    live = {row["view"]: row["version"] for row in world.tables["live"]}
     views = next((some for some in _codes() if {n: v.version for n, v in some.items()} == live), None)
     if views is None:
         raise Violation(LOST, f"no code has the set that is live: {live}")
@@ -66,11 +72,11 @@ def _check_end(world: World, scenario: Scenario) -> None:
     except SamefoldError as error:
         raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
     _require_ends(world)
-    world.oracle.check(world.database.committed)
+    world.oracle.check(world.tables)
 
 
 def _require_ends(world: World) -> None:
-    at = {partition: reading[0] for partition, reading in positions_of(world.database.committed).items()}
+    at = {partition: reading[0] for partition, reading in positions_of(world.tables).items()}
     if at != world.oracle.ends:
         raise Violation(LOST, f"folded up to {at}, but the log ends at {world.oracle.ends}")
 

