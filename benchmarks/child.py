@@ -24,7 +24,7 @@ def until_terminated() -> threading.Event:
     """Set by SIGTERM or SIGINT."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: threading.Thread(target=ended.set).start())
     return ended
 
 

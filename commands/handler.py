@@ -797,7 +797,8 @@ def main() -> NoReturn:
     handler = Handler(settings, name)
     collect_seldom()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: handler.stop())
+        # from a thread: the main one may hold the event's own lock at this very moment
+        signal.signal(number, lambda *_: threading.Thread(target=handler.stop).start())
 
     def work() -> None:
         metrics.serve(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -129,10 +130,12 @@ class World:
         ]
 
     def _for_actors(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-        """`ours` while an actor has the word; besides, things are as ever."""
+        """`ours` while an actor has the word; besides, and in other threads, things are as ever."""
+        thread = threading.get_ident()
 
         def either(*arguments: Any, **how: Any) -> Any:
-            return (ours if self.play.current else theirs)(*arguments, **how)
+            is_actor = self.play.current and threading.get_ident() == thread
+            return (ours if is_actor else theirs)(*arguments, **how)
 
         return either
 

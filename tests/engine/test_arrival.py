@@ -124,7 +124,6 @@ READERS: dict[str, Callable[[Settings, dict[str, View], pytest.MonkeyPatch], obj
         patch.setattr(filling, "load", _refused_rows),
         rebuild(world, ["balances"], views),
     ),
-    "states before": lambda world, views, _: go_to(world, ["statement"], views),
     "replay": lambda world, views, _: replay(world, views["sums"], "accounts/1"),
     "drop": lambda world, views, _: drop(world, views["sums"], "accounts/1"),
     "parked events": lambda world, views, _: _parked(world),

@@ -33,16 +33,23 @@ def _json(samefold: Samefold, world: Settings, *arguments: str, code: int = 0) -
 def test_rebuild_switch_back_and_drop(bank: Bookkeeper, samefold: Samefold) -> None:
     world = bank.world
     done = _json(samefold, world, "rebuild", "balances", "statement")
-    assert done["rows"] == {"balances": 12, "statement": 60}
+    assert done["rows"] == {"balances": 12, "statement": 60, "streams_accounts": 12}
     assert done["commits"] == 72
-    assert done["switch"]["tables"] == {"balances": "balances_v1_r2", "statement": "statement_v1_r2"}
+    assert done["switch"]["tables"] == {
+        "balances": "balances_v1_r2",
+        "statement": "statement_v1_r2",
+        "streams_accounts": "streams_accounts_v1_r2",  # a journal brings the states that its lines were made from
+    }
     assert done["switch"]["gap_ms"] > 0
     again = samefold("rebuild", "balances", "--no-switch", settings=world)
     assert "samefold switch balances 1" in again.stderr, "going back would be quicker"
     assert "balances: balances_v1_r3, 12 rows" in again.stdout
     assert "not live yet" in again.stdout
     assert "balances is live in balances_v1_r3" in samefold("switch", "balances", settings=world).stdout
-    assert _json(samefold, world, "switch", "statement", "1")["tables"] == {"statement": "statement_v1"}
+    assert _json(samefold, world, "switch", "statement", "1")["tables"] == {
+        "statement": "statement_v1",
+        "streams_accounts": "streams_accounts_v1",
+    }
     asked = samefold("views", "drop", "balances", "balances_v1_r2", settings=world, given="n\n")
     assert asked.returncode == 1
     assert scalar(world, "select to_regclass('balances_v1_r2')") is not None
