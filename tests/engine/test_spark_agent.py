@@ -43,7 +43,7 @@ from spark_jobs.stream_source import SecretUnfit
 from tests.engine.bankviews import live_table, make_tables, rows
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, start
 from tests.engine.spark_armed import Armed, order, views_of
-from tests.engine.spine import delete, handler, in_a_transaction, produce, scalar, send, set_up, until
+from tests.engine.spine import delete, handler, in_a_transaction, produce, scalar, send, set_up, until, withdraw
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
@@ -148,7 +148,8 @@ def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
     world: Settings, stack: Stack, folding: Start, tmp_path: Path
 ) -> None:
     set_up(world)
-    commands = sample(tmp_path, None, overdraft_limit=100_00, seed=SEED).commands[:6_000]
+    accepted = sample(tmp_path, None, overdraft_limit=100_00, seed=SEED).commands[:5_999]
+    commands = [*accepted, withdraw("nobody's", "to-be-rejected", 1)]
     with handler(world), folding():
         send(world, *commands)
         until(

@@ -187,7 +187,10 @@ def test_the_same_scripts_run_by_spark_submit_on_the_cluster(
     live = rows(world, "statement_v1")
     rebuilt = spark_submit(cluster.url, "rebuild.py", "statement", "--json", settings=world, cwd=tmp_path)
     assert rebuilt.returncode == 0, rebuilt.stderr
-    assert _printed(rebuilt.stdout)["rows"] == {"statement": len(live)}
+    assert _printed(rebuilt.stdout)["rows"] == {
+        "statement": len(live),
+        "streams_accounts": len(rows(world, "streams_accounts_v1")),
+    }
     assert live_table(world, "statement") == "statement_v1_r2"
     assert rows(world, "statement_v1_r2") == live
     assert world.database not in rebuilt.stderr
