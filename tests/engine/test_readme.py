@@ -197,8 +197,8 @@ def test_waiting_has_a_deadline() -> None:
         until(lambda: False, "nothing", seconds=0.05)
 
 
-def test_every_test_that_the_bad_world_names_exists() -> None:
-    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / "docs" / "bad-world.md").read_text())
+def test_every_test_named_in_failures_exists() -> None:
+    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / "docs" / "failures.md").read_text())
     assert len(named) > 20
     folders = ("tests", "proofs", "demo", "benchmarks")
     files = {path.name: path for folder in folders for path in (ROOT / folder).rglob("test_*.py")}
