@@ -1,6 +1,6 @@
-"""Accounts of a bank: money comes in and goes out, and nobody takes out more than was agreed.
+"""Accounts of a bank: deposits and withdrawals, down to an agreed overdraft limit.
 
-Money is in minor units (cents). Days are the business's own and come in with the command.
+Money is in minor units (cents). Days come with the command.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from domain.language import Cents, CentsOrZero, Refusal, Text, fact
 
 @fact
 class Details:
-    """What the bank's books say about a movement: how, what for, and with whom. Empty where nothing was said."""
+    """What the bank's books record about a movement: how, what for, and with whom. Empty where unknown."""
 
     operation: Text = ""
     purpose: Text = ""
@@ -68,7 +68,7 @@ Movement: TypeAlias = MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCh
 Event: TypeAlias = AccountOpened | Movement | AccountClosed
 
 
-# Commands: what somebody wants.
+# Commands: what a client asks for.
 
 
 @fact
@@ -115,7 +115,7 @@ class CloseAccount:
 Command: TypeAlias = OpenAccount | Deposit | Withdraw | CreditInterest | ChargeFee | CloseAccount
 
 
-# Errors: why the business says no.
+# Errors: why a command is refused.
 
 
 class AccountNotOpen(Refusal):
@@ -142,7 +142,7 @@ class BalanceTooLarge(Refusal):
     """The balance would become larger than the bank can keep."""
 
 
-# State: what decisions need, and no more. Its defaults are an account that nobody has opened.
+# State: what decisions need, and no more. Its defaults are an account that was never opened.
 
 STATE_VERSION = 1  # raised when State changes, or what evolve makes of an event
 
@@ -160,7 +160,7 @@ class State:
 
 
 def decide(command: Command, state: State) -> list[Event]:
-    """Raises Refusal. No clock, no chance, no look at anything but the arguments: a retry must decide the same."""
+    """Raises Refusal. No clock, no random numbers, nothing but the arguments: a retry must decide the same."""
     if state.status == "closed":
         raise AccountIsClosed
     if state.status == "new" and not isinstance(command, OpenAccount):
@@ -222,7 +222,7 @@ def change(event: Movement) -> int:
 
 
 def kind(event: Movement) -> Literal["deposit", "withdrawal", "interest", "fee"]:
-    """What people call a movement of which the books say no more."""
+    """The kind of a movement without an operation in the books."""
     match event:
         case MoneyDeposited():
             return "deposit"

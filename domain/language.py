@@ -1,4 +1,4 @@
-"""The words in which every bounded context is written: facts, refusals, and the types of their fields.
+"""What every bounded context is built from: `fact`, `Refusal`, and types for fields.
 
 A command arrives as JSON and is checked once, where it enters, with `TypeAdapter(cls).validate_json(data)`: the classes
 are strict, and only pydantic's JSON mode knows that JSON has no dates. Whatever is in the log was checked before it was
@@ -16,10 +16,10 @@ Cents = Annotated[int, Field(ge=1, le=10**14)]
 """An amount of money that moves, in minor units: at least 0.01, at most a million million."""
 
 CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
-"""A limit in minor units, which may be nothing."""
+"""A limit in minor units, which may be zero."""
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-"""A line people wrote, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
+"""One line of text, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -34,9 +34,9 @@ def fact(cls: type[FactT]) -> type[FactT]:
 
 
 class Refusal(Exception):
-    """Why the business says no. A subclass is one reason; its docstring is the sentence that people read.
+    """Why a command is refused. A subclass is one reason; its docstring is the message that clients get.
 
-    `code` is the class name in kebab case. Code and sentence are recorded with each refusal: a change alters new
+    `code` is the class name in kebab case. Code and message are recorded with each refusal: a change alters new
     answers, never old ones.
     """
 
@@ -45,7 +45,7 @@ class Refusal(Exception):
 
     def __init_subclass__(cls) -> None:
         if not cls.__doc__:
-            raise TypeError(f"{cls.__qualname__} needs a docstring: it is the sentence that people read.")
+            raise TypeError(f"{cls.__qualname__} needs a docstring: it is the message that clients get.")
         cls.code = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in cls.__name__).lstrip("-")
         cls.message = " ".join(cls.__doc__.split())
 

@@ -1,4 +1,4 @@
 """The read side: one file per view, found by being here.
 
-Yours, and so is `migrations/`; `engine/`, which folds, commits, rebuilds and verifies, is Samefold's.
+Yours, like `migrations/`; `engine/`, which folds, commits, rebuilds and verifies, is Samefold's.
 """

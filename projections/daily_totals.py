@@ -13,7 +13,7 @@ VERSION = 1
 class DailyTotal(NamedTuple):
     day: Key[date]
     operation: Key[str]  # as the books name it, else the kind of movement
-    count: Sum[int]  # type: ignore[assignment]  # hides tuple's method, which nobody needs here
+    count: Sum[int]  # type: ignore[assignment]  # hides tuple's method, which is not needed here
     cents: Sum[int]  # in less out
     largest: Max[int]  # the largest single movement, either way
 
