@@ -507,7 +507,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a refused row is laid to the batch's last event",
-        "projections/engine/store/refused_rows.py",
+        "projections/engine/store/writing.py",
         "    while fails - passes > 1:",
         "    while False:",
         "tests/engine/test_engine.py -k goes_on_without",

@@ -244,7 +244,7 @@ def test_held_rows_of_a_fenced_worker_are_not_trusted_again(bench: Bench) -> Non
     assert bench.rows("purses") == [("a", 3, "", 0)]
 
 
-def test_a_lock_timeout_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_timeout_is_tried_again(bench: Bench) -> None:
     bench.db.execute("set lock_timeout = '50ms'")
     with open_connection(bench.settings) as other:
         other.execute("begin")
@@ -256,17 +256,17 @@ def test_a_lock_timeout_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyP
             if len(pauses) == 2:
                 other.execute("commit")
 
-        monkeypatch.setattr("projections.engine.store.commit.sleep", release)
+        bench.committer.pause = release
         assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(Fate.APPLIED)
     assert len(pauses) == 2
     assert bench.rows("purses") == [("a", 1, "", 0)]
 
 
-def test_a_deadlock_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_is_tried_again(bench: Bench) -> None:
     bench.apply(bench.batch(0, ("a", [filled(1)]), ("b", [filled(1)])))
     bench.db.execute("set deadlock_timeout = '10ms'")
     tries: list[float] = []
-    monkeypatch.setattr("projections.engine.store.commit.sleep", tries.append)
+    bench.committer.pause = tries.append
     with open_connection(bench.settings) as other, ThreadPoolExecutor(1) as pool:
         other.execute("set deadlock_timeout = '1min'")
         with other.transaction():
@@ -539,7 +539,7 @@ def test_garbage_is_void_and_warned_of(bench: Bench, work: Worker, caplog: pytes
     done = work.apply({0: (START, log_of(batch) + garbage)})
     assert done.stop is None
     assert bench.positions().readings[0].next_offset == 5
-    assert "3 records that are none of ours, the first at offset 2" in caplog.text
+    assert "ignored 3 foreign records, the first at offset 2" in caplog.text
 
 
 def test_work_that_was_fenced_says_so(bench: Bench, work: Worker) -> None:

@@ -260,7 +260,7 @@ def test_moments_that_this_log_does_not_have(bank: Bookkeeper) -> None:
     for moment, why in (
         ({0: topic.end[0] + 1}, "has no position"),
         ({99: 0}, "has no position 99:0"),
-        (NOON + timedelta(milliseconds=1), "still to come"),
+        (NOON + timedelta(milliseconds=1), "is in the future"),
     ):
         with pytest.raises(BadMoment, match=why):
             cuts(bank.world, topic, moment, NOON)

@@ -1,7 +1,7 @@
-"""Fetching what an agent folds: librdkafka, in a thread of its own, from the offsets that the database told.
+"""Fetch the records that an agent folds, with librdkafka in a thread of its own, from the positions in the database.
 
-Faust's own client could fetch too, and does divide the partitions; but a record costs it four times as much of the interpreter's
-lock, which is what an agent runs out of first (docs/benchmarks.md).
+Faust's own client could fetch them too, but a record takes four times as much of the interpreter's lock, which is an agent's
+bottleneck (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from projections.engine.live.log_reader import LogReader
 
 
 class Taken(NamedTuple):
-    """Records of one partition in offset order, and the partition's end as the broker last told it; 0 where it has not."""
+    """Records of one partition in offset order, and the partition's end as last reported by the broker, or 0."""
 
     records: list[Record]
     end: int
 
 
 class Fetcher:
-    """Records of a topic by partition. `seek` each partition before it is first taken from."""
+    """Records of a topic by partition. Each partition needs a `seek` before its first `take`."""
 
     def __init__(self, settings: Settings) -> None:
         self._log = LogReader(settings, settings.events_topic, clients.agent_consumer(settings))
-        """The thread's own."""
+        """Used only in the thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fetch")
         self._sought: dict[int, int] = {}
-        """Where partitions are to go on from, once the next take begins."""
+        """Offsets to seek at the next take."""
 
     def seek(self, partition: int, offset: int) -> None:
-        """Go on from there: no record that was fetched before is handed out any more."""
+        """Continue at this offset. Records that were fetched before are not returned any more."""
         self._sought[partition] = offset
 
     async def take(self, partitions: Collection[int], most: int, wait: float) -> Mapping[int, Taken]:
-        """What has come of these partitions, about `most` records; waits so many seconds for the first.
+        """About `most` records of these partitions; waits for the first one up to `wait` seconds.
 
-        Raises what `LogReader.take` raises.
+        Raises the errors of `LogReader.take`.
         """
         sought, self._sought = self._sought, {}
         loop = asyncio.get_running_loop()
         taken = await loop.run_in_executor(self._thread, self._take, frozenset(partitions), sought, most, wait)
-        # sought again meanwhile: these are of before
+        # records of partitions that were sought meanwhile are outdated
         return {partition: one for partition, one in taken.items() if partition not in self._sought}
 
     def close(self) -> None:
