@@ -28,14 +28,15 @@ from faust.app import BootStrategy
 
 from infra.database.connect import DatabaseAway
 from infra.domain_model.contexts import contexts
-from infra.log import topics
+from infra.log import clients, topics
 from infra.log.clients import KafkaAway
+from infra.log.records import Record
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import Parts, exit_code_of
 from infra.settings import Settings
-from projections.engine.live.fetching import Fetcher
+from projections.engine.live.log_reader import LogReader
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, Fate
@@ -81,7 +82,7 @@ class Agent:
         self.code = code_set(views)
         self.group = f"{settings.group_prefix}-{agent}-{what_it_knows(self.code, known_events())}"
         self.work = Worker(settings, agent, views, name, lanes=LANES)
-        self.lanes = [_Lane(number) for number in range(LANES)]
+        self.lanes = [_Thread("database") for _ in range(LANES)]
         max_age = settings.agent_max_age_ms / 1000
         self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
         self.error: BaseException | None = None
@@ -91,7 +92,7 @@ class Agent:
         self._status = logs.StatusLog(log, f"agent {name}")
         self._app: Any = None
         self._channels: list[Any] = []
-        self._fetcher = Fetcher(settings)
+        self._fetcher = _Fetcher(settings)
         self.consumer: Any = None
 
     async def run(self) -> None:
@@ -105,8 +106,8 @@ class Agent:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
         self._fetcher.close()
-        for lane in self.lanes:
-            lane.close(self.work)
+        for number, lane in enumerate(self.lanes):
+            lane.close(partial(self.work.close, number))
         if self.error is not None:
             raise self.error
 
@@ -178,13 +179,14 @@ class Agent:
                     await self.consumer.getmany(timeout_ms=GROUP_CHECK_MS)
                     self._status.well("group", "a member of Kafka's group again")
             except errors.KafkaError as error:
-                self._status.wrong("group", f"Kafka's group is unavailable, joining again until it succeeds: {error}")
+                what = f"Kafka's group is unavailable, joining again until it succeeds: {error}"
+                self._status.wrong("group", what, type(error).__name__)
                 await self._leave()
                 await asyncio.sleep(0.5)
 
     async def _join(self) -> None:
         self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
-        self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self))
+        self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self, self.consumer))
         await self.consumer.start()
 
     async def _leave(self) -> None:
@@ -300,8 +302,8 @@ class Agent:
         while True:
             await asyncio.sleep(CHECK_S)
             try:
-                for lane in self.lanes:
-                    await lane.run(partial(self.work.ping, lane.number))
+                for number, lane in enumerate(self.lanes):
+                    await lane.run(partial(self.work.ping, number))
             except DatabaseAway as error:
                 self._status.wrong("database", error.message, "away")
             else:
@@ -331,27 +333,68 @@ class Agent:
         return asyncio.get_running_loop().time()
 
 
-class _Lane:
-    """The only thread that uses one of the connections to the database."""
+class _Thread:
+    """One thread, which makes calls in the order in which they came."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run in the thread, in the order of the calls."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def close(self, work: Worker) -> None:
-        self._thread.submit(work.close, self.number)
-        self._thread.shutdown(wait=False)
+    def close(self, last: Callable[[], None]) -> None:
+        """End after this last call, without waiting for it."""
+        self._pool.submit(last)
+        self._pool.shutdown(wait=False)
+
+
+class _Fetcher:
+    """Fetches records with librdkafka in a thread. Each partition needs a `seek` before its first `take`.
+
+    Faust's own client could fetch them too, but a record takes four times as much of the interpreter's lock, which is an agent's
+    bottleneck (docs/benchmarks.md).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._log = LogReader(settings, settings.events_topic, clients.agent_consumer(settings))
+        """Used only in the thread."""
+        self._thread = _Thread("fetch")
+        self._sought: dict[int, int] = {}
+        """Offsets to seek at the next take."""
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Continue at this offset. Records that were fetched before are not returned any more."""
+        self._sought[partition] = offset
+
+    async def take(self, partitions: Collection[int], most: int, wait: float) -> dict[int, tuple[list[Record], int]]:
+        """About `most` records by partition, with the partition's end; waits for the first one up to `wait` seconds.
+
+        Raises the errors of `LogReader.take`.
+        """
+        sought, self._sought = self._sought, {}
+        taken = await self._thread.run(partial(self._take, frozenset(partitions), sought, most, wait))
+        # records of partitions that were sought meanwhile are outdated
+        return {partition: one for partition, one in taken.items() if partition not in self._sought}
+
+    def close(self) -> None:
+        self._thread.close(self._log.close)
+
+    def _take(
+        self, partitions: frozenset[int], sought: Mapping[int, int], most: int, wait: float
+    ) -> dict[int, tuple[list[Record], int]]:
+        there = self._log.next
+        if sought or partitions != there.keys():
+            self._log.go_on({partition: sought.get(partition, there.get(partition, 0)) for partition in partitions})
+        taken = self._log.take(most, wait)
+        return {partition: (records, self._log.end_of(partition)) for partition, records in taken.items()}
 
 
 class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
     """Passes assignments to the reader. The consumer's partitions stay paused: it fetches no records."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, consumer: AIOKafkaConsumer) -> None:
         self.agent = agent
+        self.consumer = consumer
 
     async def on_partitions_revoked(self, _revoked: Any) -> None:
         await self.on_partitions_assigned(())
@@ -361,10 +404,12 @@ class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
         await self.agent.parts.within("rebalance of the group", self._take(assigned), may_return=True)
 
     async def _take(self, assigned: Any) -> None:
+        if self.agent.consumer is not self.consumer:
+            return  # it is leaving the group
         mine = sorted(where.partition for where in assigned)
         if mine:
             log.info("agent %s: has partitions %s", self.agent.name, mine)
-            self.agent.consumer.pause(*assigned)
+            self.consumer.pause(*assigned)
         self.agent._do(self.agent.reader.assigned(mine))
 
 
