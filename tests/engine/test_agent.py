@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -276,7 +276,7 @@ def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
             Consumer.made += 1
 
         def subscribe(self, topics: list[str], listener: Any) -> None:
-            self.assigned = lambda: listener.on_partitions_assigned({TopicPartition(topics[0], 0)})
+            self.assigned: Callable[[], Any] = lambda: listener.on_partitions_assigned({TopicPartition(topics[0], 0)})
 
         async def start(self) -> None: ...
 
