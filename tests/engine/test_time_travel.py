@@ -242,6 +242,8 @@ NO_MOMENTS = {
     "yesterday": "neither a time nor positions",
     "15m": "neither",
     "-15": "neither",
+    f"-{'9' * 5_000}d": "neither",
+    f"0:{'9' * 5_000}": "neither",
     "0:1,0:2": "twice",
     "2026-11-21T14:30:00": r"time zone.*2026-11-21T14:30:00Z",
     "2026-11-21": "time zone",

@@ -111,6 +111,7 @@ BAD = {
     "union column": (ROW.replace("cents: int", "cents: int | str") + EVOLVE, "has the type"),
     "list column": (ROW.replace("cents: int", "cents: list[int]") + EVOLVE, "has the type"),
     "column in capitals": (ROW.replace("cents: int", "Cents: int") + EVOLVE, "can't be the name of a column"),
+    "column that PostgreSQL has itself": (ROW.replace("cents: int", "xmin: int") + EVOLVE, "can't be the name"),
     "column that PostgreSQL would cut": (ROW.replace("cents: int", f"{'ä' * 32}: int") + EVOLVE, "can't be the name"),
     "nullable key": (ROW.replace("Key[str]", "Key[str | None]") + EVOLVE, "can't be None"),
     "no key": (ROW.replace("Key[str]", "str") + EVOLVE, "has no key"),

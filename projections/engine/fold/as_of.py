@@ -22,9 +22,9 @@ from infra.settings import Settings
 AsOf: TypeAlias = datetime | Mapping[int, int]
 """A time with its offset from UTC, or next offsets by partition; a partition that is not named is folded to its end."""
 
-_AGO = re.compile(r"-(\d+)([smhd])")
+_AGO = re.compile(r"-(\d{1,18})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_POSITIONS = re.compile(r"\d+:\d+(?:[,\s]+\d+:\d+)*")
+_POSITIONS = re.compile(r"\d{1,18}:\d{1,18}(?:[,\s]+\d{1,18}:\d{1,18})*")
 
 
 class BadMoment(SamefoldError):

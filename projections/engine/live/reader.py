@@ -224,8 +224,8 @@ class Reader:
                 break
             due = min(part.since for part in free.values() if part.buffer) + self.max_age
             more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
-            few_beside_another = there < self.batch // FEW and self._under_way
-            if now < due and (more_is_known or few_beside_another):
+            few_while_another_runs = there < self.batch // FEW and self._under_way
+            if now < due and (more_is_known or few_while_another_runs):
                 self.due = due
                 break
             takes = self._take(free, now)

@@ -55,12 +55,12 @@ def drop_other_types(connection: Connection, topic: str) -> list[CommandType]:
         return []
     with connection.transaction():
         _fence_writers(connection, topic)
-        gone = sorted(live_types(connection) - own_types())
+        dropped = sorted(live_types(connection) - own_types())
         connection.execute(
             "delete from command_types where (context, type) in (select * from unnest(%s::text[], %s::text[]))",
-            [[one.context for one in gone], [one.name for one in gone]],
+            [[one.context for one in dropped], [one.name for one in dropped]],
         )
-    return gone
+    return dropped
 
 
 def _fence_writers(connection: Connection, topic: str) -> None:

@@ -115,16 +115,16 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
 
 def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
     stored: list[tuple[Any, ...]] = []
-    gone: list[tuple[Any, ...]] = []
+    deleted: list[tuple[Any, ...]] = []
     for batch in batches:
         last = (batch.partition,)
         changed = batch.rows[view.name]
         stored += [row + last for row in changed.values() if row is not None]
-        if deleted := [key for key, row in changed.items() if row is None]:
-            gone += [(key, *last) if _plain_key(view) else key + last for key in deleted]
+        absent = [key for key, row in changed.items() if row is None]
+        deleted += [(key, *last) if _plain_key(view) else key + last for key in absent]
     statements = []
-    if gone:
-        statements.append(Statement(_delete(view, table), _packed(view.key, gone)))
+    if deleted:
+        statements.append(Statement(_delete(view, table), _packed(view.key, deleted)))
     if stored:
         statements.append(Statement(_upsert(view, table), _packed(view.columns, stored)))
     return statements

@@ -24,6 +24,8 @@ PARTITION = "_partition"
 
 MOST_NAME_BYTES = 60
 """Of a column's name. PostgreSQL would cut it after 63."""
+_SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+"""Every table of PostgreSQL has these."""
 
 
 class Role(StrEnum):
@@ -125,10 +127,11 @@ def columns_of(row: type, view: str) -> tuple[Column, ...]:
 
 
 def _column(view: str, name: str, hint: Any) -> Column:
-    if name != name.lower() or len(name.encode()) > MOST_NAME_BYTES:
+    if name != name.lower() or len(name.encode()) > MOST_NAME_BYTES or name in _SYSTEM_COLUMNS:
         raise BadView(
             f"View '{view}': '{name}' can't be the name of a column.",
-            "Use lower case letters, digits and underscores, a letter first, at most 60 characters.",
+            "Use lower case letters, digits and underscores, a letter first, at most 60 characters, and none of PostgreSQL's own: "
+            f"{', '.join(sorted(_SYSTEM_COLUMNS))}.",
         )
     role, plain = _unwrap(hint)
     optional = False
