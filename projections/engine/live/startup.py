@@ -20,7 +20,7 @@ from infra.log.rule import START
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.store.command_types import add_types
-from projections.engine.store.positions import Positions, read_positions
+from projections.engine.store.positions import Positions, read_positions, set_generation
 from projections.engine.views.core_views import code_set
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import CORE, View
@@ -146,19 +146,13 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
                 f"Agent '{agent}' has never run, but {view.table_name} holds rows.",
                 "The database was restored in part, or filled by hand. Restore all of it, or start with an empty one.",
             )
-    generation = uuid4()
-    connection.execute(
-        """insert into positions (agent, topic, partition, topic_id, next_offset, epoch, seq, command_offset, generation)
-           select %s, %s, p, %s, %s, %s, %s, %s, %s from generate_series(0, %s - 1) p""",
-        (agent, contract.topic, contract.topic_id, *START, generation, contract.partitions),
-    )
+    set_generation(connection, contract.topic, {agent: dict.fromkeys(range(contract.partitions), START)}, "first start")
     whole = json.dumps(code_set(dict(views)))
     for view in views.values():
-        build = uuid4()
         connection.execute(
             """insert into builds (id, view, version, agent, table_name, state, code_set, shape)
                values (%s, %s, %s, %s, %s, 'live', %s, %s)""",
-            (build, view.name, view.version, agent, view.table_name, whole, view.shape),
+            (uuid4(), view.name, view.version, agent, view.table_name, whole, view.shape),
         )
         connection.execute(
             "insert into live (view, agent, version, table_name) values (%s, %s, %s, %s)",

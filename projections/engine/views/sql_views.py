@@ -64,8 +64,9 @@ def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
     """Whether the SQL view of `view` reads that table."""
     found = connection.execute(
         "select 1 from pg_depend d join pg_rewrite r on r.oid = d.objid "
-        "where d.classid = 'pg_rewrite'::regclass and r.ev_class = to_regclass(%s) and d.refobjid = to_regclass(%s)",
-        (_quoted(view), _quoted(table)),
+        "where d.classid = 'pg_rewrite'::regclass and r.ev_class = to_regclass(quote_ident(%s)) "
+        "and d.refobjid = to_regclass(quote_ident(%s))",
+        (view, table),
     )
     return found.fetchone() is not None
 
@@ -102,8 +103,8 @@ def _tables(connection: Connection, view: str) -> list[str]:
 def _columns(connection: Connection, table: str) -> dict[str, _Column]:
     found = connection.execute(
         "select attname, format_type(atttypid, atttypmod), col_description(attrelid, attnum) from pg_attribute "
-        "where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped and attname <> %s order by attnum",
-        (_quoted(table), PARTITION),
+        "where attrelid = to_regclass(quote_ident(%s)) and attnum > 0 and not attisdropped and attname <> %s order by attnum",
+        (table, PARTITION),
     )
     return {
         name: _Column(name, kind, comment if comment in ("sum", "min", "max") else None)
@@ -134,7 +135,3 @@ def _value(column: _Column, has: _Column | None) -> sql.Composed:
         # through text, any type can be cast to any other; a value that does not fit fails when it is read
         value = sql.SQL("({})::text::{}").format(value, kind)
     return sql.SQL("{} as {}").format(value, name)
-
-
-def _quoted(table: str) -> str:
-    return '"' + table.replace('"', '""') + '"'
