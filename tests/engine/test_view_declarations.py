@@ -70,7 +70,6 @@ def test_every_type_of_column() -> None:
 
 BAD = {
     "no version": ("\n    VERSION = None" + ROW + EVOLVE, "no VERSION"),
-    "version zero": ("\n    VERSION = 0" + ROW + EVOLVE, "no VERSION"),
     "no function": (ROW, "exactly one of evolve, rows and delta"),
     "two functions": (
         ROW + EVOLVE + "    def delta(event: Filled, at: At) -> Iterable[Row]:\n        return []",
@@ -88,6 +87,8 @@ BAD = {
         ROW + "    def evolve(row: Row | None, event: Nowhere, at: At) -> Row | None: ...",
         "can't be resolved",
     ),
+    "row's annotation not imported": (ROW.replace("cents: int", "cents: Nowhere") + EVOLVE, "annotation of Row"),
+    "version zero": ("\n    VERSION = 0" + ROW + EVOLVE, "VERSION = 0"),
     "event of no context": (
         ROW + "    def evolve(row: Row | None, event: Filled | Row, at: At) -> Row | None: ...",
         "subscribes to Row",

@@ -116,7 +116,7 @@ def schema_of(column: Column) -> dict[str, Any]:
 
 def columns_of(row: type, view: str) -> tuple[Column, ...]:
     """The columns that a row class declares, in order. Raises BadView."""
-    hints = get_type_hints(row, include_extras=True)
+    hints = hints_of(row, view)
     # a class derived from a NamedTuple may annotate more fields than its rows hold
     if not issubclass(row, tuple) or getattr(row, "_fields", None) != tuple(hints):
         raise BadView(
@@ -124,6 +124,17 @@ def columns_of(row: type, view: str) -> tuple[Column, ...]:
             f"Write `class {row.__name__}(NamedTuple):`, with a line like `cents: int` for each column.",
         )
     return tuple(_column(view, name, hint) for name, hint in hints.items())
+
+
+def hints_of(declared: Any, view: str) -> dict[str, Any]:
+    """The annotations of a view's class or function. Raises BadView."""
+    try:
+        return get_type_hints(declared, include_extras=isinstance(declared, type))
+    except NameError as error:
+        raise BadView(
+            f"View '{view}': an annotation of {declared.__name__} can't be resolved: {error}.",
+            "Import the names of annotations at the top of the module (not under TYPE_CHECKING).",
+        ) from error
 
 
 def _column(view: str, name: str, hint: Any) -> Column:

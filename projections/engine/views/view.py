@@ -17,13 +17,13 @@ from enum import StrEnum
 from functools import cache
 from operator import itemgetter
 from types import ModuleType, NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import projections
 from infra.database import schema
 from infra.domain_model.contexts import Context, contexts
 from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import BadView, Column, Role, columns_of
+from projections.engine.views.columns import BadView, Column, Role, columns_of, hints_of
 from projections.engine.views.event_context import At
 
 NOT_VIEWS: set[str] = set()
@@ -126,8 +126,11 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
     kind, function = _function(name, module)
     version = getattr(module, "VERSION", None)
     if type(version) is not int or not 1 <= version < 10_000:
-        raise BadView(f"View '{name}' has no VERSION.", f"Write `VERSION = 1` in projections/{name}.py.")
-    hints = _hints(name, function)
+        raise BadView(
+            f"View '{name}' has no VERSION." if version is None else f"View '{name}' has VERSION = {version!r}.",
+            f"Write `VERSION = 1` in projections/{name}.py, or a larger whole number.",
+        )
+    hints = hints_of(function, name)
     row = _row(name, kind, function, hints)
     columns = columns_of(row, name)
     subscription = _events(name, hints.get("event"))
@@ -199,16 +202,6 @@ def _function(name: str, module: ModuleType) -> tuple[Kind, Callable[..., Any]]:
             f"View '{name}': {function_name} has other parameters than the engine passes.", f"Write {signature}"
         )
     return kind, function
-
-
-def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(function)
-    except NameError as error:
-        raise BadView(
-            f"View '{name}': an annotation of {function.__name__} can't be resolved: {error}.",
-            "Import what the annotations name at the top of the module (not under TYPE_CHECKING).",
-        ) from error
 
 
 def _row(name: str, kind: Kind, function: Callable[..., Any], hints: dict[str, Any]) -> type:
