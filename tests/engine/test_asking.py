@@ -26,7 +26,7 @@ from projections.engine.views.view import View
 from tests.engine import viewkit
 
 TOPIC = "events"
-"""The log's name in the tables here; nobody reads it."""
+"""The log's name in the tables. No test here reads it."""
 TOPIC_ID = "mVYkg7c0Qx6B6y3zTnAz-w"
 
 EVERYTHING = """
