@@ -399,7 +399,7 @@ def test_a_view_that_parks_goes_on_without_the_stream(world: Settings, trouble: 
     for committer in (
         bench.committer,
         bench.fresh_committer(),
-    ):  # a parked stream stays parked, in the committer and in the database
+    ):  # it stays parked, in the committer and in the database
         assert committer.apply(bench.db, [bench.batch(0, ("m", [filled(8)]))]) == BatchResult(Fate.APPLIED)
     assert bench.everything()[name] == rows
     bench.db.close()
@@ -551,7 +551,7 @@ def test_work_that_was_fenced_says_so(bench: Bench, work: Worker) -> None:
     assert work.apply({0: (START, log_of(batch))}).fate is Fate.FENCED
 
 
-def test_a_batch_that_waited_while_the_positions_were_read_again_is_fenced(bench: Bench, work: Worker) -> None:
+def test_a_batch_that_waited_while_the_positions_were_read_anew_is_fenced(bench: Bench, work: Worker) -> None:
     """It was taken from the log for the positions of then; those of now may be of other views, with tables of other shapes."""
     batch = bench.batch(0, ("a", [filled(1)]))
     assert work.positions(turn=2) is not None
