@@ -43,8 +43,9 @@ class StoredValueUnknown(SamefoldError):
     """A table has a value that is none of the column's enum."""
 
     def __init__(self, view: View, column: Column, value: object) -> None:
+        enum = column.enum.__name__ if column.enum else column.scalar
         super().__init__(
-            f"A row of view '{view.name}' has {value!r} in column '{column.name}', but {column.enum} has no such value.",
+            f"A row of view '{view.name}' has {value!r} in column '{column.name}', but {enum} has no such value.",
             f"Restore that value, or raise VERSION in projections/{view.name}.py and run `samefold rebuild`.",
         )
 
