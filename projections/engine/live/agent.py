@@ -261,7 +261,7 @@ class Agent:
             return
         self._status.well("database", "the database is available again")
         actions = self.reader.positions(action.turn, positions)
-        if not any(isinstance(one, Hold) for one in actions):
+        if actions and not any(isinstance(one, Hold) for one in actions):  # none of an earlier turn
             self._status.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
         self._do(actions)
 
@@ -279,7 +279,7 @@ class Agent:
             self._status.wrong("database", error.message, "away")
             result = BatchResult(Fate.AWAY)
         if result.fate is Fate.FENCED:
-            log.info("agent %s: fenced, another worker changed the positions; reading them again", self.name)
+            log.info("agent %s: a batch was fenced; reading the positions again", self.name)
         self._do(self.reader.done(action.turn, result, self._now(), action.lane))
 
     # ── start and watch ──
