@@ -17,8 +17,7 @@ from api.stores import HealthSnapshot, StoreChecks
 from infra.errors import SamefoldError
 from infra.observability import metrics
 from infra.settings import Settings
-from projections.engine.live.lag import Lags
-from projections.engine.live.measures import tell_lags
+from projections.engine.live.lag import Lags, tell_lags
 from projections.engine.views.view import CORE
 
 BLIND_S = 10.0

@@ -15,9 +15,8 @@ from api.requests import segment
 from api.view_reader import Values
 from infra.errors import SamefoldError
 from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import Column
+from projections.engine.views.columns import BadValue, Column, value_of
 from projections.engine.views.token import BadToken, OtherLog, Token
-from projections.engine.views.values import BadValue, value_of
 from projections.engine.views.view import View, fingerprint
 
 MOST_ROWS = 1_000

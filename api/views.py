@@ -35,8 +35,8 @@ from api.view_questions import (
     seen_by,
 )
 from api.view_reader import TOO_MANY_READERS
+from projections.engine.views.columns import schema_of
 from projections.engine.views.queries import Found
-from projections.engine.views.values import schema_of
 from projections.engine.views.view import Kind, View
 
 JSON = "application/json"

@@ -319,7 +319,7 @@ MUTATIONS = [
     Mutation(
         "a reader goes on behind what came with an error",
         "projections/engine/live/log_reader.py",
-        "            self._assigned = False  # what came with the error comes again\n",
+        "            self._assigned = False  # fetch all of it again\n",
         "",
         "proofs/chaos/test_refused_reads.py -k goes_on_after_an_error",
     ),
@@ -507,7 +507,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a refused row is laid to the batch's last event",
-        "projections/engine/store/refused_rows.py",
+        "projections/engine/store/writing.py",
         "    while fails - passes > 1:",
         "    while False:",
         "tests/engine/test_engine.py -k goes_on_without",

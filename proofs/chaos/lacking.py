@@ -44,8 +44,8 @@ def _commit_wherever_positions_stand() -> None:
     from projections.engine.store import commit
 
     condition = "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
-    assert commit._MOVE.count(condition) == 1
-    commit._MOVE = commit._MOVE.replace(condition, "")
+    assert commit.COMPARE_AND_SET.count(condition) == 1
+    commit.COMPARE_AND_SET = commit.COMPARE_AND_SET.replace(condition, "")
 
 
 RULES: dict[str, Callable[[], None]] = {

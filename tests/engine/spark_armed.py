@@ -51,11 +51,11 @@ class Armed:
     mutant: bool = False
 
     def __call__(self, share: Share, batches: Iterable[Any]) -> Iterator[Any]:
-        move = without_compare(commit._MOVE) if self.mutant else commit._MOVE
+        move = without_compare(commit.COMPARE_AND_SET) if self.mutant else commit.COMPARE_AND_SET
         with (
             patch.object(faultpoints, "hook", self.reach),
             patch.object(stream, "agent_views", lambda _agent: dict(views_of(self.code))),
-            patch.object(commit, "_MOVE", move),
+            patch.object(commit, "COMPARE_AND_SET", move),
         ):
             yield from _fold(share, batches)
 

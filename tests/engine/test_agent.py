@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from uuid import uuid4
 import msgspec
 import psycopg
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
@@ -29,6 +32,7 @@ from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from projections.engine.live.agent import what_it_knows
+from tests.engine import api
 from tests.engine.spine import delete, until
 
 
@@ -257,7 +261,36 @@ def test_a_topic_made_anew_is_refused_at_the_start(log: Log, tmp_path: Path) -> 
         db.execute("update topics set topic_id = 'another'")
     with agent(log.settings, tmp_path) as one:
         assert one.ends() == 1
-        assert one.says("was made anew")
+        assert one.says("contract-broken")
+
+
+def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Consumer:
+        """The first one loses the group, and gets a partition while it is being stopped."""
+
+        made = 0
+
+        def __init__(self, **_settings: object) -> None:
+            Consumer.made += 1
+
+        def subscribe(self, topics: list[str], listener: Any) -> None:
+            self.assigned: Callable[[], Any] = lambda: listener.on_partitions_assigned({TopicPartition(topics[0], 0)})
+
+        async def start(self) -> None: ...
+
+        async def getmany(self, timeout_ms: int) -> None:
+            if Consumer.made == 1:
+                raise KafkaError("lost")
+            await asyncio.sleep(timeout_ms / 10_000)
+
+        async def stop(self) -> None:
+            await self.assigned()
+
+    monkeypatch.setattr("projections.engine.live.agent.AIOKafkaConsumer", Consumer)
+    with api.agent(log.settings):
+        until(lambda: Consumer.made == 2, "it joins again")
 
 
 def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_else(log: Log, tmp_path: Path) -> None:
@@ -284,7 +317,7 @@ def test_a_topic_made_anew_under_it_ends_it(log: Log, tmp_path: Path) -> None:
         admin.delete_topics([log.settings.events_topic])[log.settings.events_topic].result(10)
         until(lambda: _is_made(log.settings), "the topic is there again")
         assert one.ends() == 1
-        assert one.says("was made anew") or one.says("does not exist") or one.says("log-trimmed")
+        assert one.says("topic-changed") or one.says("does not exist") or one.says("log-trimmed")
 
 
 def _is_made(settings: Settings) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,14 +20,13 @@ from infra.database.connect import Connection
 from infra.settings import Settings
 from projections.engine.views import queries
 from projections.engine.views.column_types import Scalar
-from projections.engine.views.columns import Column, Role
+from projections.engine.views.columns import BadValue, Column, Role, schema_of, value_of
 from projections.engine.views.queries import Found, Query
-from projections.engine.views.values import BadValue, schema_of, value_of
 from projections.engine.views.view import View
 from tests.engine import viewkit
 
 TOPIC = "events"
-"""The log's name in the tables here; nobody reads it."""
+"""The log's name in the tables. No test here reads it."""
 TOPIC_ID = "mVYkg7c0Qx6B6y3zTnAz-w"
 
 EVERYTHING = """
@@ -46,6 +46,7 @@ EVERYTHING = """
         colour: Colour
         perhaps: int | None
         said: str | None
+        r: bool
 
     def rows(event: Filled | Spent, after: State, at: At) -> Iterable[Thing]:
         yield from ()
@@ -171,6 +172,19 @@ def test_a_word_must_be_one_of_the_columns_own() -> None:
         value_of(colour, "blue")
 
 
+def test_a_word_is_looked_up_as_its_enum_reads_it() -> None:
+    """An enum may accept other spellings; rows are stored with the member's own value."""
+
+    class Colour(Enum):
+        RED = "red"
+
+        @classmethod
+        def _missing_(cls, value: object) -> Colour | None:
+            return cls.RED if value == "RED" else None
+
+    assert value_of(Column("colour", Scalar.STR, enum=Colour), "RED") == "red"
+
+
 def test_sums_have_no_bound() -> None:
     total = Column("total", Scalar.INT, role=Role.SUM)
     assert value_of(total, str(2**70)) == 2**70
@@ -182,7 +196,7 @@ def test_a_row_of_every_kind_of_column_comes_out_as_its_schema_says(db: Connecti
     make(db, world, view)
     moment, name = datetime(2026, 1, 2, 3, 4, 5, 120_000, UTC), UUID(int=5)
     key = ("ä/b\U0001f600", -(2**63), date(2026, 1, 2))
-    insert(db, view, *key, True, Decimal("12.50"), moment, name, b"\xff" * 60, "red", None, "")
+    insert(db, view, *key, True, Decimal("12.50"), moment, name, b"\xff" * 60, "red", None, "", True)
     found = ask(db, queries.by_keys(view, view.table_name, TOPIC, [key]))
     assert rows(found) == [
         {
@@ -197,6 +211,7 @@ def test_a_row_of_every_kind_of_column_comes_out_as_its_schema_says(db: Connecti
             "colour": "red",
             "perhaps": None,
             "said": "",
+            "r": True,
         }
     ]
     assert (found.version, found.table, str(found.position)) == (1, "things_v1", f"1~{TOPIC_ID}.0-7-7")

@@ -1,4 +1,4 @@
-"""Batches on a real database: applied once whoever tries, whole or not at all, and what can't be applied is named."""
+"""Batches on a real database: applied exactly once and as a whole, whichever worker tries; errors name what can't be applied."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bench:
         self.db = open_connection(settings)
         self.contract = Contract(settings.events_topic, "topic-1", PARTITIONS, "murmur2")
         ensure_started(self.db, "core", some, self.contract)
-        self.committer = self.reading_anew()
+        self.committer = self.fresh_committer()
         self.versions: dict[str, int] = defaultdict(int)
         self.at = dict.fromkeys(range(PARTITIONS), START)
 
@@ -51,7 +51,7 @@ class Bench:
         assert found is not None
         return found
 
-    def reading_anew(self) -> Committer:
+    def fresh_committer(self) -> Committer:
         self.committer = Committer(self.plan, self.positions())
         return self.committer
 
@@ -139,7 +139,7 @@ def test_a_batch_writes_rows_outcomes_and_positions_together(bench: Bench) -> No
 def test_sums_add_up_over_batches_and_rows_go_on_from_the_database(bench: Bench) -> None:
     for cents in (5, 4, 6):
         bench.apply(bench.batch(0, ("a", [filled(cents)]), ("a", [spent(1)])))
-        bench.reading_anew()  # nothing is held: rows come from the tables
+        bench.fresh_committer()  # with an empty cache: rows come from the tables
     assert bench.rows("purses") == [("a", 12, "", 0)]
     assert bench.rows("totals") == [("Filled", 3, 15, 6, 4, 0), ("Spent", 3, 3, 1, 1, 0)]
     assert [row[3] for row in bench.rows("moves")] == [5, 4, 8, 7, 13, 12]
@@ -152,10 +152,10 @@ def test_each_batch_delivered_twice_is_applied_once(bench: Bench) -> None:
         before = bench.everything()
         assert bench.apply(batch) == BatchResult(Fate.FENCED)
         assert bench.everything() == before
-        bench.reading_anew()
+        bench.fresh_committer()
         assert bench.apply(batch) == BatchResult(Fate.FENCED)
         assert bench.everything() == before
-        bench.reading_anew()
+        bench.fresh_committer()
 
 
 def test_one_stale_partition_fences_the_whole_batch(bench: Bench) -> None:
@@ -172,7 +172,7 @@ def test_every_part_of_the_position_fences(bench: Bench, changed: str) -> None:
     batch = bench.batch(0, ("a", [filled(1)]))
     other = batch.was._replace(**{changed: getattr(batch.was, changed) + 1})
     assert bench.apply(batch._replace(was=other)) == BatchResult(Fate.FENCED)
-    bench.reading_anew()
+    bench.fresh_committer()
     assert bench.apply(batch) == BatchResult(Fate.APPLIED)
 
 
@@ -206,7 +206,7 @@ def test_another_generation_fences(bench: Bench) -> None:
     before = bench.everything()
     assert bench.apply(batch) == BatchResult(Fate.FENCED)
     assert bench.everything() == before
-    bench.reading_anew()
+    bench.fresh_committer()
     assert bench.apply(batch) == BatchResult(Fate.APPLIED)
 
 
@@ -231,10 +231,10 @@ def _waits(db: Connection) -> bool:
 
 
 def test_held_rows_of_a_fenced_worker_are_not_trusted_again(bench: Bench) -> None:
-    """A worker that was superseded must read its rows again, or it would go on from what it remembers."""
+    """A worker that was fenced must read its rows again, or it would continue from an outdated cache."""
     stale = bench.committer
     bench.apply(bench.batch(0, ("a", [filled(1)])))
-    bench.reading_anew()
+    bench.fresh_committer()
     second, third = bench.batch(0, ("a", [filled(1)])), bench.batch(0, ("a", [filled(1)]))
     assert bench.apply(second) == BatchResult(Fate.APPLIED)
 
@@ -244,7 +244,7 @@ def test_held_rows_of_a_fenced_worker_are_not_trusted_again(bench: Bench) -> Non
     assert bench.rows("purses") == [("a", 3, "", 0)]
 
 
-def test_a_lock_timeout_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_timeout_is_tried_again(bench: Bench) -> None:
     bench.db.execute("set lock_timeout = '50ms'")
     with open_connection(bench.settings) as other:
         other.execute("begin")
@@ -256,17 +256,17 @@ def test_a_lock_timeout_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyP
             if len(pauses) == 2:
                 other.execute("commit")
 
-        monkeypatch.setattr("projections.engine.store.commit.sleep", release)
+        bench.committer.pause = release
         assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(Fate.APPLIED)
     assert len(pauses) == 2
     assert bench.rows("purses") == [("a", 1, "", 0)]
 
 
-def test_a_deadlock_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_is_tried_again(bench: Bench) -> None:
     bench.apply(bench.batch(0, ("a", [filled(1)]), ("b", [filled(1)])))
     bench.db.execute("set deadlock_timeout = '10ms'")
     tries: list[float] = []
-    monkeypatch.setattr("projections.engine.store.commit.sleep", tries.append)
+    bench.committer.pause = tries.append
     with open_connection(bench.settings) as other, ThreadPoolExecutor(1) as pool:
         other.execute("set deadlock_timeout = '1min'")
         with other.transaction():
@@ -305,7 +305,7 @@ def test_a_commit_whose_answer_was_lost_is_reported_as_unknown(bench: Bench) -> 
 
     assert bench.committer.apply(Cut(), [batch]) == BatchResult(Fate.UNKNOWN)  # type: ignore[arg-type]
     bench.db = open_connection(bench.settings)
-    bench.reading_anew()
+    bench.fresh_committer()
     assert bench.positions().readings[0] == batch.next
     assert bench.apply(batch) == BatchResult(Fate.FENCED)
     assert bench.rows("purses") == [("a", 1, "", 0)]
@@ -396,7 +396,10 @@ def test_a_view_that_parks_goes_on_without_the_stream(world: Settings, trouble: 
     assert len(bench.rows("streams_purse")) == 4
 
     rows = bench.everything()[name]
-    for committer in (bench.committer, bench.reading_anew()):  # what was parked stays parked, remembered or read anew
+    for committer in (
+        bench.committer,
+        bench.fresh_committer(),
+    ):  # it stays parked, in the committer and in the database
         assert committer.apply(bench.db, [bench.batch(0, ("m", [filled(8)]))]) == BatchResult(Fate.APPLIED)
     assert bench.everything()[name] == rows
     bench.db.close()
@@ -431,11 +434,11 @@ def test_two_that_are_refused_are_both_parked(world: Settings) -> None:
 
 
 def test_a_row_belongs_to_one_partition(world: Settings) -> None:
-    """Which no fold gets wrong: a key holds its stream's id. Somebody changed the row by hand."""
+    """No fold makes such a row, because a key has its stream's id: the row was changed by hand."""
     bench = Bench(world, views(purses=PURSES))
     assert bench.apply(bench.batch(0, ("a", [filled(1)]))) == BatchResult(Fate.APPLIED)
     bench.db.execute("update purses_v1 set _partition = 1")
-    bench.reading_anew()
+    bench.fresh_committer()
     with pytest.raises(PoisonEvent, match="a row of another partition"):
         bench.apply(bench.batch(0, ("a", [filled(1)])))
     assert bench.rows("purses") == [("a", 1, "", 1)]
@@ -476,7 +479,7 @@ def test_rows_of_every_type_come_back_as_they_were(world: Settings) -> None:
     one = bench.batch(0, ('quote\'s "🙂"', [filled(1, "é")]), ("n", [filled(1)]))
     bench.apply(one)
     made = dict(bench.committer.held[0].rows["purses"])
-    bench.reading_anew()
+    bench.fresh_committer()
 
     query, parameters = select_rows(bench.views["purses"], "purses_v1", list(made))
     read = loaded(bench.views["purses"], None, bench.db.execute(query, parameters).fetchall())
@@ -539,7 +542,7 @@ def test_garbage_is_void_and_warned_of(bench: Bench, work: Worker, caplog: pytes
     done = work.apply({0: (START, log_of(batch) + garbage)})
     assert done.stop is None
     assert bench.positions().readings[0].next_offset == 5
-    assert "3 records that are none of ours, the first at offset 2" in caplog.text
+    assert "ignored 3 foreign records, the first at offset 2" in caplog.text
 
 
 def test_work_that_was_fenced_says_so(bench: Bench, work: Worker) -> None:

@@ -272,7 +272,7 @@ def test_rows_come_back_as_they_are_held(world: Settings) -> None:
     bench = Bench(world, {**views(), "purses": of})
     bench.apply(bench.batch(0, *[(str(row[0]), [filled(number)]) for number, row in enumerate(made)]))
     held = dict(bench.committer.held[0].rows["purses"])
-    bench.reading_anew()
+    bench.fresh_committer()
     query, parameters = select_rows(of, "purses_v1", list(held))
     read = loaded(of, None, bench.db.execute(query, parameters).fetchall())
 
@@ -383,7 +383,7 @@ def test_a_value_that_an_enum_has_no_more_is_named(world: Settings) -> None:
     bench = Bench(world, views(purses=source))
     bench.apply(bench.batch(0, ("a", [filled(1)])))
     bench.db.execute("update purses_v1 set kind = 'two'")
-    bench.reading_anew()
+    bench.fresh_committer()
     with pytest.raises(StoredValueUnknown, match="'two' in column 'kind'"):
         bench.apply(bench.batch(0, ("a", [filled(1)])))
     bench.db.close()
@@ -576,7 +576,7 @@ def fold_in_batches(world: Settings, some: Mapping[str, View], most: int | None,
                     committer = Committer(Plan(some), again)
 
 
-def begin_anew(world: Settings, some: Mapping[str, View]) -> None:
+def start_over(world: Settings, some: Mapping[str, View]) -> None:
     """As if nothing had been folded."""
     with connect(world, "test") as db:
         for table in ("positions", "live", "builds", "parked", "skips", *(one.table_name for one in some.values())):
@@ -591,7 +591,7 @@ def test_the_same_in_every_batch_size_after_restarts_and_rebuilt(world: Settings
     live: dict[str, Found] = {}
     tables = {name: some[name].table_name for name in NASTY}
     for most, restarts in ((1, True), (1, False), (7, True), (None, False)):
-        begin_anew(world, some)
+        start_over(world, some)
         fold_in_batches(world, some, most, restarts=restarts)
         live[f"{most} {restarts}"] = found_in(world, tables)
         assert verify(world, some, processes=1).differences == 0
@@ -608,7 +608,7 @@ def test_what_was_parked_for_a_row_is_replayed_or_dropped(world: Settings) -> No
     lives(world)
     some, corrected = nasty(), nasty(fails=False)
     bankviews.make_tables(world, some)
-    begin_anew(world, some)
+    start_over(world, some)
     fold_all(world, some)
     for name, (_, cant) in NASTY.items():
         for number, purpose in enumerate(sorted(cant)):
@@ -628,10 +628,10 @@ def test_a_view_that_does_not_park_stops_at_the_event_by_name(world: Settings) -
     bankviews.make_tables(world, nasty())
     for name in (name for name, (_, cant) in NASTY.items() if cant):
         some = nasty(park=False, only=name)
-        begin_anew(world, some)
+        start_over(world, some)
         with pytest.raises(PoisonEvent) as live:
             fold_all(world, some)
-        begin_anew(world, others)
+        start_over(world, others)
         fold_all(world, others)
         with pytest.raises(PoisonEvent) as rebuilt:
             rebuild(world, [name], some, make_live=False, processes=1)

@@ -1,4 +1,4 @@
-"""Whoever folds a state, it is what the database gives back; and numbers are taken as they are written, or not at all."""
+"""Every fold of a state gives what the database returns; numbers are read exactly as they are written, or refused."""
 
 from __future__ import annotations
 

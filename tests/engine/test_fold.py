@@ -61,6 +61,22 @@ def rows_of(changes: Changes) -> dict[str, Any]:
     }
 
 
+def test_a_state_that_fails_names_the_context_to_correct() -> None:
+    """Not a module of `projections/`, and a state can't be parked."""
+
+    def failing(_state: State, _event: Any) -> State:
+        raise ValueError("no")
+
+    context = dataclasses.replace(PURSE, evolve=failing)
+    plan = Plan(views(), {PURSE.name: context})
+    with pytest.raises(PoisonEvent) as failed:
+        fold_all(plan, history(("a", [filled(5)])), Held(plan))
+    assert "domain/purse.py" in failed.value.cure
+    assert "STATE_VERSION" in failed.value.cure
+    assert "projections/" not in failed.value.cure
+    assert "ON_POISON" not in failed.value.cure
+
+
 def test_all_three_kinds_fold_one_history() -> None:
     plan = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
     held = Held(plan)

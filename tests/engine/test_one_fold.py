@@ -111,8 +111,8 @@ def test_live_agents_and_the_local_engine(ground: Places, chance: random.Random,
 
 def test_agents_that_do_not_compare_before_they_set_are_caught(ground: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     compare = "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
-    assert compare in engine_commit._MOVE
-    monkeypatch.setattr(engine_commit, "_MOVE", engine_commit._MOVE.replace(compare, ""))
+    assert compare in engine_commit.COMPARE_AND_SET
+    monkeypatch.setattr(engine_commit, "COMPARE_AND_SET", engine_commit.COMPARE_AND_SET.replace(compare, ""))
     chance = random.Random(SEED)
     made = history(chance, 2, RICH, letters="")
     place, logs = put(ground, made)

@@ -51,7 +51,7 @@ def _columns(world: Settings, name: str) -> list[str]:
 
 def test_every_view_has_one_from_the_first_start_on(bank: Bookkeeper) -> None:
     for name, one in all_views().items():
-        assert _columns(bank.world, name) == [column.name for column in one.columns], "_partition is nobody's business"
+        assert _columns(bank.world, name) == [column.name for column in one.columns], "_partition stays hidden"
     assert scalar(bank.world, "select count(*) from statement") == 6 * len(ACCOUNTS)
     check(bank.world)
 

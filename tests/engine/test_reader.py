@@ -147,7 +147,7 @@ def test_another_live_set_holds_until_it_is_this_ones() -> None:
     assert machine.positions(again.turn, positions_at({0: 0})) == [Seek(0, 0)]
 
 
-def test_an_event_of_newer_code_holds_its_partition_until_somebody_folded_it() -> None:
+def test_an_event_of_newer_code_holds_its_partition_until_newer_code_has_folded_it() -> None:
     machine = reading({0: 5, 1: 3})
     machine.records(0, some(0, [5, 6]), 7, 0)
     unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=6)
@@ -175,7 +175,7 @@ def test_what_another_partitions_newer_event_cut_short_is_read_again() -> None:
     machine.records(1, some(1, [3, 4]), 6, 0)
     machine.done(machine.turn, applied({0: 6}), 0)
     machine.records(1, some(1, [5]), 6, 0)
-    # both partitions of the batch end before such an event, but one of them is told
+    # both partitions of the batch end before such an event, but only one is reported
     unknown = UnknownEvent("purses/a", "Stolen", partition=0, offset=6)
     machine.done(machine.turn, replace(applied({0: 6, 1: 4}), stop=unknown), 0)
     assert machine.records(1, some(1, [6]), 7, 0) == []
@@ -319,7 +319,7 @@ def test_a_fence_in_one_lane_drops_what_the_others_have() -> None:
     machine.records(1, some(1, [0]), 1, 0)
     before = machine.turn
     assert machine.done(before, BatchResult(Fate.FENCED), 0, 0) == [ReadPositions(before + 1)]
-    assert machine.done(before, applied({1: 1}), 0, 1) == []  # it was applied; the positions will tell
+    assert machine.done(before, applied({1: 1}), 0, 1) == []  # it was applied, as the positions will show
     assert machine.fetching == []
     assert machine.positions(before + 1, positions_at({0: 0, 1: 1})) == [Seek(0, 0), Seek(1, 1)]
     assert taken(machine.records(1, some(1, [1]), 2, 0)) == {1: [1]}
@@ -348,7 +348,7 @@ class Hostile:
             case 6 if self.delivered:
                 self.sought = max(self.sought - self.chance.randrange(5), 0)  # or handed over twice
             case 2 if self.chance.random() < 0.2:
-                self.apply([offset for offset in self.log if offset >= self.position][:3])  # somebody else was faster
+                self.apply([offset for offset in self.log if offset >= self.position][:3])  # another worker was faster
             case 3 | 4 | 5:
                 self.fetch()
             case _:

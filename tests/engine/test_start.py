@@ -105,9 +105,9 @@ def test_a_first_start_refuses_tables_with_rows(world: Settings) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"topic_id": "topic-2"}, "made anew"),
+        ({"topic_id": "topic-2"}, "was recreated"),
         ({"partitions": 4}, "has 4 partitions; it had 3"),
-        ({"partitioner": "crc32"}, "places streams by crc32"),
+        ({"partitioner": "crc32"}, "the partitioner crc32"),
     ],
 )
 def test_another_topic_than_the_promised_one_is_refused(world: Settings, changed: dict[str, object], says: str) -> None:

@@ -70,7 +70,6 @@ def test_every_type_of_column() -> None:
 
 BAD = {
     "no version": ("\n    VERSION = None" + ROW + EVOLVE, "no VERSION"),
-    "version zero": ("\n    VERSION = 0" + ROW + EVOLVE, "no VERSION"),
     "no function": (ROW, "exactly one of evolve, rows and delta"),
     "two functions": (
         ROW + EVOLVE + "    def delta(event: Filled, at: At) -> Iterable[Row]:\n        return []",
@@ -88,6 +87,8 @@ BAD = {
         ROW + "    def evolve(row: Row | None, event: Nowhere, at: At) -> Row | None: ...",
         "can't be resolved",
     ),
+    "row's annotation not imported": (ROW.replace("cents: int", "cents: Nowhere") + EVOLVE, "annotation of Row"),
+    "version zero": ("\n    VERSION = 0" + ROW + EVOLVE, "VERSION = 0"),
     "event of no context": (
         ROW + "    def evolve(row: Row | None, event: Filled | Row, at: At) -> Row | None: ...",
         "subscribes to Row",
@@ -110,7 +111,9 @@ BAD = {
     "float column": (ROW.replace("cents: int", "cents: float") + EVOLVE, "has the type"),
     "union column": (ROW.replace("cents: int", "cents: int | str") + EVOLVE, "has the type"),
     "list column": (ROW.replace("cents: int", "cents: list[int]") + EVOLVE, "has the type"),
-    "column in capitals": (ROW.replace("cents: int", "Cents: int") + EVOLVE, "needs otherwise"),
+    "column in capitals": (ROW.replace("cents: int", "Cents: int") + EVOLVE, "can't be the name of a column"),
+    "column that PostgreSQL has itself": (ROW.replace("cents: int", "xmin: int") + EVOLVE, "can't be the name"),
+    "column that PostgreSQL would cut": (ROW.replace("cents: int", f"{'ä' * 32}: int") + EVOLVE, "can't be the name"),
     "nullable key": (ROW.replace("Key[str]", "Key[str | None]") + EVOLVE, "can't be None"),
     "no key": (ROW.replace("Key[str]", "str") + EVOLVE, "has no key"),
     "key that is no id": (ROW.replace("Key[str]", "Key[int]") + EVOLVE, "can't be the stream's id"),
@@ -152,7 +155,7 @@ def test_a_bad_declaration_is_refused_with_its_cure(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["live", "positions", "streams_purse", "command_outcomes", "purses_v2", "Purses", "a" * 41]
+    "name", ["live", "positions", "streams_purse", "command_outcomes", "archive_files", "purses_v2", "Purses", "a" * 41]
 )
 def test_a_name_that_the_engine_needs_is_refused(name: str) -> None:
     with pytest.raises(BadView, match="reserved"):
@@ -236,5 +239,5 @@ def test_the_snapshots_of_a_context_are_a_view_whose_version_is_the_states() -> 
 def test_the_samples_are_views() -> None:
     assert {"balances", "statement", "daily_totals", "streams_accounts", OUTCOMES} <= all_views().keys()
     assert all_views().keys() == agent_views("core").keys()
-    with pytest.raises(BadView, match="No view is in an agent"):
+    with pytest.raises(BadView, match="There is no agent"):
         agent_views("nobody")

@@ -1,11 +1,11 @@
-"""The named errors of folding and committing.
+"""The errors of folding and committing.
 
-EngineStop                  the log can't be folded beyond a place; everything before it can
+EngineStop                  the log can't be folded beyond an event; everything before it can
 ├── PoisonEvent             a view's function failed, or the database refused its row
-├── UnknownEvent            a counted commit holds a type or context that this code does not know
+├── UnknownEvent            a counted commit has a type or context that this code does not know
 ├── UnreadableEvent         an event of a known type does not decode
 └── OutOfStep               a stream's stored version is not the one before the commit
-LogChanged                  the log, read again, does not lead to the position that was recorded for it
+LogChanged                  the log, read again, does not lead to the recorded position
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import ClassVar
 
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
+from projections.engine.views.core_views import OUTCOMES, snapshot_view_name
 
 
 class EngineStop(SamefoldError):
-    """Folding stops at a place in the log. Nothing was skipped, and nothing beyond it is committed."""
+    """Folding stops at a record of the log. Nothing was skipped, and nothing after it is committed."""
 
     code: ClassVar[str] = "engine-stop"
 
-    def __init__(self, message: str, cure: str, *, partition: int, offset: int) -> None:
-        super().__init__(message, cure)
+    def __init__(self, message: str, hint: str, *, partition: int, offset: int) -> None:
+        super().__init__(message, f"Nothing was skipped. {hint}")
         self.partition = partition
         self.offset = offset
 
 
 class PoisonEvent(EngineStop):
-    """A view can't take an event. `version` is the event's in its stream."""
+    """A view failed at an event, which has this version in its stream."""
 
     def __init__(
         self, view: str, stream: str, version: int, *, partition: int, offset: int, cause: BaseException | str
@@ -36,8 +37,7 @@ class PoisonEvent(EngineStop):
         what = cause if isinstance(cause, str) else in_words(cause)
         super().__init__(
             f"View '{view}' can't take event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
-            f"Nothing was skipped. Correct projections/{view}.py and start again; a changed fold needs a raised VERSION "
-            'and `samefold rebuild`. Or let it go on without the stream: ON_POISON = "park".',
+            _poison_hint(view),
             partition=partition,
             offset=offset,
         )
@@ -48,13 +48,13 @@ class PoisonEvent(EngineStop):
 
 
 class UnknownEvent(EngineStop):
-    """A counted commit holds an event that this code has never heard of."""
+    """A counted commit has an event that this code does not know."""
 
     def __init__(self, stream: str, kind: str | None, *, partition: int, offset: int) -> None:
         what = f"an event '{kind}'" if kind else "events of a context"
         super().__init__(
             f"{stream} has {what} that this code does not know (partition {partition}, offset {offset}).",
-            "Nothing was skipped. Run the code that knows it: newer than this, or with the class that was deleted.",
+            "Run the code that knows it: a newer release, or one that still has the deleted class.",
             partition=partition,
             offset=offset,
         )
@@ -66,7 +66,7 @@ class UnreadableEvent(EngineStop):
     def __init__(self, stream: str, kind: str, error: Exception, *, partition: int, offset: int) -> None:
         super().__init__(
             f"{kind} of {stream} can't be read (partition {partition}, offset {offset}): {error}.",
-            f"Nothing was skipped. A field added to {kind} later needs a default; one that was removed must come back.",
+            f"Give fields that were added to {kind} later a default, and restore removed ones.",
             partition=partition,
             offset=offset,
         )
@@ -79,19 +79,31 @@ class OutOfStep(EngineStop):
         super().__init__(
             f"{stream} stands at version {has} in the database, but the commit at partition {partition}, offset "
             f"{offset} follows version {wanted}.",
-            "Rows were changed by hand or restored apart from the positions: `samefold rebuild` makes them anew.",
+            "Rows were changed by hand, or restored without their positions. Run `samefold rebuild` to recreate them.",
             partition=partition,
             offset=offset,
         )
 
 
 class LogChanged(SamefoldError):
-    """The log, read again, does not lead to the position that the database has recorded. `found` is where it leads."""
+    """The log, read again, does not lead to the position recorded in the database. `found` is where it leads."""
 
     def __init__(self, topic: str, partition: int, start: Reading, found: Reading, recorded: object) -> None:
         self.found = found
         super().__init__(
             f"{topic}[{partition}], read from offset {start.next_offset} on, leads to {found}, "
-            f"but the database says {recorded}.",
-            "The database belongs to another log, or positions were changed by hand: restore the two that belong together.",
+            f"but the database has {recorded}.",
+            "The database belongs to another log, or positions were changed by hand. Restore log and database together.",
         )
+
+
+def _poison_hint(view: str) -> str:
+    if view == OUTCOMES:
+        return f"Rows were changed by hand. Run `samefold rebuild {view}` to recreate them."
+    states = snapshot_view_name("")
+    if view.startswith(states):
+        where, version, park = f"`State` and `evolve` in domain/{view.removeprefix(states)}.py", "STATE_VERSION", ""
+    else:
+        where, version = f"projections/{view}.py", "VERSION"
+        park = ' Or continue without the stream: ON_POISON = "park".'
+    return f"Correct {where} and start again; a changed fold needs a raised {version} and `samefold rebuild`.{park}"

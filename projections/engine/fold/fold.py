@@ -1,8 +1,8 @@
-"""The fold of counted commits into changes of rows: pure, the same for the live agent, rebuilds, Spark and verify.
+"""The fold of counted commits into row changes: pure, and the same for the live agent, rebuilds, Spark and verify.
 
-Two passes. `decode` turns commits into events for those who subscribed and tells which rows the fold will ask for; the
-caller brings those it does not hold. `fold` applies them in order to a copy on write of the rows held, so that a batch
-can be folded again, with a stream parked or after a lost race, and the rows held stay as they were.
+`decode` turns commits into the events that views subscribed to. `keys_to_load` names the rows that the fold needs, and the
+caller loads those that are not cached. `fold` applies the events in order and leaves the cached rows unchanged, so a batch can
+be folded again, with a stream parked or after a lost race.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ StreamState = tuple[int, Any]
 
 
 class Item(NamedTuple):
-    """One event that somebody wants. `id` is the stream's name without its context."""
+    """One event that some view subscribed to. `id` is the stream's name without its context."""
 
     step: Step
     id: str
@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A batch of one partition, ready to be folded, any number of times."""
+    """A decoded batch of one partition, which can be folded any number of times."""
 
     partition: int
     counted: Sequence[Counted]
@@ -46,11 +46,12 @@ class Decoded(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """The events that views leave out: of parked streams from a version on, and skips, as (first, last) versions."""
+    """The events that views leave out: parked streams from a version on, and dropped events."""
 
     parked: Mapping[tuple[str, str], int]
     """By (view, stream): the first version that is not in the view's table."""
     skips: Mapping[tuple[str, str], Sequence[tuple[int, int]]]
+    """By (view, stream): (first, last) versions that were dropped for good."""
 
     def blocks(self, view: str, at: At) -> bool:
         key = (view, at.stream)
@@ -76,45 +77,35 @@ class Parked(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """What a batch of one partition does to each view's rows. Keys of entity rows are the stream's id, or `key`'s tuple."""
+    """How a batch of one partition changes each view's rows. An entity's key is the stream's id, or `key`'s tuple."""
 
     partition: int
     counted: Sequence[Counted]
     states: dict[str, dict[str, StreamState]]
-    """By name of the snapshot view (also when only a journal asked for states): stream to version and state."""
-    rows: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """By entity view: key to row, None where it was deleted."""
+    """By snapshot view (also when only a journal needs the states): stream to version and state."""
+    rows: dict[str, dict[Any, Any]]
+    """By entity view: key to row, None for a deleted one."""
     added: dict[str, list[Any]] = field(default_factory=dict)
     """By journal view: new rows in order."""
     sums: dict[str, dict[tuple[Any, ...], list[Any]]] = field(default_factory=dict)
     """By summary view: key to increments, in the order of the columns that are not keys."""
     parked: dict[tuple[str, str], Parked] = field(default_factory=dict)
-    """By (view, stream): what this batch parked."""
+    """By (view, stream): the streams that this batch parked."""
 
 
 def changed_rows(plan: Plan, changes: Changes) -> int:
     """How many rows the changes write or delete, in all views."""
-    total = 0
-    for view in plan.views.values():
-        match view.kind:
-            case Kind.ENTITY:
-                total += len(changes.rows[view.name])
-            case Kind.JOURNAL:
-                total += len(changes.added[view.name])
-            case Kind.SUMMARY:
-                total += len(changes.sums[view.name])
-            case Kind.SNAPSHOT:
-                total += len(changes.states[view.name])
-            case Kind.OUTCOMES:
-                total += len(changes.counted)
-    return total
+    by_view = {**changes.states, **changes.rows, **changes.added, **changes.sums}
+    return sum(
+        len(changes.counted if view.kind is Kind.OUTCOMES else by_view[name]) for name, view in plan.views.items()
+    )
 
 
 class Held:
-    """The rows of one partition that are known: by view, key to row (None: known to be absent), stream to StreamState.
+    """The row cache of one partition: by view, key to row (None: known to be absent), stream to StreamState.
 
-    Held rows are right only while this process is the one that changes them; whoever holds them clears them when it
-    reads a position anew. With a `limit`, they are all dropped when there are more.
+    It is valid only while this process is the only one that changes the rows. Its owner clears it when it reads the position
+    again. With a `limit`, the whole cache is dropped when it has more rows.
     """
 
     __slots__ = ("limit", "rows")
@@ -125,7 +116,7 @@ class Held:
         self.limit = limit
 
     def merge(self, changes: Changes) -> None:
-        """Take over what a committed batch changed."""
+        """Add the changes of a committed batch."""
         for name, changed in (*changes.states.items(), *changes.rows.items()):
             self.rows[name].update(changed)
         if self.limit is not None and sum(map(len, self.rows.values())) > self.limit:
@@ -137,7 +128,7 @@ class Held:
 
 
 def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
-    """The events that somebody in the plan wants. Raises UnknownEvent, UnreadableEvent."""
+    """The events that the plan's views subscribed to. Raises UnknownEvent, UnreadableEvent."""
     items: list[Item] = []
     append = items.append
     new = tuple.__new__
@@ -167,11 +158,11 @@ def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
 
 
 def keys_to_load(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
-    """By view, the keys of rows (streams, for snapshots) that the fold will ask for and that are not held."""
+    """By view, the keys of rows (streams, for snapshots) that the fold needs and `held` lacks."""
     wanted: dict[str, list[Any]] = {}
     for name in plan.states:
         known = held.rows[name]
-        # `difference`, not `- known.keys()`, which would go through all that is held
+        # `difference`, not `- known.keys()`, which would visit the whole cache
         if absent := {item.at.stream for item in batch.items if item.step.states == name}.difference(known):
             wanted[name] = list(absent)
     for view in plan.entities:
@@ -191,17 +182,17 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
         if type(item.event) in subscription:
             try:
                 found.add(exact.key(key(item.event, item.at)))
-            except Exception:  # noqa: S112 - it fails in the fold too, where it is known what to do
+            except Exception:  # noqa: S112 - it fails in the fold too, which handles it
                 continue
     return found
 
 
 def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
-    """The changes that a batch of one partition makes. `held` must hold what `keys_to_load` named; it is not changed.
+    """The changes that a batch of one partition makes. `held` must have what `keys_to_load` named; it is not changed.
 
-    Every row is exact (see `exact`) from the event on that made it: rows are judged together at the end, and where one is not,
-    the batch is folded again, with each row checked at its event. Raises PoisonEvent where a view that does not park fails,
-    OutOfStep where rows and log do not belong together.
+    Every row is made exact at the event that made it (see `exact`). To be fast, all rows are checked together at the end. If one
+    is not exact, the batch is folded again, with each row checked at its event. Raises PoisonEvent where a view that does not
+    park fails, OutOfStep where rows and log do not belong together.
     """
     checked = plan.inexact
     inexact: frozenset[str] | None = None
@@ -213,7 +204,7 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
         if not inexact:
             return changes
     except EngineStop:
-        pass  # or was it an earlier row that led to it?
+        pass  # perhaps caused by an earlier row that is not exact
     changes, _ = _fold(plan, batch, held, blocked, plan.exact)
     if inexact and not changes.parked:
         plan.inexact |= inexact
@@ -221,7 +212,7 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
 
 
 def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view: str) -> bool:
-    """Whether all the view's rows are exact, also those that others took the place of."""
+    """Whether all the view's rows are exact, also those that later ones replaced."""
     exact, more = plan.exact[view], replaced[view]
     match plan.views[view].kind:
         case Kind.ENTITY:
@@ -241,25 +232,17 @@ def _exact(plan: Plan, changes: Changes, replaced: Mapping[str, list[Any]], view
 def _fold(
     plan: Plan, batch: Decoded, held: Held, blocked: Blocked, checked: Container[str]
 ) -> tuple[Changes, dict[str, list[Any]]]:
-    """Fold, with each row of the views in `checked` made exact at its event; and by view, rows that the changes don't show.
+    """The changes, with each row of the views in `checked` made exact at its event; and by view, the rows that they don't show.
 
-    Those are of an entity view, key, row, key, row, …, what others took the place of; of a summary, all increments. Of a
-    journal it is (stream, its new rows) for each event.
+    Of an entity view these are the rows that later ones replaced, as key, row, key, row, …; of a summary, all increments; of a
+    journal, (stream, new rows) for each event.
     """
     partition = batch.partition
-    changes = Changes(partition, batch.counted, {name: {} for name in plan.states})
-    states, rows, added, sums = changes.states, changes.rows, changes.added, changes.sums
+    states: dict[str, dict[str, StreamState]] = {name: {} for name in plan.states}
+    rows: dict[str, dict[Any, Any]] = {view.name: {} for view in plan.entities}
+    sums: dict[str, dict[tuple[Any, ...], list[Any]]] = {name: {} for name in plan.summaries}
+    changes = Changes(partition, batch.counted, states, rows, sums=sums)
     replaced: dict[str, list[Any]] = {name: [] for name in plan.exact}
-    for view in plan.views.values():
-        match view.kind:
-            case "entity":
-                rows[view.name] = {}
-            case "journal":
-                added[view.name] = []
-            case "summary":
-                sums[view.name] = {}
-            case _:
-                pass
     known = held.rows
     parks = bool(blocked.parked or blocked.skips)
     after: Any = None
@@ -328,8 +311,8 @@ def _fold(
             except Exception as error:
                 blocked = _park(view, at, error, changes, blocked)
                 parks = True
-    for name in added:
-        added[name] = list(chain.from_iterable(map(_ROWS, replaced[name])))
+    for name in plan.journals:
+        changes.added[name] = list(chain.from_iterable(map(_ROWS, replaced[name])))
     return changes, replaced
 
 
@@ -337,7 +320,7 @@ _STREAM, _ROWS = itemgetter(0), itemgetter(1)
 
 
 def _park(view: View, at: At, error: Exception, changes: Changes, blocked: Blocked) -> Blocked:
-    """Leave the stream out of the view from this event on, or raise PoisonEvent where the view does not park."""
+    """Park the stream for the view from this event on, or raise PoisonEvent where the view does not park."""
     poison = _poison(view.name, at, error)
     if view.on_poison != "park":
         raise poison from error
@@ -348,5 +331,5 @@ def _park(view: View, at: At, error: Exception, changes: Changes, blocked: Block
 
 def _poison(view: str, at: At, error: Exception) -> PoisonEvent:
     if isinstance(error, MemoryError):
-        raise error  # the machine's fault: another process may fold the event
+        raise error  # not the event's fault: another process may be able to fold it
     return PoisonEvent(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=error)

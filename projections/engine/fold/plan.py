@@ -1,4 +1,4 @@
-"""What to do with each type of event, worked out once for a set of views."""
+"""The fold's plan: for each type of event, how to decode it and which views take it. Made once for a set of views."""
 
 from __future__ import annotations
 
@@ -13,31 +13,26 @@ from projections.engine.views.core_views import snapshot_view_name
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View, tuple_getter
 
-Evolve = Callable[[Any, Any, At], Any]
-Rows = Callable[[Any, Any, At], Iterable[Any]]
-Delta = Callable[[Any, At], Iterable[Any]]
-KeyOf = Callable[[Any, At], tuple[Any, ...]]
-
 
 class Entity(NamedTuple):
     name: str
     view: View
-    evolve: Evolve
-    key: KeyOf | None
+    evolve: Callable[[Any, Any, At], Any]
+    key: Callable[[Any, At], tuple[Any, ...]] | None
     exact: Exact
 
 
 class Journal(NamedTuple):
     name: str
     view: View
-    rows: Rows
+    rows: Callable[[Any, Any, At], Iterable[Any]]
     exact: Exact
 
 
 class Summary(NamedTuple):
     name: str
     view: View
-    delta: Delta
+    delta: Callable[[Any, At], Iterable[Any]]
     exact: Exact
     key: Callable[[Any], Any]
     increments: Callable[[Any], tuple[Any, ...]]
@@ -45,11 +40,11 @@ class Summary(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One type of event: how to decode it and who wants it."""
+    """One type of event: how to decode it, and the views that take it."""
 
     decode: Callable[[Any], Any]
     states: str | None
-    """Name of the snapshot view whose states it changes; None where nobody needs states."""
+    """The snapshot view whose states it changes; None where no view needs states."""
     evolve: Callable[[Any, Any], Any]
     initial: Any
     entities: tuple[Entity, ...]
@@ -58,7 +53,7 @@ class Step(NamedTuple):
 
 
 class Plan:
-    """How to fold commits for a set of views: for each context, each type of event's Step; None for types nobody wants."""
+    """How to fold commits for a set of views: by context and type of event, its Step; None where no view takes the type."""
 
     def __init__(self, views: Mapping[str, View], known: Mapping[str, Context] | None = None) -> None:
         known = self.known = contexts() if known is None else known
@@ -67,10 +62,11 @@ class Plan:
         self.states: dict[str, Context] = {}
         """The contexts whose states are folded, by the name of their snapshot view."""
         self.entities = [view for view in self.views.values() if view.kind is Kind.ENTITY]
+        self.journals = [view.name for view in self.views.values() if view.kind is Kind.JOURNAL]
+        self.summaries = [view.name for view in self.views.values() if view.kind is Kind.SUMMARY]
         self.exact = {view.name: Exact(view) for view in self.views.values() if not view.is_system}
         self.inexact: frozenset[str] = frozenset()
-        """Views whose functions were seen to make rows that are not exact: theirs are checked one by one from then on."""
-        self.outcomes = next((view for view in self.views.values() if view.kind is Kind.OUTCOMES), None)
+        """Views that have made rows that are not exact. From then on, their rows are checked one by one."""
         for context in known.values():
             if any(view.needs_state and context.name in view.contexts for view in self.views.values()):
                 self.states[snapshot_view_name(context.name)] = context
@@ -89,8 +85,6 @@ class Plan:
         ]
         if not wanted and states not in self.states:
             return None
-        told = [view.name for view in wanted if view.needs_state]
-        assert not told or states in self.states, f"{told} would be told no state"
         return Step(
             decode=context.stored[event][1],
             states=states if states in self.states else None,
@@ -115,7 +109,7 @@ def _summary(view: View, exact: Exact) -> Summary:
 
 
 def combiners(view: View) -> tuple[Callable[[Any, Any], Any], ...]:
-    """How each of a summary's columns that is no key combines, in order, exactly as PostgreSQL does it."""
+    """How a summary's columns other than the key combine, in order, exactly as PostgreSQL does it."""
     return tuple(_combiner(column) for column in view.columns if not column.is_key)
 
 

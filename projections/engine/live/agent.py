@@ -1,9 +1,8 @@
-"""The agent's process, `python -m projections.engine.live.agent --agent core`: Faust around the reader and its worker.
+"""The agent's process, `python -m projections.engine.live.agent --agent core`: Faust around the reader and the worker.
 
-Faust gives the process its shape: a service that fetches, an agent that folds, a channel between them that carries one
-message per batch. Its own consumer acknowledges what failed, so it stays off, and so do its producer, tables and web
-server. Kafka's group, in which its client keeps the process, divides the partitions and decides nothing else: positions come
-from the database, and records through librdkafka.
+Faust runs a service that fetches, agents that fold, and channels between them, with one message per batch. Faust's own consumer
+is off, because it acknowledges failed messages, and so are its producer, tables and web server. The consumer group only assigns
+partitions: positions come from the database, and records through librdkafka.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ from faust.app import BootStrategy
 
 from infra.database.connect import DatabaseAway
 from infra.domain_model.contexts import contexts
-from infra.log import topics
+from infra.log import clients, topics
 from infra.log.clients import KafkaAway
+from infra.log.records import Record
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import Parts, exit_code_of
 from infra.settings import Settings
-from projections.engine.live.fetching import Fetcher
+from projections.engine.live.log_reader import LogReader
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, Fate
@@ -50,30 +50,30 @@ CHECK_S = 5.0
 """How often the topic is compared with the contract."""
 GROUP_CHECK_MS = 1_000
 FAUST_S = 1.0
-"""How often Faust is asked whether it still runs."""
+"""How often to check whether Faust still runs."""
 LEAVE_S = 4.0
-"""At the end, how long to wait for a broker that does not answer any more."""
+"""At the end, how long to wait for a broker that is unavailable."""
 LANES = 2
-"""Batches of different partitions under way at once: while PostgreSQL writes some, another is folded."""
+"""Batches of different partitions at once: while PostgreSQL writes one, another is folded."""
 SWITCH_INTERVAL_S = 0.001
-"""Each answer of the database otherwise waits up to 5 ms for the interpreter's lock."""
+"""With Python's default, each answer of the database waits up to 5 ms for the interpreter's lock."""
 
 
-class _NothingOfKafka(BootStrategy):  # type: ignore[misc]
+class _WithoutKafka(BootStrategy):  # type: ignore[misc]
     enable_kafka = False
     enable_web = False
 
 
 class _App(faust.App):  # type: ignore[misc]
-    BootStrategy = _NothingOfKafka
+    BootStrategy = _WithoutKafka
     logger = logging.getLogger("faust.samefold")
 
     async def on_first_start(self) -> None:
-        """Faust would make folders for tables, of which there are none."""
+        """Prevents Faust from making folders for its tables."""
 
 
 class Agent:
-    """One agent process. `run` returns after `stop`, and raises the named error that ended it."""
+    """One agent process. `run` returns after `stop`, or raises the error that ended it."""
 
     def __init__(self, settings: Settings, agent: str, name: str) -> None:
         self.settings = settings
@@ -82,22 +82,22 @@ class Agent:
         self.code = code_set(views)
         self.group = f"{settings.group_prefix}-{agent}-{what_it_knows(self.code, known_events())}"
         self.work = Worker(settings, agent, views, name, lanes=LANES)
-        self.lanes = [_Lane(number) for number in range(LANES)]
+        self.lanes = [_Thread("database") for _ in range(LANES)]
         max_age = settings.agent_max_age_ms / 1000
         self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
         self.error: BaseException | None = None
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
         self.parts = Parts(f"agent {name}", self.stop)
-        self._said = logs.StatusLog(log, f"agent {name}")
+        self._status = logs.StatusLog(log, f"agent {name}")
         self._app: Any = None
         self._channels: list[Any] = []
-        self._fetcher = Fetcher(settings)
+        self._fetcher = _Fetcher(settings)
         self.consumer: Any = None
 
     async def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
-        log.info("agent %s: starts, in the group %s", self.name, self.group)
+        log.info("agent %s: starting in the group %s", self.name, self.group)
         self.parts.callbacks()
         self.parts.task("start and watch", self._serve())
         await self._ended.wait()
@@ -106,13 +106,13 @@ class Agent:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
         self._fetcher.close()
-        for lane in self.lanes:
-            lane.close(self.work)
+        for number, lane in enumerate(self.lanes):
+            lane.close(partial(self.work.close, number))
         if self.error is not None:
             raise self.error
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End, with an error or cleanly; the first one counts."""
+        """End with an error or cleanly. Only the first call counts."""
         if not self._ended.is_set():
             self.error = error
             self._ended.set()
@@ -128,8 +128,8 @@ class Agent:
     # ── Faust ──
 
     def _make_app(self) -> Any:
-        """The Faust app: a service that fetches and, for each lane, an agent that applies what it is sent."""
-        # the broker's address is demanded, but nothing here connects to it
+        """The Faust app: a service that fetches and, for each lane, an agent that applies batches."""
+        # a broker's address is required, but the app does not connect to it
         app = _App(self.group, broker="kafka://", web_enabled=False, topic_disable_leader=True)
         app.producer_only = True
         self._channels = [app.channel(maxsize=1) for _ in self.lanes]
@@ -147,11 +147,11 @@ class Agent:
             async def on_start(self) -> None:
                 for agent in folding:
                     await self.add_runtime_dependency(agent)
-                app.flow_control.resume()  # or sends to the channel would wait for ever
+                app.flow_control.resume()  # otherwise sends to the channel wait for ever
 
             @faust.Service.task  # type: ignore[untyped-decorator]
-            async def _belong(self) -> None:
-                await outer.parts.within("group", outer._belonging())
+            async def _group(self) -> None:
+                await outer.parts.within("group", outer._in_group())
 
             @faust.Service.task  # type: ignore[untyped-decorator]
             async def _fetch(self) -> None:
@@ -163,29 +163,30 @@ class Agent:
         return app
 
     async def _faust(self) -> None:
-        """Until it stops by itself."""
-        while not self._app.should_stop:  # noqa: ASYNC110  # it offers no event
+        """Wait until Faust stops by itself."""
+        while not self._app.should_stop:  # noqa: ASYNC110  # Faust has no event for it
             await asyncio.sleep(FAUST_S)
 
     # ── Kafka ──
 
-    async def _belonging(self) -> None:
-        """Stay a member of the group, until the end."""
+    async def _in_group(self) -> None:
+        """Stay a member of the consumer group until the end."""
         while not self._ended.is_set():
             try:
                 await self._join()
                 while not self._ended.is_set():
-                    # nothing is fetched, but errors of the group are told to those who ask
+                    # returns no records, but raises the group's errors
                     await self.consumer.getmany(timeout_ms=GROUP_CHECK_MS)
-                    self._said.well("group", "Kafka's group has it again")
+                    self._status.well("group", "a member of Kafka's group again")
             except errors.KafkaError as error:
-                self._said.wrong("group", f"Kafka does not answer as it should ({error}); joining again until it does")
+                what = f"Kafka's group is unavailable, joining again until it succeeds: {error}"
+                self._status.wrong("group", what, type(error).__name__)
                 await self._leave()
                 await asyncio.sleep(0.5)
 
     async def _join(self) -> None:
         self.consumer = AIOKafkaConsumer(**_consumer_settings(self.settings, self.group, self.name))
-        self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self))
+        self.consumer.subscribe([self.settings.events_topic], listener=_Rebalance(self, self.consumer))
         await self.consumer.start()
 
     async def _leave(self) -> None:
@@ -195,18 +196,18 @@ class Agent:
             try:
                 await asyncio.wait_for(consumer.stop(), LEAVE_S / 2)
             except (errors.KafkaError, TimeoutError) as error:
-                log.info("agent %s: left Kafka without a word: %s", self.name, error or "it did not answer")
+                log.info("agent %s: could not leave Kafka's group: %s", self.name, error or "timeout")
 
     async def _fetching(self) -> None:
-        """Hand what is fetched to the reader, until the end."""
+        """Pass fetched records to the reader until the end."""
         while not self._ended.is_set():
             try:
                 await self._fetch_once()
             except KafkaAway as error:
-                self._said.wrong("kafka", error.message, "away")
+                self._status.wrong("kafka", error.message, "away")
                 await self._pause(0.1)
-            except DatabaseAway as error:  # which tells what is archived
-                self._said.wrong("database", error.message, "away")
+            except DatabaseAway as error:  # it has the archive's manifest
+                self._status.wrong("database", error.message, "away")
                 await self._pause(0.1)
 
     async def _fetch_once(self) -> None:
@@ -221,7 +222,7 @@ class Agent:
         for partition, (records, end) in taken.items():
             self._do(self.reader.records(partition, records, end, self._now()))
         if taken:
-            self._said.well("kafka", "Kafka answers again")
+            self._status.well("kafka", "Kafka is available again")
         else:
             self._do(self.reader.tick(self._now()))
 
@@ -233,15 +234,15 @@ class Agent:
                 case ReadPositions():
                     self.parts.task("positions", self._read_positions(action), may_return=True)
                 case Seek(partition=partition, offset=offset):
-                    self._said.well(f"partition {partition}", f"goes on with partition {partition}")
+                    self._status.well(f"partition {partition}", f"continues partition {partition}")
                     self._fetcher.seek(partition, offset)
                     reach("seek done")
                 case Apply(lane=lane):
                     self.parts.task("channel", self._channels[lane].send(value=action), may_return=True)
                 case Hold(why=why):
-                    self._said.wrong("set", f"holding: {why}")
+                    self._status.wrong("set", f"holding: {why}")
                 case Newer(error=error) as newer:
-                    self._said.wrong(f"partition {error.partition}", newer.why)
+                    self._status.wrong(f"partition {error.partition}", newer.why)
                 case Stop(error=error):
                     self.stop(error)
         self._changed.set()
@@ -255,17 +256,17 @@ class Agent:
             positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
         except DatabaseAway as error:
-            self._said.wrong("database", error.message, "away")
+            self._status.wrong("database", error.message, "away")
             self._do(self.reader.away(action.turn))
             return
-        self._said.well("database", "the database answers again")
+        self._status.well("database", "the database is available again")
         actions = self.reader.positions(action.turn, positions)
-        if not any(isinstance(one, Hold) for one in actions):
-            self._said.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
+        if actions and not any(isinstance(one, Hold) for one in actions):  # none of an earlier turn
+            self._status.well("set", f"folding: the live set is this code's, {_in_words(self.code)}")
         self._do(actions)
 
     async def _folding(self, batches: Any) -> None:
-        """Apply what a lane is sent, until the end."""
+        """Apply a lane's batches until the end."""
         async for apply in batches:
             await self._applied(apply)
 
@@ -275,52 +276,52 @@ class Agent:
             apply = partial(self.work.apply, action.takes, action.turn, action.lane)
             result = await self.lanes[action.lane].run(apply)
         except DatabaseAway as error:
-            self._said.wrong("database", error.message, "away")
+            self._status.wrong("database", error.message, "away")
             result = BatchResult(Fate.AWAY)
         if result.fate is Fate.FENCED:
-            log.info("agent %s: another one has been here; reading the positions", self.name)
+            log.info("agent %s: a batch was fenced; reading the positions again", self.name)
         self._do(self.reader.done(action.turn, result, self._now(), action.lane))
 
     # ── start and watch ──
 
     async def _started(self) -> topics.Topic:
-        """Wait for Kafka and PostgreSQL, then make or check the agent's start; the log's topic."""
+        """Wait for Kafka and PostgreSQL, make or check the agent's start, and return the log's topic."""
         while True:
             try:
                 _, events = await asyncio.to_thread(topics.ensure, self.settings)
                 await self.lanes[0].run(partial(self.work.start, events))
             except (KafkaAway, DatabaseAway) as error:
-                self._said.wrong("start", error.message)
+                self._status.wrong("start", error.message)
                 await self._pause(1)
             else:
-                self._said.well("start", "both are there")
+                self._status.well("start", "Kafka and the database are available")
                 return events
 
     async def _watch(self, events: topics.Topic) -> None:
-        """Compare the topic with the contract now and then, and notice who is away also while there is nothing to do."""
+        """Regularly compare the topic with the contract, and check both stores even while there is nothing to fold."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:
-                for lane in self.lanes:
-                    await lane.run(partial(self.work.ping, lane.number))
+                for number, lane in enumerate(self.lanes):
+                    await lane.run(partial(self.work.ping, number))
             except DatabaseAway as error:
-                self._said.wrong("database", error.message, "away")
+                self._status.wrong("database", error.message, "away")
             else:
-                self._said.well("database", "the database answers again")
+                self._status.well("database", "the database is available again")
             try:
                 now = await asyncio.to_thread(topics.describe, self.settings, events.name)
             except KafkaAway as error:
-                self._said.wrong("kafka", error.message, "away")
+                self._status.wrong("kafka", error.message, "away")
                 continue
-            self._said.well("kafka", "Kafka answers again")
+            self._status.well("kafka", "Kafka is available again")
             topics.require_same(events, now)
 
-    # ── little helpers ──
+    # ── helpers ──
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not longer than until something changes."""
+        """Wait so long, or until something changes."""
         try:
-            async with asyncio.timeout(seconds):  # `wait_for` may swallow what cancels it, when both come at once
+            async with asyncio.timeout(seconds):  # `wait_for` may lose a cancellation that comes with its result
                 await self._changed.wait()
         except TimeoutError:
             return
@@ -332,50 +333,90 @@ class Agent:
         return asyncio.get_running_loop().time()
 
 
-class _Lane:
-    """The one thread that uses one of the connections to the database."""
+class _Thread:
+    """One thread, which makes calls in the order in which they came."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """In the order of the calls."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def close(self, work: Worker) -> None:
-        self._thread.submit(work.close, self.number)
-        self._thread.shutdown(wait=False)
+    def close(self, last: Callable[[], None]) -> None:
+        """End after this last call, without waiting for it."""
+        self._pool.submit(last)
+        self._pool.shutdown(wait=False)
+
+
+class _Fetcher:
+    """Fetches records with librdkafka in a thread. Each partition needs a `seek` before its first `take`.
+
+    Faust's own client could fetch them too, but a record takes four times as much of the interpreter's lock, which is an agent's
+    bottleneck (docs/benchmarks.md).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._log = LogReader(settings, settings.events_topic, clients.agent_consumer(settings))
+        """Used only in the thread."""
+        self._thread = _Thread("fetch")
+        self._sought: dict[int, int] = {}
+        """Offsets to seek at the next take."""
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Continue at this offset. Records that were fetched before are not returned any more."""
+        self._sought[partition] = offset
+
+    async def take(self, partitions: Collection[int], most: int, wait: float) -> dict[int, tuple[list[Record], int]]:
+        """About `most` records by partition, with the partition's end; waits for the first one up to `wait` seconds.
+
+        Raises the errors of `LogReader.take`.
+        """
+        sought, self._sought = self._sought, {}
+        taken = await self._thread.run(partial(self._take, frozenset(partitions), sought, most, wait))
+        # records of partitions that were sought meanwhile are outdated
+        return {partition: one for partition, one in taken.items() if partition not in self._sought}
+
+    def close(self) -> None:
+        self._thread.close(self._log.close)
+
+    def _take(
+        self, partitions: frozenset[int], sought: Mapping[int, int], most: int, wait: float
+    ) -> dict[int, tuple[list[Record], int]]:
+        there = self._log.next
+        if sought or partitions != there.keys():
+            self._log.go_on({partition: sought.get(partition, there.get(partition, 0)) for partition in partitions})
+        taken = self._log.take(most, wait)
+        return {partition: (records, self._log.end_of(partition)) for partition, records in taken.items()}
 
 
 class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Tells the reader what the group decided; the partitions wait until their positions are read."""
+    """Passes assignments to the reader. The consumer's partitions stay paused: it fetches no records."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, consumer: AIOKafkaConsumer) -> None:
         self.agent = agent
+        self.consumer = consumer
 
     async def on_partitions_revoked(self, _revoked: Any) -> None:
-        await self._divided(())
+        await self.on_partitions_assigned(())
 
     async def on_partitions_assigned(self, assigned: Any) -> None:
-        await self._divided(assigned)
-
-    async def _divided(self, assigned: Any) -> None:
-        # aiokafka would log what is raised here, and go on
-        await self.agent.parts.within("division of the group", self._take(assigned), may_return=True)
+        # aiokafka would only log an error and continue
+        await self.agent.parts.within("rebalance of the group", self._take(assigned), may_return=True)
 
     async def _take(self, assigned: Any) -> None:
+        if self.agent.consumer is not self.consumer:
+            return  # it is leaving the group
         mine = sorted(where.partition for where in assigned)
         if mine:
             log.info("agent %s: has partitions %s", self.agent.name, mine)
-            self.agent.consumer.pause(*assigned)
+            self.consumer.pause(*assigned)
         self.agent._do(self.agent.reader.assigned(mine))
 
 
 def what_it_knows(code: Mapping[str, int], events: Collection[str]) -> str:
-    """A short name for a set of views and the events that code knows.
+    """A short hash of a set of views and the events that the code knows.
 
-    Code that knows others is another consumer group, and holds all partitions beside it: where one can't go on, another may.
+    Other code is another consumer group and has all partitions too: where one release can't continue, another may.
     """
     return hashlib.sha256(json.dumps([dict(sorted(code.items())), sorted(events)]).encode()).hexdigest()[:8]
 
@@ -402,12 +443,12 @@ def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[st
         "group_id": group,
         "group_instance_id": instance,
         "enable_auto_commit": False,
-        # it fetches nothing, and must not fail for having nowhere to fetch from
+        # it fetches nothing, and must not fail for lack of an offset
         "auto_offset_reset": "latest",
         "session_timeout_ms": settings.session_timeout_ms,
         "heartbeat_interval_ms": max(settings.session_timeout_ms // 5, 200),
         "rebalance_timeout_ms": 30_000,
-        # a leader that knows no partitions yet assigns none, until its metadata is this old
+        # a group leader that knows no partitions yet assigns none until its metadata is this old
         "metadata_max_age_ms": 5_000,
         "max_poll_interval_ms": 2**31 - 1,
     }
@@ -430,7 +471,7 @@ def main() -> NoReturn:
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
-        # what they call an error is mostly a group being divided anew; what matters is raised, and told by us
+        # they log ordinary rebalances as errors; real errors are raised, and this process logs them
         for library in ("aiokafka", "faust", "mode", "psycopg"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -440,7 +481,7 @@ def main() -> NoReturn:
         metrics.serve(settings)
         asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.agent, arguments.name))
 
-    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
     os._exit(exit_code_of(work, log, f"agent {arguments.name}"))
 
 

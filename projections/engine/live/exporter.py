@@ -1,6 +1,6 @@
-"""`python -m projections.engine.live.exporter`: tells the lag and the parked streams where there is no API, which tells them too.
+"""`python -m projections.engine.live.exporter`: the metrics of lag and parked streams, for services that run no API.
 
-Both stores are asked for the lag every few seconds, not when somebody scrapes.
+It queries both stores every two seconds, not when it is scraped.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from infra.log import topics
 from infra.observability import logs, metrics
 from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
-from projections.engine.live.lag import Lags
-from projections.engine.live.measures import tell_lags
+from projections.engine.live.lag import Lags, tell_lags
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+QUERY_S = 2.0
 
 
 class Exporter:
-    """Looks until it is stopped. What it can't see stays as it last saw it."""
+    """Updates the metrics until it is stopped. While a store is unavailable, they keep their values."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
         self.name = name
         self.stopping = threading.Event()
-        self._said = logs.StatusLog(log, name)
+        self._status = logs.StatusLog(log, name)
         self._admin = topics.Admin(settings)
         self._lags = Lags()
 
@@ -43,14 +42,14 @@ class Exporter:
         metrics.serve(self.settings)
         while not self.stopping.is_set():
             try:
-                self._look()
+                self._query()
             except SamefoldError as error:
-                self._said.wrong("stores", str(error))
+                self._status.wrong("stores", str(error))
             else:
-                self._said.well("stores", "both stores are as they should be")
-            self.stopping.wait(LOOK_S)
+                self._status.well("stores", "both stores are available again")
+            self.stopping.wait(QUERY_S)
 
-    def _look(self) -> None:
+    def _query(self) -> None:
         positions: dict[str, dict[int, int]] = {}
         with naming(self.settings), connect(self.settings, f"samefold {self.name}") as connection:
             for agent, partition, next_offset in connection.execute(_POSITIONS, (self.settings.events_topic,)):
@@ -78,7 +77,7 @@ def main() -> NoReturn:
     logs.configure(settings.log_level, settings.log_format)
     exporter = Exporter(settings, arguments.name)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # in a thread: a signal's handler that sets the event for which its own thread waits may wait for ever
+        # in a thread: a signal handler deadlocks when it sets an event for which its own thread is waiting
         signal.signal(number, lambda *_: threading.Thread(target=exporter.stopping.set).start())
     os._exit(exit_code_of(exporter.run, log, arguments.name))
 

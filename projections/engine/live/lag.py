@@ -1,50 +1,45 @@
-"""How far agents are behind the log, and for how long: from repeated looks at their positions and the log's end, and nothing else.
+"""How far agents are behind the log, and for how long, from repeated observations of their positions and the log's end.
 
-Times are of a monotonic clock, in seconds. They are as old as the first look that saw them: whoever has just begun to look knows of
-nothing before.
+Times are seconds of a monotonic clock. A lag is as old as the first observation that saw it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from infra.observability import metrics
+
 GAP_S = 5.0
-"""After a longer pause between two looks nobody knows whether a position moved in between."""
+"""After a longer pause between two observations, it is unknown whether a position moved."""
 KEPT = 1_000
-"""Ends remembered of a partition; beyond it every second one is forgotten, and what waits looks younger than it is by one step."""
+"""Ends remembered per partition. Beyond it every second one is dropped, so the lag looks at most one step younger."""
 
 
 class PartitionLag(NamedTuple):
-    """One agent's in one partition."""
+    """One agent's lag in one partition."""
 
     records: int
     seconds: float
-    """How long the first record that is not folded has been waiting."""
+    """How long the first record that is not folded yet has been waiting."""
     still: float
-    """For how long the position has not moved although there was something to fold."""
-
-
-@dataclass(slots=True)
-class _Standing:
-    next_offset: int
-    since: float
+    """How long the position has not moved although there were records to fold."""
 
 
 class Lags:
-    """`now` has the lag of each (agent, partition) as of the last look."""
+    """`now` is the lag of each (agent, partition) as of the last observation."""
 
     def __init__(self) -> None:
         self.now: dict[tuple[str, int], PartitionLag] = {}
         self._ends: dict[int, deque[tuple[float, int]]] = {}
-        self._standing: dict[tuple[str, int], _Standing] = {}
+        self._standing: dict[tuple[str, int], tuple[int, float]] = {}
+        """By (agent, partition): the next offset, and since when it has been that."""
         self._last = float("-inf")
 
     def saw(self, at: float, positions: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> None:
         """`positions` are {agent: {partition: next offset}}, `ends` {partition: offset after the last record}, read after them."""
-        self.now = dict.fromkeys(self.now, PartitionLag(0, 0.0, 0.0))  # of agents that are retired, from now on
+        self.now = dict.fromkeys(self.now, PartitionLag(0, 0.0, 0.0))  # stays for retired agents
         if at - self._last > GAP_S:
             self._standing.clear()
         self._last = at
@@ -57,15 +52,16 @@ class Lags:
                 self._saw(at, (agent, partition), offsets.get(partition, 0), end)
         self._forget(positions)
 
-    def _saw(self, at: float, who: tuple[str, int], next_offset: int, end: int) -> None:
-        standing = self._standing.get(who)
-        if standing is None or next_offset != standing.next_offset or next_offset >= end:
-            standing = self._standing[who] = _Standing(next_offset, at)
+    def _saw(self, at: float, where: tuple[str, int], next_offset: int, end: int) -> None:
+        """`where` is (agent, partition)."""
+        standing = self._standing.get(where)
+        if standing is None or next_offset != standing[0] or next_offset >= end:
+            standing = self._standing[where] = next_offset, at
         if next_offset >= end:
-            self.now[who] = PartitionLag(0, 0.0, 0.0)
+            self.now[where] = PartitionLag(0, 0.0, 0.0)
             return
-        since = next(seen for seen, known in self._ends[who[1]] if known > next_offset)
-        self.now[who] = PartitionLag(end - next_offset, at - since, at - standing.since)
+        since = next(seen for seen, known in self._ends[where[1]] if known > next_offset)
+        self.now[where] = PartitionLag(end - next_offset, at - since, at - standing[1])
 
     def _forget(self, positions: Mapping[str, Mapping[int, int]]) -> None:
         for partition, seen in self._ends.items():
@@ -74,5 +70,13 @@ class Lags:
                 seen.popleft()
             if len(seen) > KEPT:
                 self._ends[partition] = deque([*list(seen)[:-1:2], seen[-1]])
-        for who in [who for who in self._standing if who[0] not in positions]:
-            del self._standing[who]
+        self._standing = {where: standing for where, standing in self._standing.items() if where[0] in positions}
+
+
+def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], parked: Mapping[str, int]) -> None:
+    """Set the metrics: the lag of each (agent, partition), and the number of parked streams of each live view."""
+    for (agent, partition), lag in lags.items():
+        metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)
+        metrics.LAG_SECONDS.labels(agent, str(partition)).set(lag.seconds)
+    for view, streams in parked.items():
+        metrics.PARKED_STREAMS.labels(view).set(streams)

@@ -1,6 +1,6 @@
-"""Reading many partitions on from given offsets, out of Kafka and, where it does not hold the next record, out of the archive.
+"""Read many partitions from given offsets on, from Kafka or, where it has lost the next record, from the archive.
 
-For agents, which read on for ever, and for those who catch up; a range of one partition is `infra.log.source.read_range`.
+For agents and for builds that catch up. `infra.log.source.read_range` reads a range of one partition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from infra.settings import Settings
 
 
 class LogReader:
-    """Records of a topic by partition, without a seam. `next` are the offsets after what was taken. Not thread-safe."""
+    """Records of a topic by partition, without gaps. `next` is each partition's next offset. Not thread-safe."""
 
     def __init__(self, settings: Settings, topic: str, consumer: Consumer) -> None:
         self.next: dict[int, int] = {}
@@ -25,37 +25,37 @@ class LogReader:
         self._topic = topic
         self._consumer = consumer
         self._archived: dict[int, Iterator[tuple[list[Record], int]]] = {}
-        """Partitions that are read out of the archive, until it ends and Kafka goes on."""
+        """Partitions that are read from the archive, up to its end, and then from Kafka again."""
         self._paused: set[int] = set()
         self._assigned = False
-        """Whether librdkafka goes on from `next`."""
+        """Whether librdkafka is fetching from `next`."""
 
     def go_on(self, at: Mapping[int, int]) -> None:
-        """Read these partitions and no others, from these offsets; fetching begins at once."""
+        """Read only these partitions, from these offsets. Fetching begins at once."""
         self._archived = {p: batches for p, batches in self._archived.items() if at.get(p) == self.next[p]}
         self.next = dict(at)
         self._assigned = False
         self._assign(())
 
     def take(self, most: int, wait: float, full: Collection[int] = ()) -> dict[int, list[Record]]:
-        """What has come, about `most` records, but of no partition that is `full`; waits so many seconds for the first.
+        """About `most` records, none of partitions that are `full`; waits for the first one up to `wait` seconds.
 
-        What came with an error is not handed out: all of it comes again. Raises LogTrimmed where neither Kafka nor the archive
-        holds what comes next, KafkaAway and DatabaseAway for what may pass, and what else reading the archive raises.
+        After an error, all records that came with it are fetched again. Raises LogTrimmed if neither Kafka nor the archive has
+        the next record, KafkaAway and DatabaseAway, which may pass, and the archive's errors.
         """
         try:
             out_of_archive = self._take_archived(full)
             taken = self._take_held(most, 0 if out_of_archive else wait, full)
         except BaseException:
             self._archived.clear()
-            self._assigned = False  # what came with the error comes again
+            self._assigned = False  # fetch all of it again
             raise
         self.next |= {partition: records[-1].offset + 1 for partition, records in taken.items()}
         self.next |= {partition: after for partition, (_, after) in out_of_archive.items()}
         return taken | {partition: records for partition, (records, _) in out_of_archive.items() if records}
 
     def end_of(self, partition: int) -> int:
-        """The partition's end as the broker last told it; 0 where it has not."""
+        """The partition's end as last reported by the broker, or 0."""
         _, end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
         return max(int(end), 0)
 
@@ -63,7 +63,7 @@ class LogReader:
         self._consumer.close()
 
     def _take_archived(self, full: Collection[int]) -> dict[int, tuple[list[Record], int]]:
-        """Of each partition that is in the archive still, a batch and the offset after it."""
+        """A batch, and the offset after it, of each partition that is read from the archive."""
         taken = {}
         for partition, batches in list(self._archived.items()):
             if partition in full:
@@ -76,14 +76,14 @@ class LogReader:
         return taken
 
     def _take_held(self, most: int, wait: float, full: Collection[int]) -> dict[int, list[Record]]:
-        """What Kafka has."""
+        """Records from Kafka."""
         self._assign(full)
-        # consume(n) waits for all n: ask for one first, then for what is there
+        # consume(n) waits for all n: wait for the first, then take what has been fetched
         messages = self._consumer.consume(1, wait)
         if messages:
             messages += self._consumer.consume(most, 0)
         taken: dict[int, list[Record]] = {}
-        new = tuple.__new__  # what Record() comes to, in half the time
+        new = tuple.__new__  # like Record(), in half the time
         tracing_them = tracing.recording()
         for message in messages:
             partition = message.partition()
@@ -104,9 +104,9 @@ class LogReader:
         return taken
 
     def _assign(self, full: Collection[int]) -> None:
-        """Have Kafka go on wherever the archive does not, and pause what is full."""
+        """Let Kafka fetch the partitions that are not read from the archive, and pause those that are full."""
         if not self._assigned:
-            # all of them anew: a `seek` fails while librdkafka has not begun to fetch
+            # all of them again: a `seek` fails before librdkafka has begun to fetch
             self._resume(self._paused)
             here = [(partition, at) for partition, at in self.next.items() if partition not in self._archived]
             clients.assign(self._consumer, [TopicPartition(self._topic, partition, at) for partition, at in here])

@@ -1,8 +1,11 @@
 """How an agent reads the log: a state machine without I/O.
 
-Facts go in (partitions assigned, positions read, records fetched, a batch's fate, the clock), actions come out (read the
-positions, seek, apply a batch, wait, stop). The agent's process carries them out; a model checker can do it as well. Nothing
-the consumer group says is trusted: positions come from the database, and each batch is fenced there.
+Inputs are facts (partitions assigned, positions read, records fetched, a batch's result, the clock); outputs are actions (read the
+positions, seek, apply a batch, wait, stop). The agent's process carries them out, or a model checker. The consumer group is not
+trusted: positions come from the database, which fences each batch.
+
+A *turn* lasts from one reading of the positions to the next; what belongs to an earlier turn is ignored. A *lane* is one connection
+to the database, with at most one batch at a time. To *hold* is to wait until this code's views are live.
 """
 
 from __future__ import annotations
@@ -20,19 +23,19 @@ from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 
 BATCH_BYTES = 32 * 1024 * 1024
-"""Largest batch by size of its records; the one that passes it is still in."""
+"""Size at which a batch is full."""
 FEW = 8
-"""Beside a batch under way, another one is begun at once only when there is this part of a full one."""
+"""While another batch runs, the next one starts at once only with this fraction (1/8) of a full batch."""
 LOOK_AGAIN_S = 0.1
-"""While another set of views is live, how often the positions are read."""
+"""How often the positions are read while another set of views is live."""
 NEWER_S = 5.0
-"""How often an agent that met an event of a newer release looks whether that release's agents have folded it."""
+"""How often an agent that met an event of a newer release checks whether that release's agents have folded it."""
 BACKOFF_S = (0.05, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPositions:
-    """Read the agent's positions after so many seconds; answer with `positions` or `away` of that turn."""
+    """Read the agent's positions after so many seconds. Answered by `positions` or `away` of that turn."""
 
     turn: int
     after: float = 0.0
@@ -40,7 +43,7 @@ class ReadPositions:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Fetch the partition from this offset on. To be done before anything else: no record fetched before may follow."""
+    """Fetch the partition from this offset on, at once: no record that was fetched before may follow."""
 
     partition: int
     offset: int
@@ -48,7 +51,7 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply these records, each partition's from its position on, in one transaction; answer with `done` of that turn and lane."""
+    """Apply these records, each partition's from its position on, in one transaction. Answered by `done`."""
 
     turn: int
     takes: Mapping[int, tuple[Reading, Sequence[Record]]]
@@ -57,20 +60,20 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Not folding, and why: another set of views is live than the one of this code."""
+    """Log why this agent is not folding: another set of views is live."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """Not folding one partition, until code that knows this event has; the others go on."""
+    """Log that one partition waits until newer code has folded this event. The others continue."""
 
     error: UnknownEvent
 
     @property
     def why(self) -> str:
-        waits = f"partition {self.error.partition} waits for an agent of newer code, and the others go on"
+        waits = f"partition {self.error.partition} waits for an agent of newer code, the others continue"
         return f"{waits}: {self.error.code}: {self.error}"
 
 
@@ -86,26 +89,26 @@ Action = ReadPositions | Seek | Apply | Hold | Newer | Stop
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition that is being read. `buffer` holds records from `reading` on (the batch under way excluded)."""
+    """One partition that is being read. `buffer` has the records from `reading` on, without those of the running batch."""
 
     reading: Reading
     wanted: int
     """Offset that the next record should have."""
     hole_to: int | None = None
-    """What came instead of `wanted`, which has been sought again since: if that comes again, the hole is the log's own."""
+    """The offset that came instead of `wanted`. If it comes again after a seek, the log itself has the gap."""
     buffer: list[Record] = field(default_factory=list)
     size: int = 0
     since: float = 0.0
-    """When the oldest of the buffer came."""
+    """When the oldest record of the buffer came."""
     end: int = 0
-    """The partition's end, as last heard of."""
+    """The partition's end as last reported."""
 
 
 class Reader:
-    """One agent's reading of its assigned partitions. `code` is {view: version} of this code; times are in seconds.
+    """Reads an agent's assigned partitions. `code` is {view: version} of this code; times are in seconds.
 
-    Up to `lanes` batches are under way at once: while the database writes one, another is folded. They meet nowhere, since
-    no two of them are of the same partition, and a batch is fenced by the positions of its own.
+    Up to `lanes` batches run at once: while the database writes one, another is folded. No two of them have the same partition,
+    and each is fenced by its own positions.
     """
 
     def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float, lanes: int = 1) -> None:
@@ -115,32 +118,32 @@ class Reader:
         self.lanes = lanes
         self.turn = 0
         self.due: float | None = None
-        """When `tick` is to be called, unless something else happens before."""
+        """When to call `tick`, unless something else happens before."""
         self._assigned: frozenset[int] = frozenset()
         self._parts: dict[int, _Partition] = {}
         self._under_way: dict[int, Collection[int]] = {}
         """By lane, the partitions of its batch."""
         self._newer: dict[int, int] = {}
-        """By partition, the offset of an event that this code does not know, where the position stands."""
-        self._look_at = 0.0
-        self._looking = False
-        """Whether the next positions tell which of those partitions have been folded further."""
+        """By partition, the offset of an event that this code does not know, which is its position."""
+        self._check_at = 0.0
+        self._checking = False
+        """Whether the next positions decide which of those partitions continue."""
         self._failures = 0
 
     @property
     def fetching(self) -> list[int]:
-        """The partitions that are being read, if more of them is wanted now; each has been sought in this turn."""
+        """The partitions to fetch now; none while the buffers are full. Each has been sought in this turn."""
         parts = self._parts.values()
         waiting, size = sum(len(part.buffer) for part in parts), sum(part.size for part in parts)
         return [*self._parts] if waiting < 4 * self.batch * self.lanes and size < BATCH_BYTES * self.lanes else []
 
     def assigned(self, partitions: Sequence[int]) -> list[Action]:
-        """The group gave these partitions, and no others; none while it is being divided anew."""
+        """The consumer group assigned exactly these partitions; none during a rebalance."""
         self._assigned = frozenset(partitions)
         return self._ask()
 
     def positions(self, turn: int, positions: Positions | None) -> list[Action]:
-        """The agent's positions; None where it has never run."""
+        """The agent's positions were read; None if it has never run."""
         if turn != self.turn:
             return []
         difference = set_difference(positions.live_set if positions else {}, self.code)
@@ -149,21 +152,21 @@ class Reader:
             retired = "no view of this agent is live any more; " if positions and not positions.live else ""
             return [Hold(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, LOOK_AGAIN_S)]
         mine = self._assigned & positions.readings.keys()
-        if self._looking:
+        if self._checking:
             at = {partition: positions.readings[partition].next_offset for partition in mine}
             self._newer = {partition: stop for partition, stop in self._newer.items() if at.get(partition) == stop}
-            self._looking = False
+            self._checking = False
         for partition in sorted(mine - self._newer.keys()):
             reading = positions.readings[partition]
             self._parts[partition] = _Partition(reading, reading.next_offset)
         return [Seek(partition, part.wanted) for partition, part in self._parts.items()]
 
     def away(self, turn: int) -> list[Action]:
-        """The database did not answer."""
+        """The database is unavailable."""
         return self._ask(self._backoff()) if turn == self.turn else []
 
     def records(self, partition: int, records: Sequence[Record], end: int, now: float) -> list[Action]:
-        """Records as fetched, in offset order; `end` is the partition's end as the broker last told it."""
+        """Records were fetched, in offset order; `end` is the partition's end as last reported by the broker."""
         part = self._parts.get(partition)
         if part is None or not records:
             return []
@@ -180,13 +183,13 @@ class Reader:
             part.wanted = kept[-1].offset + 1
             part.hole_to = None
         if len(kept) < len(records):
-            # a fetch may have been lost on the way
+            # a fetch may have been lost
             part.hole_to = records[len(kept)].offset
             actions.append(Seek(partition, part.wanted))
         return actions + self.tick(now)
 
     def done(self, turn: int, result: BatchResult, now: float, lane: int = 0) -> list[Action]:
-        """The fate of a lane's batch."""
+        """A lane's batch has ended."""
         if turn != self.turn:
             return []
         self._under_way.pop(lane, None)
@@ -197,17 +200,17 @@ class Reader:
             self._parts[partition].reading = reading
         if isinstance(result.stop, UnknownEvent):
             if not self._newer:
-                self._look_at = now + NEWER_S
-            # other partitions of this batch may have been cut short too
+                self._check_at = now + NEWER_S
+            # the batch's other partitions may have been cut short too, so the positions are read again
             self._newer[result.stop.partition] = result.stop.offset
             return [Newer(result.stop), *self._ask()]
         return [Stop(result.stop)] if result.stop else self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Apply what is there in the lanes that are free, unless more is known to be coming and may soon be here."""
+        """Start batches in the free lanes, unless more records are known to come soon."""
         self.due = None
-        if self._newer and now >= self._look_at:
-            self._look_at, self._looking = now + NEWER_S, True
+        if self._newer and now >= self._check_at:
+            self._check_at, self._checking = now + NEWER_S, True
             return self._ask()
         actions: list[Action] = []
         for lane in [lane for lane in range(self.lanes) if lane not in self._under_way]:
@@ -221,8 +224,8 @@ class Reader:
                 break
             due = min(part.since for part in free.values() if part.buffer) + self.max_age
             more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
-            few_beside_another = there < self.batch // FEW and self._under_way
-            if now < due and (more_is_known or few_beside_another):
+            few_while_another_runs = there < self.batch // FEW and self._under_way
+            if now < due and (more_is_known or few_while_another_runs):
                 self.due = due
                 break
             takes = self._take(free, now)
@@ -231,7 +234,7 @@ class Reader:
         return actions
 
     def _take(self, free: Mapping[int, _Partition], now: float) -> dict[int, tuple[Reading, list[Record]]]:
-        """A batch, out of as few partitions as fill it, so that other lanes find some too; the partitions take turns."""
+        """Take a batch from as few partitions as fill it, so that other lanes find some too. Partitions take turns."""
         takes = {}
         room, room_bytes = self.batch, BATCH_BYTES
         for partition, part in free.items():
@@ -254,7 +257,7 @@ class Reader:
         return takes
 
     def _ask(self, after: float = 0.0) -> list[Action]:
-        """Drop everything and read the positions, of all partitions: what was under way belongs to the turn before."""
+        """Begin a new turn: drop all buffers, ignore running batches, and read the positions."""
         self.turn += 1
         self._parts.clear()
         self._under_way.clear()
@@ -262,7 +265,7 @@ class Reader:
         return [ReadPositions(self.turn, after)] if self._assigned else []
 
     def _backoff(self) -> float:
-        """At once the first time; two that fence each other, or a database that is away, are asked less and less often."""
+        """Seconds to wait: 0 after the first failure, then longer and random, so that two agents stop fencing each other."""
         self._failures += 1
         if self._failures == 1:
             return 0.0
@@ -271,7 +274,7 @@ class Reader:
 
 
 def without_hole(records: Sequence[Record], first: Container[int | None]) -> Sequence[Record]:
-    """The records up to the first hole; `first` are the offsets that the first of them may have."""
+    """The records up to the first gap; `first` are the offsets that the first record may have."""
     if not records or records[0].offset not in first:
         return ()
     start = records[0].offset

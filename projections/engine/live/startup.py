@@ -1,7 +1,7 @@
-"""The first start of an agent, and the checks of every later one.
+"""The first start of an agent, and the checks of every later start.
 
-Positions mean something only in the topic, with the partitions and the partitioner under which they were written. And a worker
-folds only while its code's views are exactly those recorded live. Both are promises that are written down here and kept.
+Positions are valid only for the topic, the partitions and the partitioner with which they were written. And a worker folds only
+while its code's views are exactly the live ones. The first start records both, and later ones check them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from infra.log.rule import START
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.store.command_types import add_types
-from projections.engine.store.positions import Positions, read_positions
+from projections.engine.store.positions import Positions, read_positions, set_generation
 from projections.engine.views.core_views import code_set
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import CORE, View
 
 
 class ContractBroken(SamefoldError):
-    """The topic is not the one whose positions the database holds."""
+    """The topic is not the one that the database's positions belong to."""
 
 
 class ShapeChanged(SamefoldError):
@@ -35,12 +35,12 @@ class ShapeChanged(SamefoldError):
 
 
 class NotEmpty(SamefoldError):
-    """A first start found rows in a table that it would fill."""
+    """A first start found rows in a view's table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The topic as it is now; `topic_id` as Kafka gives it."""
+    """The properties of a topic on which positions depend."""
 
     topic: str
     topic_id: str
@@ -49,23 +49,23 @@ class Contract:
 
     @classmethod
     def of(cls, topic: Topic) -> Contract:
-        """The contract that this code keeps with a topic as it is now."""
+        """The contract of a topic as it is now, with this code's partitioner."""
         return cls(topic.name, topic.id, topic.partitions, partitioner.NAME)
 
 
 def ensure_started(
     connection: Connection, agent: str, views: Mapping[str, View], contract: Contract
 ) -> Positions | None:
-    """Make the first start if there was none, check the contract and the views' shapes, and return where the agent stands.
+    """Make the first start if there was none, check the contract and the views' shapes, and return the agent's positions.
 
-    The first start writes contract, positions at 0, builds and pointers in one transaction, or nothing. None where the
-    agent has never run and can't start by itself, because some of its views are live in another agent: `set_difference`
-    says what to do. Raises ContractBroken, ShapeChanged, NotEmpty, psycopg.Error.
+    The first start writes contract, positions at 0, builds and live tables in one transaction, or nothing. Returns None if the
+    agent has never run and some of its views are live in another agent: then a rebuild starts it (`set_difference`). Raises
+    ContractBroken, ShapeChanged, NotEmpty, psycopg.Error.
     """
     positions = read_positions(connection, agent, contract.topic)
     if positions is None:
         with connection.transaction():
-            # two first starts at once: the second waits here, and then finds what the first one wrote
+            # of two first starts at once, the second waits here and then finds the first one's positions
             connection.execute("lock table live in share row exclusive mode")
             positions = read_positions(connection, agent, contract.topic)
             taken = connection.execute("select 1 from live where view = any(%s) limit 1", [list(views)]).fetchone()
@@ -80,7 +80,7 @@ def ensure_started(
 
 
 def check_contract(connection: Connection, contract: Contract) -> None:
-    """Compare the topic with what the database was promised; write it down the first time. Raises ContractBroken."""
+    """Compare the topic with the recorded contract, which the first check records. Raises ContractBroken."""
     connection.execute(
         "insert into topics (topic, topic_id, partitions, partitioner) values (%s, %s, %s, %s) on conflict do nothing",
         (contract.topic, contract.topic_id, contract.partitions, contract.partitioner),
@@ -92,35 +92,35 @@ def check_contract(connection: Connection, contract: Contract) -> None:
 
 
 def require_contract(settings: Settings, connection: Connection) -> Topic:
-    """The topic of events, which is the one that the positions are in. Raises ContractBroken, TopicMissing, KafkaAway."""
+    """The topic of events, checked against the contract. Raises ContractBroken, TopicMissing, KafkaAway."""
     topic = topics.describe(settings, settings.events_topic)
     check_contract(connection, Contract.of(topic))
     return topic
 
 
 def require_promised(promised: Contract, contract: Contract) -> None:
-    """Raises ContractBroken where the topic as it is now is not what the database was promised."""
+    """Raises ContractBroken unless the topic's contract equals the recorded one."""
     if promised.topic_id != contract.topic_id:
         raise ContractBroken(
-            f"Topic '{contract.topic}' was made anew: its id is {contract.topic_id}, but the database's positions are in "
+            f"Topic '{contract.topic}' was recreated: its id is {contract.topic_id}, but the database's positions belong to "
             f"{promised.topic_id}.",
             "Restore the topic, or start with an empty database (`samefold dev reset` for the local one).",
         )
     if promised.partitions != contract.partitions:
         raise ContractBroken(
-            f"Topic '{contract.topic}' has {contract.partitions} partitions; it had {promised.partitions}.",
-            "Streams would now live in other partitions. Copy the log into a new topic and start with an empty database.",
+            f"Topic '{contract.topic}' has {contract.partitions} partitions; it had {promised.partitions}, so streams would move.",
+            "Copy the log into a new topic and start with an empty database.",
         )
     if promised.partitioner != contract.partitioner:
         raise ContractBroken(
-            f"This code places streams by {contract.partitioner}; topic '{contract.topic}' was filled by "
+            f"This code uses the partitioner {contract.partitioner}, but topic '{contract.topic}' was written with "
             f"{promised.partitioner}.",
             f"Run the code that uses {promised.partitioner}.",
         )
 
 
 def set_difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:
-    """In words, how the views of this code differ from those recorded live, and what cures it; None where they agree."""
+    """How the views of this code differ from the live ones, with the command to run, as text; None if they are equal."""
     changes, rebuilds = [], []
     for name in sorted({*live, *code}):
         has, wants = live.get(name), code.get(name)
@@ -146,19 +146,13 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
                 f"Agent '{agent}' has never run, but {view.table_name} holds rows.",
                 "The database was restored in part, or filled by hand. Restore all of it, or start with an empty one.",
             )
-    generation = uuid4()
-    connection.execute(
-        """insert into positions (agent, topic, partition, topic_id, next_offset, epoch, seq, command_offset, generation)
-           select %s, %s, p, %s, %s, %s, %s, %s, %s from generate_series(0, %s - 1) p""",
-        (agent, contract.topic, contract.topic_id, *START, generation, contract.partitions),
-    )
+    set_generation(connection, contract.topic, {agent: dict.fromkeys(range(contract.partitions), START)}, "first start")
     whole = json.dumps(code_set(dict(views)))
     for view in views.values():
-        build = uuid4()
         connection.execute(
             """insert into builds (id, view, version, agent, table_name, state, code_set, shape)
                values (%s, %s, %s, %s, %s, 'live', %s, %s)""",
-            (build, view.name, view.version, agent, view.table_name, whole, view.shape),
+            (uuid4(), view.name, view.version, agent, view.table_name, whole, view.shape),
         )
         connection.execute(
             "insert into live (view, agent, version, table_name) values (%s, %s, %s, %s)",
@@ -169,7 +163,7 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
 
 
 def _ensure_sql_views(connection: Connection, views: Mapping[str, View]) -> None:
-    """Make the SQL views for people that are not there: after the first start, or after one that died before this."""
+    """Make the missing SQL views, after the first start or one that was killed before this."""
     missing = connection.execute(
         "select view from live where view = any(%s) and to_regclass(quote_ident(view)) is null order by view",
         [list(views)],

@@ -1,4 +1,4 @@
-"""The log's newest records, kept at hand for those who catch up: what is read ahead need not be waited for under locks."""
+"""The log's newest records, read ahead for builds that catch up, so that a switch need not wait for them under locks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from projections.engine.live.log_reader import LogReader
 from projections.engine.store.commit import Batch
 
 AHEAD = 20_000
-"""Records of one partition that are read ahead, and that one read gives, at most."""
+"""Most records of one partition that are read ahead, and that one read returns."""
 
 
 class NotArrived(SamefoldError):
-    """One read of the log's newest records did not lead to where it was to."""
+    """One read of the log's newest records did not reach its target."""
 
 
 class Tail:
-    """Reads all partitions on from a position; not thread-safe."""
+    """Reads all partitions from given positions on. Not thread-safe."""
 
     def __init__(self, settings: Settings, topic: str, at: Mapping[int, Reading]) -> None:
         self.settings = settings
@@ -50,24 +50,24 @@ class Tail:
     def exactly(
         self, at: Mapping[int, Reading], to: Mapping[int, Reading], give_up_s: float = NO_PROGRESS_S
     ) -> list[Batch]:
-        """What leads from `at` to `to` and nowhere else, in one read. Raises NotArrived, and what `towards` raises."""
+        """The batches from `at` exactly to `to`, in one read. Raises NotArrived and the errors of `towards`."""
         batches = self.towards(at, to, AHEAD * len(at), give_up_s)
         reached = {**at, **{batch.partition: batch.next for batch in batches}}
         if reached != dict(to):
             raise NotArrived(
-                f"'{self.topic}' was to be read up to {_offsets(to)}, and one read came to {_offsets(reached)}.",
-                "Nothing has changed: run the command again.",
+                f"Reading '{self.topic}' up to {_offsets(to)} ended at {_offsets(reached)}.",
+                "Nothing has changed. Run the command again.",
             )
         return batches
 
     def towards(
         self, at: Mapping[int, Reading], to: Mapping[int, Reading], most: int, give_up_s: float = NO_PROGRESS_S
     ) -> list[Batch]:
-        """What leads from `at` towards `to`: a batch for each partition that has not arrived, `most` records in all.
+        """The batches from `at` towards `to`, one for each partition that is not there yet, about `most` records in all.
 
-        It may end before `to`: `exactly` is for those who must have arrived.
-        The same call again, or one from a later position, gives the same records again, so a transaction that failed is
-        tried again. Raises LogChanged when the log does not lead to `to`, KafkaAway, and what reading the archive raises.
+        They may end before `to`; `exactly` requires that they don't. Calling it again from the same or a later position returns
+        the same records, so a failed transaction can be retried. Raises LogChanged when the log does not lead to `to`, KafkaAway,
+        and the archive's errors.
         """
         for partition, target in to.items():
             if at[partition].next_offset == target.next_offset and at[partition] != target:
@@ -91,7 +91,7 @@ class Tail:
         return made
 
     def read_ahead(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Read what has arrived, without waiting."""
         self._take(0, {})
 
     def _forget(self, at: Mapping[int, Reading]) -> None:
@@ -108,7 +108,7 @@ class Tail:
                 raise clients.away(self.settings, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
 
     def _take(self, wait: float, wanted: Mapping[int, int]) -> bool:
-        """Take in what has come, but for partitions of which enough is at hand; whether there was any."""
+        """Read what has come of partitions that are not read ahead far enough. Returns whether there was any."""
         there = self._log.next
         full = {p for p, ahead in self._ahead.items() if len(ahead) >= AHEAD and there[p] >= wanted.get(p, 0)}
         taken = self._log.take(AHEAD, wait, full)

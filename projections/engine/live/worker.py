@@ -1,10 +1,11 @@
-"""The agent's work on the database: the first start, its positions, its batches. Synchronous; one thread per lane at a time."""
+"""The agent's access to the database: its start, its positions and its batches. Synchronous; each lane has one thread."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,11 +19,10 @@ from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import Counted, Reading, Void, read
 from infra.log.source import LogTrimmed
 from infra.log.topics import Topic, describe
-from infra.observability import tracing
+from infra.observability import metrics, tracing
 from infra.settings import Settings
 from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.plan import Plan
-from projections.engine.live.measures import Measures
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.store.commit import Batch, BatchResult, Committer, Fate, prepare
 from projections.engine.store.positions import Positions, read_positions
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One agent's connections, one for each lane, and its committer.
+    """One agent's connections, one per lane, and its committer.
 
-    Batches of different partitions may be applied at once, each in another lane: they share the committer, which holds rows
-    by partition, and so find what any lane left before. `plan` is that of `views`, where these are not of `domain/`'s contexts.
+    Batches of different partitions may be applied at once, each in its lane. The lanes share the committer and its row cache,
+    which is kept by partition. `plan` is that of `views`, for views of other contexts than those of `domain/`.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Worker:
         self.views = views
         self.plan = plan or Plan(views)
         self.name = name
-        self._measures = Measures(agent)
+        self._metrics = _Metrics(agent)
         self._connections: list[Connection | None] = [None] * lanes
         self._turn = 0
         self._committer: Committer | None = None
 
     def start(self, events: Topic) -> None:
-        """Make or check the agent's start on that topic.
+        """Make the agent's first start on that topic, or check a later one.
 
-        Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead; DatabaseAway where it may pass.
+        Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead, and DatabaseAway, which may pass.
         """
         contract = Contract.of(events)
         with self._naming():
@@ -70,27 +70,27 @@ class Worker:
             try:
                 require_schema(connection)
             except DatabaseAhead:
-                # where this code's own set is live still, all that it needs is there, whatever migrations came since
+                # while this code's set of views is live, the database has all that they need, whatever newer migrations did
                 positions = read_positions(connection, self.agent, events.name)
                 if positions is None or positions.live_set != code_set(dict(self.views)):
                     raise
             positions = ensure_started(connection, self.agent, self.views, contract)
         if positions is not None:
-            # described after the positions were read: others go on meanwhile, and the log's end with them
+            # after the positions were read, because other agents and the log's end move on
             now = describe(self.settings, events.name)
             with self._naming():
                 _check_reach(now, positions, ends_of(self._connected(), events.name))
 
     def ping(self, lane: int = 0) -> None:
-        """Ask the database for nothing. Raises DatabaseAway."""
+        """Check the connection. Raises DatabaseAway."""
         with self._naming(lane):
             self._connected(lane).execute("select")
 
     def positions(self, turn: int = 0) -> Positions | None:
-        """Where the agent stands; batches of this turn are folded from there. Raises DatabaseAway."""
+        """The agent's positions, from which batches of this turn are folded. Raises DatabaseAway."""
         with self._naming():
             positions = read_positions(self._connected(), self.agent, self.settings.events_topic)
-        # in this order, and asked in the other: a batch of the turn before, in another lane, must not get the new committer
+        # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
         self._turn = turn
         self._committer = Committer(self.plan, positions) if positions else None
         return positions
@@ -98,9 +98,9 @@ class Worker:
     def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
         """Apply records of several partitions in one transaction.
 
-        A batch of an earlier turn is fenced: the positions read since may be those of another set of views, whose tables these
-        views must not write. Where the log can't be folded beyond a place, everything before it is applied, and `stop` says why.
-        Raises DatabaseAway, and whatever named error the database's answer is.
+        A batch of an earlier turn is fenced: the positions read since may be of another set of views, whose tables must not be
+        written. If the log can't be folded beyond a record, everything before it is applied, and `stop` is the error. Raises
+        DatabaseAway and the database's other named errors.
         """
         if not tracing.recording():
             return self._measured(takes, turn, lane)
@@ -115,9 +115,9 @@ class Worker:
         try:
             result = self._apply(takes, turn, lane)
         except DatabaseAway:
-            self._measures.fate(Fate.AWAY)
+            self._metrics.fate(Fate.AWAY)
             raise
-        self._measures.fate(result.fate)
+        self._metrics.fate(result.fate)
         return result
 
     def _apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> BatchResult:
@@ -146,8 +146,8 @@ class Worker:
                 if result.fate is not Fate.APPLIED:
                     return result
                 commits = sum(len(batch.counted) for batch in batches)
-                self._measures.applied(result, commits, time.perf_counter() - started)
-                self._measures.void(voids)
+                self._metrics.applied(result, commits, time.perf_counter() - started)
+                self._metrics.void(voids)
                 break
         return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 
@@ -166,7 +166,7 @@ class Worker:
 
     @contextmanager
     def _naming(self, lane: int = 0) -> Iterator[None]:
-        """Turns psycopg's errors into named ones, and gives up a connection on which one happened."""
+        """Turn psycopg's errors into named ones, and close the connection after one."""
         try:
             yield
         except psycopg.Error as error:
@@ -180,7 +180,7 @@ class Worker:
 def _read(
     was: Reading, records: Sequence[Record]
 ) -> tuple[Reading, list[Counted], list[Void], UnreadableRecord | None]:
-    """The reading rule; where a record can't be read, everything before it and the error."""
+    """Apply the reading rule up to the first record that can't be read, and return that error too."""
     try:
         return *read(was, records), None
     except UnreadableRecord as error:
@@ -201,22 +201,52 @@ def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:
     garbage = [one.offset for one in void if one.reason == "garbage"]
     if garbage:
         log.warning(
-            "%s[%d]: %d records that are none of ours, the first at offset %d: void",
-            topic,
-            partition,
-            len(garbage),
-            garbage[0],
+            "%s[%d]: ignored %d foreign records, the first at offset %d", topic, partition, len(garbage), garbage[0]
         )
 
 
 def _check_reach(events: Topic, positions: Positions, archived: Mapping[int, int]) -> None:
-    """Raises LogTrimmed where neither the log nor the archive, up to these ends, holds what comes next for some partition."""
+    """Raises LogTrimmed if some partition's next record is neither in the log nor in the archive, which has these ends."""
     for partition, reading in positions.readings.items():
         if not events.first[partition] <= reading.next_offset <= events.end[partition]:
             if reading.next_offset < events.first[partition] <= archived.get(partition, 0):
                 continue
             raise LogTrimmed(
                 f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
-                f"agent '{positions.agent}' goes on at {reading.next_offset}, and no archive has that.",
-                "The log was trimmed without `samefold archive`, or lost its end: restore it, or start with an empty database.",
+                f"agent '{positions.agent}' continues at {reading.next_offset}, which is not in the archive either.",
+                "The log was trimmed without `samefold archive`, or lost its end. Restore it, or start with an empty database.",
             )
+
+
+class _Metrics:
+    """The metrics of one agent's batches. Thread-safe."""
+
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
+        self._fates = {fate: metrics.AGENT_BATCHES.labels(agent, fate) for fate in Fate}
+        self._batch_commits = metrics.AGENT_BATCH_COMMITS.labels(agent)
+        self._batch_seconds = metrics.AGENT_BATCH_SECONDS.labels(agent)
+        self._commits = metrics.AGENT_COMMITS.labels(agent)
+        self._events = metrics.AGENT_EVENTS.labels(agent)
+        self._rows = metrics.AGENT_ROWS.labels(agent)
+
+    def fate(self, fate: Fate) -> None:
+        self._fates[fate].inc()
+
+    def applied(self, result: BatchResult, commits: int, seconds: float) -> None:
+        """A batch's transaction was committed."""
+        self._batch_commits.observe(commits)
+        self._batch_seconds.observe(seconds)
+        self._commits.inc(commits)
+        self._events.inc(result.events)
+        self._rows.inc(result.rows)
+        for why in result.retries:
+            metrics.AGENT_RETRIES.labels(self._agent, why).inc()
+        for one in result.parked:
+            metrics.AGENT_PARKED.labels(self._agent, one.view).inc()
+
+    def void(self, voids: Iterable[Sequence[Void]]) -> None:
+        """Void records that the position has passed."""
+        for void in filter(None, voids):
+            for why, count in Counter(one.reason for one in void).items():
+                metrics.AGENT_VOID.labels(self._agent, why).inc(count)

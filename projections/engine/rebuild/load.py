@@ -32,7 +32,7 @@ from projections.engine.rebuild.stalled_loaders import OtherAttempt
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
-from projections.engine.store.refused_rows import is_refusal
+from projections.engine.store.writing import is_refusal
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
 

@@ -1,8 +1,8 @@
-"""Which types of commands are live: those that a release's handlers were ready to decide.
+"""The live types of commands: those that the handlers of some release can decide.
 
-A type is recorded by the first handler that knows it, when that handler is about to serve (or by the first start). From then on a
-command of it is never `malformed`: a handler of older code leaves it to a newer one. Types stay until they are taken out by name,
-because a command of one may stand in the log.
+The first handler that knows a type records it before it serves, or the first start does. From then on a command of the type is
+never `malformed`: a handler of older code leaves it to a newer one. Types stay until they are dropped explicitly, because the log
+may hold commands of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from projections.engine.views.view import CORE
 
 
 class CommandType(NamedTuple):
-    """A stored name in its context. An empty name stands for all commands of a context."""
+    """A command's stored name in its context. An empty name stands for all commands of the context."""
 
     context: str
     name: str
@@ -35,7 +35,7 @@ def live_types(connection: Connection) -> frozenset[CommandType]:
 
 
 def add_types(connection: Connection) -> None:
-    """Record the types of this code beside those that are live. In a transaction, whose generation is a new one."""
+    """Add this code's types to the live ones, in a transaction that sets a new generation."""
     connection.execute(
         "insert into command_types (context, type) select * from unnest(%s::text[], %s::text[]) on conflict do nothing",
         [list(column) for column in zip(*sorted(own_types()), strict=True)] or [[], []],
@@ -43,26 +43,26 @@ def add_types(connection: Connection) -> None:
 
 
 def make_types_live(connection: Connection, topic: str) -> None:
-    """From now on no handler takes a command of this code's types for malformed: all of them read the types again."""
+    """Make this code's types live. All handlers read the types again before their next commit."""
     with connection.transaction():
         _fence_writers(connection, topic)
         add_types(connection)
 
 
 def drop_other_types(connection: Connection, topic: str) -> list[CommandType]:
-    """Take out the types that this code does not know: their commands are malformed from now on. What was taken out."""
+    """Drop the types that this code does not know; commands of them are malformed from now on. Returns the dropped types."""
     if not live_types(connection) - own_types():
         return []
     with connection.transaction():
         _fence_writers(connection, topic)
-        gone = sorted(live_types(connection) - own_types())
+        dropped = sorted(live_types(connection) - own_types())
         connection.execute(
             "delete from command_types where (context, type) in (select * from unnest(%s::text[], %s::text[]))",
-            [[one.context for one in gone], [one.name for one in gone]],
+            [[one.context for one in dropped], [one.name for one in dropped]],
         )
-    return gone
+    return dropped
 
 
 def _fence_writers(connection: Connection, topic: str) -> None:
-    """Every writer reads the database anew before its next commit."""
+    """Make every writer read the database again before its next commit."""
     set_generation(connection, topic, lock_positions(connection, [CORE], topic), "command types")

@@ -1,7 +1,7 @@
-"""A batch is one transaction: the compare-and-set of the positions first, then the rows.
+"""A batch is one transaction: first the compare-and-set of the positions, then the rows.
 
-The compare-and-set is the fence. Whoever changes rows or pointers besides this agent moves the positions, or sets a new
-generation in them, under their locks; so a batch either finds everything as it was when it was read, or does nothing.
+The compare-and-set is the fence. Every other process that changes rows or the live tables moves the positions or sets a new
+generation, under the positions' locks. So a batch either finds everything as it was read, or writes nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from time import sleep
 from typing import NamedTuple
 
 import psycopg
@@ -37,19 +37,18 @@ from projections.engine.fold.fold import (
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
-from projections.engine.store.refused_rows import is_refusal
 from projections.engine.store.rows import Refused, writes
-from projections.engine.store.writing import ask_for_missing, fold_and_write, hold
+from projections.engine.store.writing import ask_for_missing, fold_and_write, hold, is_refusal
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper
 
 log = logging.getLogger(__name__)
 
 HELD_ROWS = 100_000
-"""Rows kept in memory per partition; beyond it they are read again."""
+"""Rows in a partition's cache."""
 
 LOCKED = {"40001", "40P01", "55P03"}
-"""Serialisation failure, deadlock, lock timeout: the whole batch is tried again."""
+"""Serialisation failure, deadlock, lock timeout: the whole batch is retried."""
 TRIES = 10
 
 
@@ -62,7 +61,7 @@ class Batch(NamedTuple):
     counted: Sequence[Counted]
 
     def until(self, offset: int) -> Batch:
-        """The part of it before the commit at `offset`, which is the next one to count from there."""
+        """The part of it before the commit at `offset`."""
         before = [one for one in self.counted if one.offset < offset]
         at = next(one.commit for one in self.counted if one.offset == offset)
         last = before[-1].commit.command_offset if before else self.was.command_offset
@@ -75,16 +74,16 @@ class Fate(StrEnum):
     APPLIED = "applied"
     """Committed: rows, outcomes and positions."""
     FENCED = "fenced"
-    """Nothing was written: the positions or the generation are others. Drop buffers, read the positions, seek."""
+    """Nothing was written: another process changed the positions or the generation. Drop buffers, read the positions, seek."""
     UNKNOWN = "unknown"
-    """The connection broke while COMMIT was under way. The positions tell what became of it."""
+    """The connection broke during COMMIT. The positions show whether it was applied."""
     AWAY = "away"
-    """The database did not answer."""
+    """The database is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch, and what it came to where it was applied."""
+    """What became of a batch. The other fields are of one that was applied."""
 
     fate: Fate
     readings: Mapping[int, Reading] = field(default_factory=dict)
@@ -93,14 +92,14 @@ class BatchResult:
     """Why nothing beyond them can be applied."""
     parked: tuple[Parked, ...] = ()
     events: int = field(default=0, compare=False)
-    """How many were folded into some view."""
+    """Number of events that were folded into some view."""
     rows: int = field(default=0, compare=False)
-    """How many were written or deleted, in all views."""
+    """Number of rows written or deleted, in all views."""
     retries: tuple[str, ...] = field(default=(), compare=False)
-    """Why each try before the last one was given up: locked, or a row was refused."""
+    """Why each try before the last one failed: locked or refused."""
 
 
-_MOVE = """
+COMPARE_AND_SET = """
 with mine as materialized (
   select p.agent, p.topic, p.partition, u.next_offset, u.epoch, u.seq, u.command_offset
     from positions p
@@ -115,33 +114,33 @@ moved as (
     from mine m where (p.agent, p.topic, p.partition) = (m.agent, m.topic, m.partition) returning 1)
 select 1 / (count(*) = %s)::int, pg_notify(%s, %s) from moved
 """
-# Fewer positions moved than should: division by zero. So whatever follows the fence in the pipeline fails with it, and the
-# fence costs no round trip of its own.
+# If not all positions moved, this divides by zero. So the rest of the pipeline fails with the fence, which costs no round trip.
 _FENCED = errors.DivisionByZero
 
 
 def prepare(connection: Connection) -> None:
-    """Teach a connection the engine's arrays; once per connection."""
+    """Register the engine's arrays with a connection, once."""
     connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
 
 
 class Committer:
-    """Applies batches for one agent, from one reading of the positions on; `held` rows live as long as that reading.
+    """Applies batches for one agent, from one reading of the positions on. `held` is the row cache of that reading.
 
-    Batches of different partitions may be applied at once, in threads of their own.
+    Batches of different partitions may be applied at once, in threads of their own. `pause` waits before a retry.
     """
 
-    def __init__(self, plan: Plan, positions: Positions) -> None:
+    def __init__(self, plan: Plan, positions: Positions, pause: Callable[[float], None] = time.sleep) -> None:
         self.plan = plan
+        self.pause = pause
         self.positions = positions
         self.blocked = positions.blocked
         self._parking = threading.Lock()
         self.held: dict[int, Held] = {partition: Held(plan, HELD_ROWS) for partition in positions.readings}
 
     def apply(self, connection: Connection, batches: Sequence[Batch]) -> BatchResult:
-        """One transaction for one batch each of several partitions. `connection` is in autocommit mode and prepared.
+        """Apply one batch each of several partitions, in one transaction. `connection` is in autocommit mode and prepared.
 
-        Raises EngineStop (PoisonEvent, UnknownEvent, …) having written nothing, psycopg.Error where the database is away.
+        Raises EngineStop (PoisonEvent, UnknownEvent, …) and psycopg.Error, having written nothing.
         """
         try:
             result = self._apply(connection, batches)
@@ -174,20 +173,20 @@ class Committer:
             retries.append("refused" if refused else "locked")
             by_statement = by_statement or refused
             if locked:
-                sleep(random.uniform(0, 0.02 * 2 ** min(len(retries), 6)))
+                self.pause(random.uniform(0, 0.02 * 2 ** min(len(retries), 6)))
 
     def _forget(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self.held[batch.partition].clear()
 
     def _pipelined(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
-        """One round trip where all rows are held; else one for the fence and the rows, and one for all writes."""
+        """One round trip if all rows are cached; else one for the fence and the rows, and one for all writes."""
         changes = None
         if not any(keys_to_load(self.plan, one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
             except EngineStop:
-                # the rows held may be those of one who has been superseded: let the fence and fresh rows decide
+                # perhaps the cached rows are outdated by another worker: let the fence and fresh rows decide
                 self._forget(batches)
         committing = False
         try:
@@ -222,7 +221,7 @@ class Committer:
     def _statement_by_statement(
         self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]
     ) -> BatchResult:
-        """The same, statement by statement under savepoints, to find the streams whose rows are refused."""
+        """The same without a pipeline, under savepoints, to find the streams whose rows are refused."""
         connection.execute("begin")
         try:
             self._move(connection, batches)
@@ -242,13 +241,13 @@ class Committer:
         return self._applied(decoded, changes, parked)
 
     def _move(self, connection: Connection, batches: Sequence[Batch]) -> None:
-        """The compare-and-set, which fails unless every position was as the batches have it; the batches are told of it."""
+        """The compare-and-set. It fails unless every position is where its batch begins, and notifies of the new ones."""
         at = self.positions
         rows = [(batch.partition, *batch.was[:3], *batch.next) for batch in batches]
         moves = [binary_arrays.bigints(column) for column in zip(*rows, strict=True)]
         moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
-        news = (channel(at.agent), moved[:7_000])
-        connection.execute(_MOVE, [*moves, at.agent, at.topic, at.generation, len(batches), *news])
+        notice = (channel(at.agent), moved[:7_000])
+        connection.execute(COMPARE_AND_SET, [*moves, at.agent, at.topic, at.generation, len(batches), *notice])
 
     def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
         return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]

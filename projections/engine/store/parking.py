@@ -1,6 +1,6 @@
-"""Parked streams in the database: which streams a table leaves out, and since when.
+"""Parked streams in the database: the streams that a table leaves out, and from which event on.
 
-Only the first event is recorded; all later ones of the stream are parked with it, and the log holds them.
+Only the first parked event is recorded. All later ones of the stream are parked with it, and the log has them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from projections.engine.fold.fold import Parked
 
 @dataclass(frozen=True, slots=True)
 class ParkedStream:
-    """A stream that a table leaves out from `since_version` on. `live` tells whether readers see the table."""
+    """A stream that a table leaves out from `since_version` on. `live` is whether the table is the live one."""
 
     view: str
     table: str
@@ -29,7 +29,7 @@ class ParkedStream:
 
 
 def insert_parked(connection: Connection, table: str, parked: Iterable[Parked]) -> None:
-    """Record what a fold parked, in the transaction that writes its rows. A stream that is parked already stays so."""
+    """Record the streams that a fold parked, in the transaction that writes its rows. Streams parked earlier stay as they are."""
     for one in parked:
         connection.execute(
             "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) "

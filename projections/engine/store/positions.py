@@ -1,7 +1,7 @@
-"""Where an agent stands, and what it is to write: read in one statement, so that all of it is of one moment.
+"""An agent's positions and live tables, read in one statement and therefore of one moment.
 
-Whoever else changes rows or pointers locks all positions of the agents and sets a new generation,
-which fences batches that were folded before.
+Every other process that changes rows or live tables locks all positions of the agents and sets a new generation,
+which fences the batches that were folded before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from projections.engine.fold.fold import Blocked
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A view as readers see it: the version that is live, and its table."""
+    """A view's live version and its table."""
 
     version: int
     table: str
@@ -26,13 +26,13 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """An agent's world in one snapshot of the database. `readings` is by partition, `live` by view."""
+    """An agent's positions and live tables at one moment. `readings` is by partition, `live` by view."""
 
     agent: str
     topic: str
     topic_id: str
     generation: UUID
-    """Changed by whoever moves rows or pointers; a batch folded under another generation is fenced."""
+    """A batch that was folded under another generation is fenced."""
     readings: Mapping[int, Reading]
     live: Mapping[str, Live]
     blocked: Blocked
@@ -61,7 +61,7 @@ select
 
 
 def read_positions(connection: Connection, agent: str, topic: str) -> Positions | None:
-    """Where the agent stands in a topic; None before its first start. Raises psycopg.Error."""
+    """The agent's positions in a topic; None before its first start. Raises psycopg.Error."""
     row = connection.execute(_READ, {"agent": agent, "topic": topic}).fetchone()
     at, live, parked, skips = row or (None, None, None, None)
     if not at:
@@ -82,7 +82,7 @@ def read_positions(connection: Connection, agent: str, topic: str) -> Positions 
 
 
 def skips_of(rows: Any) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """(view, stream, first, last) rows by (view, stream)."""
+    """Rows of (view, stream, first, last), by (view, stream)."""
     skips: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for view, stream, first, last in rows:
         skips.setdefault((view, stream), []).append((first, last))
@@ -90,12 +90,12 @@ def skips_of(rows: Any) -> dict[tuple[str, str], list[tuple[int, int]]]:
 
 
 def channel(agent: str) -> str:
-    """What an agent notifies on after each batch, with `partition:next_offset,…`, and others with a word when they fence it."""
+    """The channel of PostgreSQL's notifications: `partition:next_offset,…` after each batch, or a word when the agent is fenced."""
     return f"samefold_{agent}"
 
 
 def lock_positions(connection: Connection, agents: Iterable[str], topic: str) -> dict[str, dict[int, Reading]]:
-    """All positions of these agents, locked until the transaction ends, in the one order that all keep."""
+    """Lock all positions of these agents until the transaction ends, always in the same order, and return them."""
     found = connection.execute(
         "select agent, partition, next_offset, epoch, seq, command_offset from positions "
         "where agent = any(%s) and topic = %s order by agent, topic, partition for update",
@@ -108,7 +108,7 @@ def lock_positions(connection: Connection, agents: Iterable[str], topic: str) ->
 
 
 def set_generation(connection: Connection, topic: str, at: Mapping[str, Mapping[int, Reading]], why: str) -> None:
-    """A token never used before in all positions of these agents, which are locked and stand there, or are new and begin there."""
+    """Write these agents' positions, which are locked or new, with a generation that was never used before."""
     generation = uuid4()
     for agent, readings in at.items():
         connection.execute(
@@ -124,5 +124,5 @@ def set_generation(connection: Connection, topic: str, at: Mapping[str, Mapping[
 
 
 def by_column(readings: Mapping[int, Reading]) -> list[list[int]]:
-    """Partitions, next offsets, epochs, …: as `unnest` takes them."""
+    """Partitions, next offsets, epochs, … as columns for `unnest`."""
     return [list(column) for column in zip(*((p, *reading) for p, reading in sorted(readings.items())), strict=True)]

@@ -1,7 +1,7 @@
-"""Rows between a view's table and the fold: which are read, and one statement per view that writes what a batch changed.
+"""Rows between a view's table and the fold: the query that loads them, and the statements that write a batch's changes.
 
-Rows are sent sorted by key, so that two transactions never wait for each other's rows in a circle, and in unnested
-arrays: a session that froze inside COPY would escape every timeout.
+Rows are sent sorted by key, so that transactions can't deadlock on them. They are sent as unnested arrays, because no timeout
+ends a session that froze inside COPY.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psycopg import sql
 from infra.domain_model.contexts import unreadable_state
 from infra.domain_model.storable import decoder
 from infra.errors import SamefoldError, in_words
-from projections.engine.fold.fold import Changes, StreamState
+from projections.engine.fold.fold import Changes
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import Scalar
@@ -36,21 +36,22 @@ class Statement(NamedTuple):
 
 
 class Refused(Exception):
-    """A view's rows can't be sent: a state that is no JSON. Of other views, every row that is folded can be."""
+    """A view's rows can't be encoded, e.g. a state that is not JSON. The fold has checked all rows of authors' views."""
 
 
 class StoredValueUnknown(SamefoldError):
-    """A table holds a value that this code's column does not have."""
+    """A table has a value that is none of the column's enum."""
 
     def __init__(self, view: View, column: Column, value: object) -> None:
+        enum = column.enum.__name__ if column.enum else column.scalar
         super().__init__(
-            f"A row of view '{view.name}' has {value!r} in column '{column.name}', and {column.enum} has no such value.",
-            f"Give it that value back, or raise VERSION in projections/{view.name}.py and run `samefold rebuild`.",
+            f"A row of view '{view.name}' has {value!r} in column '{column.name}', but {enum} has no such value.",
+            f"Restore that value, or raise VERSION in projections/{view.name}.py and run `samefold rebuild`.",
         )
 
 
 def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
-    """The rows of an entity view, or a context's states, by key. For `loaded`."""
+    """The query for an entity view's rows, or a context's states, by key. `loaded` takes its answer."""
     columns = view.key
     by_column = [keys] if _plain_key(view) else list(zip(*keys, strict=True))
     parameters = [column.type.pack(values) for column, values in zip(columns, by_column, strict=True)]
@@ -58,7 +59,7 @@ def select_rows(view: View, table: str, keys: Sequence[Any]) -> Statement:
 
 
 def loaded(view: View, state: type | None, records: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
-    """Rows as `select_rows` answered, by the fold's key; `state` is the context's State for a snapshot view."""
+    """The rows that `select_rows` found, by the fold's key. `state` is the context's State for a snapshot view."""
     if view.kind is Kind.SNAPSHOT:
         assert state is not None, "a snapshot view has a context"
         return {stream: (version, _state(state, stream, text)) for stream, version, text in records}
@@ -75,7 +76,7 @@ def _state(kind: type, stream: str, text: str) -> Any:
 
 def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
     """Makes a view's row from its stored columns, in the order of `view.columns`."""
-    make: Callable[[Iterable[Any]], Any] = partial(tuple.__new__, view.row)  # what _make() comes to, in less time
+    make: Callable[[Iterable[Any]], Any] = partial(tuple.__new__, view.row)  # like _make(), but faster
     converters = [(i, c) for i, column in enumerate(view.columns) if (c := column.type.from_database) is not None]
     if not converters:
         return make
@@ -94,7 +95,7 @@ def row_maker(view: View) -> Callable[[tuple[Any, ...]], Any]:
 
 
 def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    """The statements that bring a view's table up to the batches, which are of different partitions. Raises Refused."""
+    """The statements that write the changes of batches, which are of different partitions. Raises Refused."""
     try:
         match view.kind:
             case Kind.ENTITY:
@@ -115,55 +116,39 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
 
 def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
     stored: list[tuple[Any, ...]] = []
-    gone: list[tuple[Any, int]] = []
+    deleted: list[tuple[Any, ...]] = []
     for batch in batches:
+        last = (batch.partition,)
         changed = batch.rows[view.name]
-        gone += [(key, batch.partition) for key, row in changed.items() if row is None]
-        stored += _with_partition([row for row in changed.values() if row is not None], batch.partition)
+        stored += [row + last for row in changed.values() if row is not None]
+        absent = [key for key, row in changed.items() if row is None]
+        deleted += [(key, *last) if _plain_key(view) else key + last for key in absent]
     statements = []
-    if gone:
-        sortable = _sortable(view)
-        gone.sort(key=itemgetter(0, 1) if sortable is _itself else lambda one: (sortable(one[0]), one[1]))
-        deleted = [(key,) if _plain_key(view) else key for key, _ in gone]
-        packed = _packed(view.key, list(zip(*deleted, strict=True)), [partition for _, partition in gone])
-        statements.append(Statement(_delete(view, table), packed))
+    if deleted:
+        statements.append(Statement(_delete(view, table), _packed(view.key, deleted)))
     if stored:
-        statements.append(Statement(_upsert(view, table), _columns(view, stored)))
+        statements.append(Statement(_upsert(view, table), _packed(view.columns, stored)))
     return statements
 
 
 def _insert(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    stored: list[tuple[Any, ...]] = []
-    for batch in batches:
-        stored += _with_partition(batch.added[view.name], batch.partition)
-    return [Statement(_plain_insert(view, table), _columns(view, stored))] if stored else []
+    rows = [(*row, batch.partition) for batch in batches for row in batch.added[view.name]]
+    return [Statement(_plain_insert(view, table), _packed(view.columns, rows))] if rows else []
 
 
 def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    sums = [(key, b.partition, values) for b in batches for key, values in b.sums[view.name].items()]
-    if not sums:
-        return []
-    sortable = _sortable(view)
-    sums.sort(key=itemgetter(0, 1) if sortable is _itself else lambda one: (sortable(one[0]), one[1]))
-    keys = list(zip(*(key for key, _, _ in sums), strict=True))
-    values = list(zip(*(values for _, _, values in sums), strict=True))
-    in_order = [*view.key, *_increments(view)]
-    return [Statement(_add(view, table), _packed(in_order, [*keys, *values], [partition for _, partition, _ in sums]))]
+    rows = [(*key, *values, b.partition) for b in batches for key, values in b.sums[view.name].items()]
+    columns = [*view.key, *_increments(view)]
+    return [Statement(_add(view, table), _packed(columns, rows))] if rows else []
 
 
 def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    moved: list[tuple[str, StreamState, int]] = sorted(
-        ((stream, state, b.partition) for b in batches for stream, state in b.states[view.name].items()),
-        key=itemgetter(0),
-    )
-    if not moved:
-        return []
-    columns: list[list[Any]] = [
-        [stream for stream, _, _ in moved],
-        [version for _, (version, _), _ in moved],
-        [_encode(state) for _, (_, state), _ in moved],
+    rows = [
+        (stream, version, _encode(state), b.partition)
+        for b in batches
+        for stream, (version, state) in b.states[view.name].items()
     ]
-    return [Statement(_upsert(view, table), _packed(view.columns, columns, [partition for _, _, partition in moved]))]
+    return [Statement(_upsert(view, table), _packed(view.columns, rows))] if rows else []
 
 
 def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
@@ -192,7 +177,7 @@ def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[
 
 
 def _plain_key(view: View) -> bool:
-    """Whether the fold's key is the one key column's value, rather than a tuple of all."""
+    """Whether the fold's key is the value of the only key column, instead of a tuple."""
     return view.key_function is None
 
 
@@ -205,37 +190,25 @@ def _increments(view: View) -> list[Column]:
     return [column for column in view.columns if not column.is_key]
 
 
-def _sortable(view: View) -> Callable[[Any], Any]:
-    """Makes of the fold's key what can be sorted: of an enum, which may have no order, its stored text."""
-    if all(column.enum is None for column in view.key):
-        return _itself
-    converters = [column.type.to_database or _itself for column in view.key]
-    return lambda key: tuple(convert(value) for convert, value in zip(converters, key, strict=True))
+def _packed(columns: Sequence[Column], rows: list[tuple[Any, ...]]) -> list[BinaryArray]:
+    """Rows of these columns and their partition, sorted by key and packed by column."""
+    places = [place for place, column in enumerate(columns) if column.is_key]
+    order: Callable[[Any], Any] = itemgetter(*places)
+    if any(columns[place].enum for place in places):  # an enum may have no order, but its stored text has
+        stored = [columns[place].type.to_database or _itself for place in places]
+        key_of = tuple_getter(places)
+        order = lambda row: tuple(convert(value) for convert, value in zip(stored, key_of(row), strict=True))  # noqa: E731
+    rows.sort(key=order)
+    *values, partitions = zip(*rows, strict=True)
+    packed = [column.type.pack(of_column) for column, of_column in zip(columns, values, strict=True)]
+    return [*packed, binary_arrays.smallints(partitions)]
 
 
 def _itself(value: Any) -> Any:
     return value
 
 
-def _with_partition(rows: Iterable[Any], partition: int) -> list[tuple[Any, ...]]:
-    last = (partition,)
-    return [row + last for row in rows]
-
-
-def _columns(view: View, stored: list[tuple[Any, ...]]) -> list[BinaryArray]:
-    """Sorts the rows, which have their partition at the end, by key."""
-    sortable, key_of = _sortable(view), tuple_getter(view.key_places)
-    stored.sort(key=itemgetter(*view.key_places) if sortable is _itself else lambda row: sortable(key_of(row)))
-    *columns, partitions = zip(*stored, strict=True)
-    return _packed(view.columns, columns, partitions)
-
-
-def _packed(columns: Sequence[Column], values: Sequence[Sequence[Any]], partitions: Sequence[int]) -> list[BinaryArray]:
-    packed = [column.type.pack(of_column) for column, of_column in zip(columns, values, strict=True)]
-    return [*packed, binary_arrays.smallints(partitions)]
-
-
-# The statements. Each is composed once per table, as bytes: psycopg would render a Composed anew each time. The server
+# The statements. Each is composed once per table, as bytes, because psycopg would render a Composed each time. The server
 # prepares it after a few uses.
 
 
@@ -244,7 +217,7 @@ def _names(columns: Iterable[Column]) -> list[sql.Identifier]:
 
 
 def _unnest(columns: Iterable[Column]) -> sql.Composed:
-    """One placeholder per column; numbers without bound travel as text."""
+    """One placeholder per column; `numeric` is sent as text."""
     return sql.SQL("unnest({})").format(
         sql.SQL(", ").join(sql.SQL("%s::numeric[]" if column.type.sent_as_text else "%s") for column in columns)
     )
@@ -252,7 +225,7 @@ def _unnest(columns: Iterable[Column]) -> sql.Composed:
 
 @lru_cache
 def _select(view: View, table: str) -> bytes:
-    # as text: what msgspec reads, not what psycopg would make of JSON
+    # JSON as text, which msgspec decodes instead of psycopg
     columns = [
         sql.SQL("t.{}::text" if column.scalar is Scalar.JSON else "t.{}").format(sql.Identifier(column.name))
         for column in view.columns
@@ -287,7 +260,7 @@ def _plain_insert(view: View, table: str) -> bytes:
 
 @lru_cache
 def _upsert(view: View, table: str) -> bytes:
-    # A row of another partition would be covered by another position: the null that this makes of it is refused.
+    # A row of another partition is covered by another position: it becomes a null, which is refused.
     owned = sql.SQL("{0} = case when t.{0} = excluded.{0} then t.{0} end").format(sql.Identifier(PARTITION))
     sets = [sql.SQL("{0} = excluded.{0}").format(name) for name in _names(_increments(view))]
     upsert = sql.SQL("{} on conflict ({}) do update set {}").format(

@@ -1,32 +1,42 @@
-"""Folding a batch within a transaction of the caller's: the rows that it asks for and those that it makes, refused ones and all."""
+"""Load the rows that a fold needs, fold, and write its rows, in the caller's transaction.
+
+An event whose row the database refuses is found by bisecting the batch under savepoints. The fold refuses everything that a
+single row shows to be wrong; what remains is a journal's second row of one key, or a row, index or constraint changed by hand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import psycopg
+
 from infra.database.connect import Connection
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, fold, keys_to_load
+from projections.engine.fold.fold import Blocked, Changes, Decoded, Held, Parked, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
-from projections.engine.store.refused_rows import find_refused, try_rows
-from projections.engine.store.rows import loaded, select_rows
+from projections.engine.store.rows import Refused, loaded, select_rows, writes
+from projections.engine.views.columns import PARTITION
+from projections.engine.views.view import Kind, View
+
+_ABOUT_ROWS = ("21", "22", "23", "54")
+"""SQLSTATE classes: cardinality violation, data exception, integrity constraint violation, program limit exceeded."""
 
 
 class Asked(NamedTuple):
-    """Rows that were asked for, and are to be held."""
+    """A query for rows that the cache lacks."""
 
     held: Held
     view: str
     keys: Sequence[Any]
     found: Any
-    """A cursor: in a pipeline its rows come later."""
+    """A cursor: in a pipeline, its rows come later."""
 
 
 def ask_for_missing(
     connection: Connection, plan: Plan, tables: Mapping[str, str], batch: Sequence[Decoded], held: Mapping[int, Held]
 ) -> list[Asked]:
-    """Ask for the rows that the fold will ask for and that are not held, of the views that have a table here. For `hold`."""
+    """Query the rows that the fold needs and `held` lacks, of the views in `tables`. `hold` takes the answers."""
     asked = []
     for one in batch:
         for name, keys in keys_to_load(plan, one, held[one.partition]).items():
@@ -37,7 +47,7 @@ def ask_for_missing(
 
 
 def hold(plan: Plan, asked: Iterable[Asked]) -> None:
-    """Hold what came, and of the rest that it is absent."""
+    """Cache the rows that were found, and that the others are absent."""
     for held, name, keys, cursor in asked:
         context = plan.states.get(name)
         found = loaded(plan.views[name], context.state if context else None, cursor.fetchall())
@@ -53,10 +63,10 @@ def fold_and_write(
     held: Mapping[int, Held],
     blocked: Blocked,
 ) -> tuple[list[Changes], list[Parked]]:
-    """Fold, and write the rows of the views that have a table here; the changes, and the streams parked by either.
+    """Fold, and write the rows of the views in `tables`. Returns the changes and all streams that were parked.
 
-    An event whose row the database refuses is found under savepoints; its stream is parked from it on, or PoisonEvent raised
-    where its view does not park. `held` must hold what the fold asks for, by partition.
+    A stream whose row the database refuses is parked from that event on. Raises PoisonEvent where its view does not park.
+    `held` must have what the fold needs, by partition.
     """
     found: list[Parked] = []
     while True:
@@ -65,10 +75,10 @@ def fold_and_write(
         refused = None
         for name, table in tables.items():
             view = plan.views[name]
-            if (refused := try_rows(connection, view, table, changes)) is None:
+            if (refused := _try_rows(connection, view, table, changes)) is None:
                 continue
             connection.execute("rollback to savepoint batch")
-            one = find_refused(connection, plan.only(name), table, batch, held=held, blocked=blocked)
+            one = _find_refused(connection, plan.only(name), table, batch, held=held, blocked=blocked)
             if one is None:
                 raise refused
             if view.on_poison != "park":
@@ -80,3 +90,89 @@ def fold_and_write(
             break
         if refused is None:
             return changes, [*found, *(one for change in changes for one in change.parked.values())]
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error is about the rows that were sent, so that the same rows would fail again."""
+    if isinstance(error, psycopg.Error):
+        return (error.sqlstate or "").startswith(_ABOUT_ROWS)
+    return isinstance(error, Refused)
+
+
+def _try_rows(
+    connection: Connection, view: View, table: str, changes: Sequence[Changes]
+) -> psycopg.Error | Refused | None:
+    """Write a view's rows. Returns the error if they are refused; the caller then rolls back to a savepoint."""
+    try:
+        for query, parameters in writes(view, table, changes):
+            connection.execute(query, parameters)
+    except (psycopg.Error, Refused) as error:
+        if not is_refusal(error):
+            raise
+        return error
+    return None
+
+
+def _find_refused(
+    connection: Connection,
+    plan: Plan,
+    table: str,
+    batch: Sequence[Decoded],
+    *,
+    held: Mapping[int, Held],
+    blocked: Blocked,
+) -> Parked | None:
+    """The first event whose rows are refused, by bisection; None if nothing is refused this time.
+
+    `plan` has one view, whose rows are in `table`.
+    """
+    (view,) = plan.views.values()
+    parts = [decode(plan, one.partition, one.counted) for one in batch]
+
+    def refused(count: int) -> psycopg.Error | Refused | None:
+        connection.execute("savepoint probe")
+        changes = [fold(plan, part, held[part.partition], blocked) for part in _first(view, parts, count)]
+        error = _try_rows(connection, view, table, changes)
+        connection.execute("rollback to savepoint probe")
+        return error
+
+    passes, fails = 0, sum(_count(view, part) for part in parts)
+    error = refused(fails)
+    if error is None:
+        return None
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        found = refused(middle)
+        if found is None:
+            passes = middle
+        else:
+            fails, error = middle, found
+    last = [part for part in _first(view, parts, fails) if _count(view, part)][-1]
+    if view.kind is Kind.OUTCOMES:
+        offset, _, commit = last.counted[-1]
+        stream, version = commit.stream, commit.version
+    else:
+        stream, version, offset = last.items[-1].at.stream, last.items[-1].at.version, last.items[-1].at.offset
+    return Parked(view.name, stream, last.partition, offset, version, _in_words(error))
+
+
+def _count(view: View, part: Decoded) -> int:
+    """How many events, or commits of the outcomes, can be refused one by one."""
+    return len(part.counted if view.kind is Kind.OUTCOMES else part.items)
+
+
+def _first(view: View, parts: Sequence[Decoded], count: int) -> list[Decoded]:
+    """The parts, cut after `count` events or commits."""
+    first = []
+    for part in parts:
+        few = min(count, _count(view, part))
+        outcomes = view.kind is Kind.OUTCOMES
+        first.append(part._replace(counted=part.counted[:few]) if outcomes else part._replace(items=part.items[:few]))
+        count -= few
+    return first
+
+
+def _in_words(error: psycopg.Error | Refused) -> str:
+    if isinstance(error, psycopg.errors.NotNullViolation) and error.diag.column_name == PARTITION:
+        return "the row's key belongs to a row of another partition, which no fold makes: that row was changed by hand"
+    return " ".join(str(error).split())

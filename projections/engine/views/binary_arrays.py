@@ -1,16 +1,13 @@
-"""PostgreSQL's binary arrays, a column of a batch at a time: `insert … select from unnest(…)` takes one per column.
+"""PostgreSQL's binary arrays: one per column of a batch, for `insert … select from unnest(…)`.
 
-psycopg dumps lists element by element in Python; packing a whole column at once costs a tenth of that. Texts, of which most rows
-consist, are looked up where few are different, and are one join where all are equally long.
+psycopg dumps a list element by element in Python; packing a whole column at once takes a tenth of the time.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from datetime import date
 from typing import Any, cast
-from uuid import UUID
 
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.pq import Format
@@ -18,16 +15,14 @@ from psycopg.pq import Format
 _HEADER = struct.Struct(">iiIii")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
-_SHORT = [_LENGTH.pack(size) for size in range(1_024)]
-"""The length of each value up to that size."""
-_FEW = 4
-"""Texts are looked up when each occurs so many times on average."""
-_EPOCH_DAY = date(2000, 1, 1).toordinal()
-EPOCH_MS = 946_684_800_000
+_SHORT_LENGTHS = [_LENGTH.pack(size) for size in range(1_024)]
+_REPEATS = 4
+"""Texts are encoded once per distinct value when each occurs this often on average."""
+_EPOCH_MS = 946_684_800_000
 
 # element type: (oid, oid of its array)
-_BOOL, _BYTEA, _INT8, _INT2, _TEXT = (16, 1000), (17, 1001), (20, 1016), (21, 1005), (25, 1009)
-_JSON, _DATE, _TIMESTAMPTZ, _UUID = (114, 199), (1082, 1182), (1184, 1185), (2950, 2951)
+BOOL, BYTEA, INT8, INT2, TEXT = (16, 1000), (17, 1001), (20, 1016), (21, 1005), (25, 1009)
+JSON, DATE, TIMESTAMPTZ, UUID = (114, 199), (1082, 1182), (1184, 1185), (2950, 2951)
 
 
 class BinaryArray:
@@ -37,12 +32,12 @@ class BinaryArray:
 
     def __init__(self, types: tuple[int, int], count: int, body: bytes) -> None:
         element, self.oid = types
-        # the flag for nulls may be set without any: the receiver looks for itself
+        # the "has nulls" flag may be set without any null: PostgreSQL checks for itself
         self.data = _HEADER.pack(1, 1, element, count, 1) + body if count else _HEADER.pack(0, 0, element, 0, 0)[:12]
 
 
 class BinaryArrayDumper(Dumper):
-    """Tells psycopg how to send a BinaryArray; the oid comes from the array itself."""
+    """How psycopg sends a BinaryArray; the array knows its oid."""
 
     format = Format.BINARY
 
@@ -60,58 +55,34 @@ class BinaryArrayDumper(Dumper):
 
 def texts(values: Sequence[str | None]) -> BinaryArray:
     different = set(values)
-    if _FEW * len(different) <= len(values):
+    if _REPEATS * len(different) <= len(values):
         cells = {value: _NULL if value is None else _cell(value.encode()) for value in different}
-        return BinaryArray(_TEXT, len(values), b"".join(map(cells.__getitem__, values)))
+        return BinaryArray(TEXT, len(values), b"".join(map(cells.__getitem__, values)))
     if None in different:
-        return _variable(_TEXT, [None if value is None else value.encode() for value in values])
+        return variable(TEXT, [None if value is None else value.encode() for value in values])
     present = cast(Sequence[str], values)
     if len(set(map(len, present))) == 1 and "".join(present).isascii():
-        # the length that stands before each value, as four characters that latin-1 turns into just these bytes
+        # all equally long: one join, with the length before each value as four latin-1 characters
         length = _LENGTH.pack(len(present[0])).decode("latin-1")
-        return BinaryArray(_TEXT, len(present), (length + length.join(present)).encode("latin-1"))
-    return _variable(_TEXT, list(map(str.encode, present)))
+        return BinaryArray(TEXT, len(present), (length + length.join(present)).encode("latin-1"))
+    return variable(TEXT, list(map(str.encode, present)))
 
 
 def bigints(values: Sequence[int | None]) -> BinaryArray:
-    return _fixed(_INT8, 8, "q", values)
+    return fixed(INT8, 8, "q", values)
 
 
 def smallints(values: Sequence[int | None]) -> BinaryArray:
-    return _fixed(_INT2, 2, "h", values)
-
-
-def bools(values: Sequence[bool | None]) -> BinaryArray:
-    return _fixed(_BOOL, 1, "?", values)
-
-
-def dates(values: Sequence[date | None]) -> BinaryArray:
-    return _fixed(_DATE, 4, "i", [v if v is None else v.toordinal() - _EPOCH_DAY for v in values])
-
-
-def times(microseconds: Sequence[int | None]) -> BinaryArray:
-    """timestamptz from microseconds since 2000."""
-    return _fixed(_TIMESTAMPTZ, 8, "q", microseconds)
+    return fixed(INT2, 2, "h", values)
 
 
 def times_of_ms(milliseconds: Sequence[int]) -> BinaryArray:
     """timestamptz from ms since 1970, without a datetime in between."""
-    return times([(ms - EPOCH_MS) * 1000 for ms in milliseconds])
+    return fixed(TIMESTAMPTZ, 8, "q", [(ms - _EPOCH_MS) * 1000 for ms in milliseconds])
 
 
-def uuids(values: Sequence[UUID | None]) -> BinaryArray:
-    return _variable(_UUID, [v if v is None else v.bytes for v in values])
-
-
-def blobs(values: Sequence[bytes | None]) -> BinaryArray:
-    return _variable(_BYTEA, values)
-
-
-def jsons(values: Sequence[bytes | None]) -> BinaryArray:
-    return _variable(_JSON, values)
-
-
-def _fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) -> BinaryArray:
+def fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) -> BinaryArray:
+    """An array of values of one size in bytes; `code` is struct's."""
     if None in values:
         one = struct.Struct(f">i{code}")
         return BinaryArray(types, len(values), b"".join(_NULL if v is None else one.pack(size, v) for v in values))
@@ -121,12 +92,13 @@ def _fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) 
     return BinaryArray(types, count, struct.pack(f">{f'i{code}' * count}", *flat))
 
 
-def _variable(types: tuple[int, int], values: Sequence[bytes | None]) -> BinaryArray:
+def variable(types: tuple[int, int], values: Sequence[bytes | None]) -> BinaryArray:
+    """An array of bytes of any length."""
     if None in values:
         return BinaryArray(types, len(values), b"".join(_NULL if v is None else _cell(v) for v in values))
     sizes = list(map(len, cast(Sequence[bytes], values)))
     flat: list[Any] = [b""] * (2 * len(values))
-    flat[0::2] = map(_SHORT.__getitem__ if max(sizes, default=0) < len(_SHORT) else _LENGTH.pack, sizes)
+    flat[0::2] = map(_SHORT_LENGTHS.__getitem__ if max(sizes, default=0) < len(_SHORT_LENGTHS) else _LENGTH.pack, sizes)
     flat[1::2] = values
     return BinaryArray(types, len(values), b"".join(flat))
 

@@ -1,7 +1,7 @@
-"""The types that a column can have, and all that the engine knows about each: one class per type, one table of them all.
+"""The types that a column can have: one class per type, with everything that the engine knows about it.
 
-A value is *exact* when the database gives it back just as it is. `exact` makes one value so, or refuses it with BadRow; `are_exact`
-tells of many at once whether each would stay as it is.
+A value is *exact* when the database returns it unchanged. `exact` makes one value exact, or refuses it with BadRow;
+`are_exact` checks many values at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from projections.engine.views.binary_arrays import BinaryArray
 Values = Sequence[Any]
 
 MOST_LENGTH = 1 << 24
-"""Of a text in characters, of bytes."""
+"""Longest text in characters, longest value of bytes."""
 MOST_DIGITS = 1_000
-"""Of a decimal, before the point and behind it, and of what a sum is given. Any number of those add up within `numeric`."""
+"""Most digits before and behind a decimal's point, and of one increment of a sum. Any number of those add up within `numeric`."""
 SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 
 EXACT = Context(prec=3 * MOST_DIGITS, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
@@ -38,7 +38,7 @@ EXACT = Context(prec=3 * MOST_DIGITS, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexa
 
 
 class BadRow(ValueError):
-    """A view's function made a row, or `key` a key, that the database can't hold, or would not give back."""
+    """A view's function made a row or key that the database can't hold, or would return changed."""
 
 
 class Scalar(StrEnum):
@@ -56,7 +56,7 @@ class Scalar(StrEnum):
 
 
 class ColumnType:
-    """One type. What stands here is right for a type whose values are all exact when they are of its class."""
+    """One type. The defaults fit a type whose values are all exact when they are of its class."""
 
     python: type
     """The class of exact values."""
@@ -69,7 +69,7 @@ class ColumnType:
     sent_as_text: bool = False
     """Whether arrays of it travel as texts."""
     form: str
-    """In words, how a value is written."""
+    """How a value is written, for error messages."""
     schema: Mapping[str, Any]
     """JSON schema of a value in a row."""
 
@@ -79,20 +79,20 @@ class ColumnType:
     """Turns a stored value, as psycopg loads it, into the row's; None where they are the same."""
 
     def exact(self, value: Any) -> Any:
-        """The value as the database gives it back. Raises BadRow."""
+        """The value as the database returns it. Raises BadRow."""
         _require(value, self.python)
         return value
 
     def are_exact(self, values: Values) -> bool:  # noqa: ARG002
-        """Whether all of these, which are of the very class, are exact."""
+        """Whether all of these, which are of exactly the class `python`, are exact."""
         return True
 
     def size(self, value: Any) -> int:  # noqa: ARG002
-        """How many bytes a value takes in a key, beyond the 16 that any value may."""
+        """Bytes that a value takes in a key, beyond the 16 that any value may."""
         return 0
 
     def longest(self, values: Values) -> int:  # noqa: ARG002
-        """No value of these has a larger size."""
+        """An upper bound of these values' sizes."""
         return 0
 
     def pack(self, values: Values) -> BinaryArray:
@@ -100,11 +100,11 @@ class ColumnType:
         raise NotImplementedError
 
     def parse(self, text: str) -> Any:
-        """The value that is written like this in a URL. Raises ValueError."""
+        """The value that a text in a URL stands for. Raises ValueError."""
         raise NotImplementedError
 
     def shown(self, value: sql.Composed) -> sql.Composed:
-        """SQL for a value of which the database's JSON loses nothing."""
+        """SQL for the value in a row's JSON, without loss."""
         return value
 
 
@@ -114,7 +114,7 @@ class _Bool(ColumnType):
     schema: Mapping[str, Any] = {"type": "boolean"}
 
     def pack(self, values: Values) -> BinaryArray:
-        return binary_arrays.bools(values)
+        return binary_arrays.fixed(binary_arrays.BOOL, 1, "?", values)
 
     def parse(self, text: str) -> bool:
         if text not in ("true", "false"):
@@ -128,7 +128,7 @@ class _Int(ColumnType):
     form = "a whole number between -2**63 and 2**63 - 1"
     schema: Mapping[str, Any] = {"type": "integer", "minimum": SMALLEST_INT, "maximum": LARGEST_INT}
     bounds = SMALLEST_INT, LARGEST_INT
-    beyond = "it is beyond 64 bits"
+    beyond = "it does not fit into 64 bits"
 
     def exact(self, value: Any) -> int:
         _require(value, int)
@@ -138,7 +138,7 @@ class _Int(ColumnType):
         return exact
 
     def are_exact(self, values: Values) -> bool:
-        try:  # a quarter of the time that `min` and `max` take
+        try:  # takes a quarter of the time of `min` and `max`
             return bool(struct.pack(f"{len(values)}q", *values))
         except struct.error:
             return bool(self.bounds[0] <= min(values) and max(values) <= self.bounds[1])
@@ -162,7 +162,7 @@ class _Numeric(ColumnType):
 
 
 class _SumOfInts(_Numeric, _Int):
-    """Whole numbers that add up without bound."""
+    """The sum of whole numbers, which has no bound."""
 
     form = "a whole number"
     schema: Mapping[str, Any] = {"type": "integer"}
@@ -181,9 +181,9 @@ class _Decimal(_Numeric):
         exact = value if type(value) is Decimal else Decimal(value)
         exponent = exact.as_tuple().exponent
         if not isinstance(exponent, int):
-            raise BadRow("it is no finite number")
+            raise BadRow("it is not a finite number")
         if exact.adjusted() >= MOST_DIGITS or exponent < -MOST_DIGITS:
-            raise BadRow(f"it has more than {MOST_DIGITS} digits before or behind the point")
+            raise BadRow(f"it has more than {MOST_DIGITS} digits before or after the point")
         if exponent > 0:
             exact = EXACT.quantize(exact, Decimal(1))
         return exact.copy_abs() if exact.is_signed() and not exact else exact
@@ -208,7 +208,7 @@ class _Decimal(_Numeric):
 
 
 class _KeyDecimal(_Decimal):
-    """Numbers that are equal are one key, so they must be one value: without zeros at the end."""
+    """Equal numbers are one key, so they must be one value: trailing zeros are dropped."""
 
     def exact(self, value: Any) -> Decimal:
         number = super().exact(value)
@@ -226,7 +226,7 @@ class _Str(ColumnType):
         _require(value, str)
         exact = value if type(value) is str else str.__str__(value)
         if not is_storable(exact):
-            raise BadRow("it has a NUL or half a surrogate pair in it")
+            raise BadRow("it contains a NUL or half a surrogate pair")
         if len(exact) > MOST_LENGTH:
             raise BadRow(f"it is longer than {MOST_LENGTH} characters")
         return exact
@@ -251,13 +251,13 @@ class _Str(ColumnType):
 
 
 class _KeyStr(_Str):
-    """Sorted by bytes, as Python sorts: the order in which batches lock rows, the same on every system."""
+    """Sorted by bytes, as Python sorts, so that all batches lock rows in one order on every system."""
 
     declared = sa.Text(collation="C")
 
 
 class _EnumOf(_Str):
-    """An enum of texts, stored as its values."""
+    """An enum of texts, stored as the members' values."""
 
     exact, are_exact = ColumnType.exact, ColumnType.are_exact
 
@@ -276,11 +276,11 @@ class _EnumOf(_Str):
         return self._longest
 
     def pack(self, values: Values) -> BinaryArray:
-        return binary_arrays.texts([value and value.value for value in values])
+        return binary_arrays.texts([None if value is None else value.value for value in values])
 
     def parse(self, text: str) -> str:
-        self.python(text)
-        return text
+        word: str = self.python(text).value
+        return word
 
 
 class _Date(ColumnType):
@@ -293,7 +293,8 @@ class _Date(ColumnType):
         return value if type(value) is date else date(value.year, value.month, value.day)
 
     def pack(self, values: Values) -> BinaryArray:
-        return binary_arrays.dates(values)
+        days = [value if value is None else value.toordinal() - _EPOCH_DAY for value in values]
+        return binary_arrays.fixed(binary_arrays.DATE, 4, "i", days)
 
     def parse(self, text: str) -> date:
         return date.fromisoformat(_like(_DAY, text))
@@ -321,7 +322,8 @@ class _Datetime(ColumnType):
         return in_utc and not any(map(attrgetter("fold"), values))
 
     def pack(self, values: Values) -> BinaryArray:
-        return binary_arrays.times([v if v is None else (v - _EPOCH) // _MICROSECOND for v in values])
+        microseconds = [value if value is None else (value - _EPOCH) // _MICROSECOND for value in values]
+        return binary_arrays.fixed(binary_arrays.TIMESTAMPTZ, 8, "q", microseconds)
 
     def parse(self, text: str) -> datetime:
         return datetime.fromisoformat(_like(_MOMENT, text))
@@ -337,7 +339,7 @@ class _Uuid(ColumnType):
         return value if type(value) is UUID else UUID(int=value.int)
 
     def pack(self, values: Values) -> BinaryArray:
-        return binary_arrays.uuids(values)
+        return binary_arrays.variable(binary_arrays.UUID, [value if value is None else value.bytes for value in values])
 
     def parse(self, text: str) -> UUID:
         return UUID(text)
@@ -365,25 +367,25 @@ class _Bytes(ColumnType):
         return max(map(len, values))
 
     def pack(self, values: Values) -> BinaryArray:
-        return binary_arrays.blobs(values)
+        return binary_arrays.variable(binary_arrays.BYTEA, values)
 
     def parse(self, text: str) -> bytes:
         return base64.b64decode(text, validate=True)
 
     def shown(self, value: sql.Composed) -> sql.Composed:
-        """Base64 without line ends."""
+        """Base64 without line breaks."""
         return sql.SQL("translate(encode({}, 'base64'), E'\\n', '')").format(value)
 
 
 class _Json(ColumnType):
-    """A state as text; of no author's view. In binary COPY, which names no types, it is its bytes."""
+    """A state as JSON text, for snapshot views only. Binary COPY sends it as bytes."""
 
     python, sql_name, declared, copied_as = bytes, "json", sa.JSON(), "bytea"
     form = "JSON"
     schema: Mapping[str, Any] = {}
 
     def pack(self, values: Values) -> BinaryArray:
-        return binary_arrays.jsons(values)
+        return binary_arrays.variable(binary_arrays.JSON, values)
 
 
 _TYPES: dict[Scalar, ColumnType] = {
@@ -401,13 +403,13 @@ _OF_KEYS: dict[Scalar, ColumnType] = {Scalar.STR: _KeyStr(), Scalar.DECIMAL: _Ke
 _OF_SUMS: dict[Scalar, ColumnType] = {Scalar.INT: _SumOfInts()}
 
 SCALARS: dict[type, Scalar] = {one.python: scalar for scalar, one in _TYPES.items() if scalar is not Scalar.JSON}
-"""The names by the class that an author writes."""
+"""The types by the class that an author writes."""
 
 
 def type_of(
     scalar: Scalar, enum: type[Enum] | None = None, *, is_key: bool = False, is_sum: bool = False
 ) -> ColumnType:
-    """The type of a column that stores such values."""
+    """The type of a column."""
     if enum is not None:
         return _EnumOf(enum, is_key=is_key)
     special = (is_key and _OF_KEYS.get(scalar)) or (is_sum and _OF_SUMS.get(scalar))
@@ -415,7 +417,7 @@ def type_of(
 
 
 def is_storable(text: str) -> bool:
-    """Whether PostgreSQL can hold it: no NUL, and no lone half of a surrogate pair, which is no character."""
+    """Whether PostgreSQL can hold the text: it has no NUL and no lone half of a surrogate pair."""
     if "\0" in text:
         return False
     try:
@@ -431,14 +433,15 @@ def _require(value: Any, *kinds: type) -> None:
 
 def _number(value: Any) -> str:
     if type(value) is float:
-        raise TypeError(f"{value!r} is a float: sums and decimals are exact")
+        raise TypeError(f"{value!r} is a float, but sums and decimals are exact")
     return str(value)
 
 
+_EPOCH_DAY = date(2000, 1, 1).toordinal()
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-# Python's own readers take spaces, underscores, weeks, and every alphabet's digits.
+# Python's own parsers also accept spaces, underscores, weeks and the digits of every alphabet.
 _WHOLE = re.compile(r"-?[0-9]{1,1000}")
 _NUMBER = re.compile(r"-?[0-9]{1,1000}(\.[0-9]{1,1000})?")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")

@@ -1,11 +1,12 @@
 """The columns of a view, read from its row class.
 
 `Key[str]` is `str` to the type checker and a key column to the engine. `Sum`, `Min` and `Max` mark how a summary's
-columns combine; all three give the same result in any order and grouping, which lets each partition keep its own share.
+columns combine; all three give the same result in any order and grouping, so each partition can keep its own subtotal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -13,12 +14,18 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from infra.errors import SamefoldError
-from projections.engine.views.column_types import SCALARS, ColumnType, Scalar, is_storable, type_of
+from projections.engine.views.column_types import SCALARS, BadRow, ColumnType, Scalar, is_storable, type_of
 
 T = TypeVar("T")
 
 PARTITION = "_partition"
-"""The hidden column of every view's table: the partition of the log its row was folded from."""
+"""The hidden column of every view's table: the partition of the log that the row was folded from."""
+
+
+MOST_NAME_BYTES = 60
+"""Of a column's name. PostgreSQL would cut it after 63."""
+_SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+"""Every table of PostgreSQL has these."""
 
 
 class Role(StrEnum):
@@ -36,7 +43,13 @@ Max = Annotated[T, Role.MAX]
 
 
 class BadView(SamefoldError):
-    """A module in `projections/` is not a view as the engine understands one."""
+    """A module in `projections/` is not a valid view."""
+
+
+class BadValue(SamefoldError):
+    """A text is not a value of a view's column."""
+
+    is_public = True
 
 
 _COMBINABLE = {
@@ -68,11 +81,43 @@ class Column:
     def shape(self) -> str:
         return f"{self.name}:{self.scalar}{'?' if self.optional else ''}:{self.role}"
 
+    def exact(self, value: Any) -> Any:
+        """The value as the database returns it. Raises BadRow."""
+        if value is None and self.optional:
+            return None
+        try:
+            return self.type.exact(value)
+        except BadRow as error:
+            name = self.enum.__name__ if self.enum else self.scalar
+            raise BadRow(f"column '{self.name}' ({name}) can't hold this {type(value).__name__}: {error}") from None
+
+    def are_exact(self, values: Sequence[Any]) -> bool:
+        """Whether `exact` would return each value unchanged."""
+        kinds = set(map(type, values))
+        if self.optional and NoneType in kinds:
+            values = [value for value in values if value is not None]
+            kinds.remove(NoneType)
+        return not values or (kinds == {self.type.python} and self.type.are_exact(values))
+
+
+def value_of(column: Column, text: str) -> Any:
+    """The column's value that a text in a URL stands for. Raises BadValue, which does not quote the text."""
+    try:
+        return column.type.parse(text)
+    except ValueError as error:
+        raise BadValue(f"This is not a value of column '{column.name}'.", f"Send {column.type.form}.") from error
+
+
+def schema_of(column: Column) -> dict[str, Any]:
+    """JSON schema of the column's values in a row."""
+    plain = dict(column.type.schema)
+    return {"anyOf": [plain, {"type": "null"}]} if column.optional else plain
+
 
 def columns_of(row: type, view: str) -> tuple[Column, ...]:
-    """The columns a row class declares, in order. Raises BadView naming the field and what is wrong with it."""
-    hints = get_type_hints(row, include_extras=True)
-    # a class derived from one may annotate more than its rows hold
+    """The columns that a row class declares, in order. Raises BadView."""
+    hints = hints_of(row, view)
+    # a class derived from a NamedTuple may annotate more fields than its rows hold
     if not issubclass(row, tuple) or getattr(row, "_fields", None) != tuple(hints):
         raise BadView(
             f"View '{view}': its row {row.__name__} is not a NamedTuple.",
@@ -81,11 +126,23 @@ def columns_of(row: type, view: str) -> tuple[Column, ...]:
     return tuple(_column(view, name, hint) for name, hint in hints.items())
 
 
-def _column(view: str, name: str, hint: Any) -> Column:
-    if name != name.lower() or len(name) > 60:
+def hints_of(declared: Any, view: str) -> dict[str, Any]:
+    """The annotations of a view's class or function. Raises BadView."""
+    try:
+        return get_type_hints(declared, include_extras=isinstance(declared, type))
+    except NameError as error:
         raise BadView(
-            f"View '{view}': column '{name}' has a name that PostgreSQL or the engine needs otherwise.",
-            "Use lower case letters, digits and underscores, a letter first, at most 60 characters.",
+            f"View '{view}': an annotation of {declared.__name__} can't be resolved: {error}.",
+            "Import the names of annotations at the top of the module (not under TYPE_CHECKING).",
+        ) from error
+
+
+def _column(view: str, name: str, hint: Any) -> Column:
+    if name != name.lower() or len(name.encode()) > MOST_NAME_BYTES or name in _SYSTEM_COLUMNS:
+        raise BadView(
+            f"View '{view}': '{name}' can't be the name of a column.",
+            "Use lower case letters, digits and underscores, a letter first, at most 60 characters, and none of PostgreSQL's own: "
+            f"{', '.join(sorted(_SYSTEM_COLUMNS))}.",
         )
     role, plain = _unwrap(hint)
     optional = False
@@ -99,15 +156,15 @@ def _column(view: str, name: str, hint: Any) -> Column:
     if scalar is None:
         raise _unknown(view, name, hint)
     if optional and role is not Role.PLAIN:
-        raise BadView(f"View '{view}': {role} column '{name}' can't be None.", "Leave out `| None`.")
+        raise BadView(f"View '{view}': {role} column '{name}' can't be None.", "Remove `| None`.")
     if role in _COMBINABLE and (scalar not in _COMBINABLE[role] or enum is not None):
         allowed = ", ".join(_COMBINABLE[role])
-        raise BadView(f"View '{view}': column '{name}' is a {role} of {scalar}.", f"A {role} is one of {allowed}.")
+        raise BadView(f"View '{view}': column '{name}' is a {role} of {scalar}.", f"Use a {role} of {allowed}.")
     return Column(name, scalar, optional, role, enum)
 
 
 def _unwrap(hint: Any) -> tuple[Role, Any]:
-    """A hint without Annotated and NewType, and the role that was among the annotations."""
+    """The role among a hint's annotations, and the hint without Annotated and NewType."""
     role = Role.PLAIN
     while True:
         if get_origin(hint) is Annotated:
@@ -123,7 +180,7 @@ def _scalar(plain: Any) -> tuple[Scalar | None, type[Enum] | None]:
     if get_origin(plain) is Literal and all(type(value) is str for value in get_args(plain)):
         return Scalar.STR, None
     if isinstance(plain, type) and issubclass(plain, Enum):
-        # a member is stored as its value, and read back by it
+        # a member is stored as its value, and looked up by it
         fits = all(type(one.value) is str and is_storable(one.value) and plain(one.value) is one for one in plain)
         return (Scalar.STR, plain) if fits and len(plain) else (None, None)
     return SCALARS.get(plain), None
@@ -131,7 +188,6 @@ def _scalar(plain: Any) -> tuple[Scalar | None, type[Enum] | None]:
 
 def _unknown(view: str, name: str, hint: Any) -> BadView:
     return BadView(
-        f"View '{view}': column '{name}' has the type {hint}, for which there is no column.",
-        "A column is bool, int, str, date, datetime, Decimal, UUID, bytes, an Enum or Literal of strings, "
-        "or one of these `| None`.",
+        f"View '{view}': column '{name}' has the type {hint}, which no column can store.",
+        "Use bool, int, str, date, datetime, Decimal, UUID, bytes, an Enum or Literal of strings, or one of these `| None`.",
     )

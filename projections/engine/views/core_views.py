@@ -1,6 +1,6 @@
-"""The views that the write side lives on: the states of each context, and the outcome of each command.
+"""Samefold's own views, which the write side depends on: the states of each context, and the outcome of each command.
 
-They are views in every respect (tables, builds, pointer, verify), except that nobody writes them and they never park.
+They have tables, builds, a live version and verification like any view. They have no module, and they never park.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StoredState(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a command. `version` is the stream's after it; `code` and `message` say why it was rejected."""
+    """The outcome of a command. `version` is the stream's after it; `code` and `message` are the reason of a rejection."""
 
     stream: Key[str]
     command_id: Key[str]
@@ -54,12 +54,12 @@ def snapshot_view_name(context: str) -> str:
 
 
 def states_told_to(view: View) -> list[str]:
-    """The snapshot views of the states that a journal is told: whoever folds it folds them too."""
+    """The snapshot views of the states that a journal's `rows` takes: every fold of the journal folds them too."""
     return [snapshot_view_name(context) for context in view.contexts] if view.kind is Kind.JOURNAL else []
 
 
 def snapshot_view(context: Context) -> View:
-    """The states of a context; its version is the context's STATE_VERSION."""
+    """The states of a context. Its version is the context's STATE_VERSION."""
     return View(
         name=snapshot_view_name(context.name),
         version=context.state_version,
@@ -86,7 +86,7 @@ def outcomes_view() -> View:
         subscription=frozenset(),
         contexts=(),
         shape=fingerprint(Kind.OUTCOMES, *(column.shape for column in columns)),
-        question="What became of each command?",
+        question="What is the outcome of each command?",
     )
 
 
@@ -107,27 +107,27 @@ def outcome_of(commit: Commit, time: datetime) -> Outcome:
 
 @cache
 def all_views() -> dict[str, View]:
-    """Authors' and system views by name, in name order. Raises BadView, BadContext."""
+    """The authors' and Samefold's own views by name, in name order. Raises BadView, BadContext."""
     views = [*discover().values(), outcomes_view(), *(snapshot_view(context) for context in contexts().values())]
     return {view.name: view for view in sorted(views, key=lambda view: view.name)}
 
 
 def agent_views(agent: str) -> dict[str, View]:
-    """The views of one agent by name, in name order. Raises BadView when no view names the agent."""
+    """The views of one agent by name, in name order. Raises BadView where it has none."""
     found = {name: view for name, view in all_views().items() if view.agent == agent}
     if not found:
         known = ", ".join(sorted({view.agent for view in all_views().values()}))
-        raise BadView(f"No view is in an agent '{agent}'.", f"The agents of this code: {known}.")
+        raise BadView(f"There is no agent '{agent}' in this code.", f"Use one of: {known}.")
     return found
 
 
 def code_set(views: dict[str, View]) -> dict[str, int]:
-    """{view: version}, which must equal the set recorded live for the agent before a worker folds anything."""
+    """{view: version}. A worker folds only while this equals the set that is live for the agent."""
     return {name: view.version for name, view in views.items()}
 
 
 def shape_of(kind: Any) -> str:
-    """A type's shape as text: fields, their types and defaults, all the way down. Names of classes do not matter."""
+    """A type's shape as text: fields, their types and defaults, recursively. Names of classes do not matter."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind, include_extras=True)
         fields = (f"{f.name}:{shape_of(hints[f.name])}={_default(f)}" for f in dataclasses.fields(kind))

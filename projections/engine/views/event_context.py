@@ -1,4 +1,4 @@
-"""Where an event stands: in its stream and in the log."""
+"""An event's place in its stream and in the log."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import msgspec
 
 
 class At(msgspec.Struct, frozen=True, gc=False):
-    """Handed to every view with its event. One is made per event: what is rarely asked for is worked out when asked."""
+    """Passed to every view with its event. One is made per event, so rarely needed values are computed on demand."""
 
     stream: str
     """`<context>/<id>`, e.g. `rooms/12`."""
     version: int = 1
-    """Of this event in its stream: 1, 2, 3, …"""
+    """The event's in its stream: 1, 2, 3, …"""
     time_ms: int = 0
     """The broker's time of the commit, in ms since 1970."""
     partition: int = 0
     offset: int = 0
-    """Of the commit in its partition of the log; all events of one commit share it."""
+    """The commit's in its partition of the log; all events of one commit share it."""
 
     @property
     def context(self) -> str:

@@ -1,12 +1,12 @@
-"""What readers ask of a view: rows by key, or page by page, with the position and the pointer they were read at.
+"""What readers ask of a view: rows by key or page by page, with the position and the live table they were read at.
 
-All of it is one statement, which sees one snapshot by itself: rows and a position from two could be of different moments. Rows come
-out as JSON made by the database, which no Python touches on their way to a client.
+Each query is one statement, so it sees one snapshot: rows and position always belong together. The database makes the JSON of
+the rows, and Python passes it on to clients untouched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,35 +19,35 @@ from projections.engine.views.view import Kind, View
 
 
 class Query(NamedTuple):
-    """SQL with its parameters. Its one row has one column, for `found`."""
+    """SQL with its parameters. It returns one row with one column, for `found`."""
 
     text: bytes
     parameters: Sequence[Any]
 
 
 class Found(NamedTuple):
-    """What a query saw, all of it in one moment."""
+    """What a query saw, all of it at one moment."""
 
     version: int
     table: str
-    """The one that was live; the rows mean nothing if it is not the one that was asked."""
+    """The live table. If it is not the one that was queried, the rows mean nothing."""
     position: Token
     parked: int
-    """Streams that the table leaves out from some event on."""
+    """Number of streams that the table leaves out from some event on."""
     parked_since: Mapping[str, int]
-    """Of the streams that were asked for, those that are parked, with the first version that is left out."""
+    """Of the streams that were asked for, the parked ones, with the first version that is left out."""
     rows: Sequence[Row]
 
 
 class Row(NamedTuple):
-    """A row as JSON, and which of the keys asked for it has; in a page, its place."""
+    """A row as JSON, with the number of the key asked for (from 1), or its place in the page."""
 
     number: int
     json: msgspec.Raw
 
 
 def by_keys(view: View, table: str, topic: str, keys: Sequence[tuple[Any, ...]], streams: Sequence[str] = ()) -> Query:
-    """The rows with these keys, which are values of `view.key`, those that there are. `streams` are looked up among the parked."""
+    """The rows with these keys, as far as they exist. `streams` are looked up among the parked ones."""
     by_column = [list(values) for values in zip(*keys, strict=True)] if keys else [[] for _ in view.key]
     return Query(_by_keys(view, table), [topic, list(streams), *by_column, view.name])
 
@@ -61,15 +61,19 @@ def page(
     most: int,
 ) -> Query:
     """The first `most` rows by key, after a key, whose columns have these values; None asks for NULL."""
-    where, having = _split(view, filters)
-    text = _page(view, table, _nulls(filters, where), _nulls(filters, having), after is not None)
+    # a summary's values are there only after grouping
+    late = {column.name for column in view.columns if view.kind is Kind.SUMMARY and not column.is_key}
+    in_order = [(column.name, filters[column.name]) for column in view.columns if column.name in filters]
+    where = [(name, value) for name, value in in_order if name not in late]
+    having = [(name, value) for name, value in in_order if name in late]
     return Query(
-        text, [topic, [], *_values(filters, where), *(after or ()), *_values(filters, having), most, view.name]
+        _page(view, table, _nulls(where), _nulls(having), after is not None),
+        [topic, [], *_values(where), *(after or ()), *_values(having), most, view.name],
     )
 
 
 def found(value: str) -> Found:
-    """What came of a query. Raises msgspec.DecodeError where it is no answer to one."""
+    """What a query returned. Raises msgspec.DecodeError for anything else."""
     version, table, positions, parked, since, rows = _decode(value)
     position: dict[str, dict[int, int]] = {}
     for topic_id, partition, next_offset in positions or ():
@@ -80,6 +84,7 @@ def found(value: str) -> Found:
 _Answer = tuple[int, str, list[tuple[str, int, int]] | None, int, list[tuple[str, int]] | None, list[Row] | None]
 _decode: Callable[[str], _Answer] = msgspec.json.Decoder(_Answer).decode
 
+# Aliases that a view's columns could have too begin with an underscore, which no column's name can.
 _ONE_MOMENT = sql.SQL("""
 select json_build_array(
   l.version, l.table_name,
@@ -91,23 +96,26 @@ select json_build_array(
   (select json_agg(json_build_array(f.number, f.shown) order by f.number) from ({}) f))::text
   from live l where l.view = %s
 """)
+_BY_KEYS = sql.SQL(
+    "select u.number, row_to_json(_row) as shown "
+    "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}) _row"
+)
+_PAGE = sql.SQL(
+    "select row_number() over () as number, row_to_json(_row) as shown "
+    "from ({select}{where}{group_by}{having} order by {keys} limit %s) _row"
+)
 
 
 @lru_cache(256)
 def _by_keys(view: View, table: str) -> bytes:
     asked = [sql.Identifier(f"k{place}") for place, _ in enumerate(view.key)]
-    same = (
-        sql.SQL("t.{} = u.{}").format(sql.Identifier(column.name), name)
-        for column, name in zip(view.key, asked, strict=True)
-    )
-    rows = sql.SQL(
-        "select u.number, row_to_json(r) as shown from unnest({}) with ordinality u({}, number), lateral ({} where {}{}) r"
-    ).format(
-        sql.SQL(", ").join(sql.SQL("%s::{}[]").format(sql.SQL(column.type.sql_name)) for column in view.key),
-        sql.SQL(", ").join(asked),
-        _select(view, table),
-        sql.SQL(" and ").join(same),
-        _group_by(view),
+    same = (sql.SQL("{} = u.{}").format(_name(column), key) for column, key in zip(view.key, asked, strict=True))
+    rows = _BY_KEYS.format(
+        arrays=_list(sql.SQL("%s::{}[]").format(_type(column)) for column in view.key),
+        asked=_list(asked),
+        select=_select(view, table),
+        same=sql.SQL(" and ").join(same),
+        group_by=_group_by(view),
     )
     return _ONE_MOMENT.format(rows).as_bytes()
 
@@ -116,46 +124,41 @@ def _by_keys(view: View, table: str) -> bytes:
 def _page(
     view: View, table: str, where: tuple[tuple[str, bool], ...], having: tuple[tuple[str, bool], ...], goes_on: bool
 ) -> bytes:
-    keys = sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in view.key)
+    keys = _list(map(_name, view.key))
     before = _conditions(view, where)
     if goes_on:
-        places = sql.SQL(", ").join(sql.SQL("%s::{}").format(sql.SQL(column.type.sql_name)) for column in view.key)
+        places = _list(sql.SQL("%s::{}").format(_type(column)) for column in view.key)
         before.append(sql.SQL("({}) > ({})").format(keys, places))
-    rows = sql.SQL(
-        "select row_number() over () as number, row_to_json(r) as shown from ({}{}{}{} order by {} limit %s) r"
-    ).format(
-        _select(view, table),
-        _all_of("where", before),
-        _group_by(view),
-        _all_of("having", _conditions(view, having)),
-        keys,
+    rows = _PAGE.format(
+        select=_select(view, table),
+        where=_all_of("where", before),
+        group_by=_group_by(view),
+        having=_all_of("having", _conditions(view, having)),
+        keys=keys,
     )
     return _ONE_MOMENT.format(rows).as_bytes()
 
 
-def _split(view: View, filters: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The columns to compare before grouping and after it, in a fixed order."""
-    names = [column.name for column in view.columns if column.name in filters]
-    keys = {column.name for column in view.key}
-    late = [name for name in names if _groups(view) and name not in keys]
-    return [name for name in names if name not in late], late
+def _nulls(filters: Iterable[tuple[str, Any]]) -> tuple[tuple[str, bool], ...]:
+    return tuple((name, value is None) for name, value in filters)
 
 
-def _nulls(filters: Mapping[str, Any], names: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    return tuple((name, filters[name] is None) for name in names)
-
-
-def _values(filters: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    return [filters[name] for name in names if filters[name] is not None]
+def _values(filters: Iterable[tuple[str, Any]]) -> list[Any]:
+    return [value for _, value in filters if value is not None]
 
 
 def _conditions(view: View, filters: Sequence[tuple[str, bool]]) -> list[sql.Composed]:
     columns = {column.name: column for column in view.columns}
-    return [_is(columns[name], null) for name, null in filters]
+    return [
+        sql.SQL("{} is null").format(_value(columns[name]))
+        if is_null
+        else sql.SQL("{} = %s::{}").format(_value(columns[name]), _type(columns[name]))
+        for name, is_null in filters
+    ]
 
 
-def _groups(view: View) -> bool:
-    return view.kind is Kind.SUMMARY
+def _all_of(word: str, conditions: Sequence[sql.Composable]) -> sql.Composable:
+    return sql.SQL(" {} {}").format(sql.SQL(word), sql.SQL(" and ").join(conditions)) if conditions else sql.SQL("")
 
 
 def _select(view: View, table: str) -> sql.Composed:
@@ -163,31 +166,29 @@ def _select(view: View, table: str) -> sql.Composed:
         sql.SQL("{} as {}").format(column.type.shown(_value(column)), sql.Identifier(column.name))
         for column in view.columns
     )
-    return sql.SQL("select {} from {} t").format(sql.SQL(", ").join(shown), sql.Identifier(table))
+    return sql.SQL("select {} from {} t").format(_list(shown), sql.Identifier(table))
 
 
 def _group_by(view: View) -> sql.Composable:
-    """A summary's shares, one a partition, are added up."""
-    if not _groups(view):
+    """Adds up a summary's subtotals, one of each partition."""
+    if view.kind is not Kind.SUMMARY:
         return sql.SQL("")
-    return sql.SQL(" group by {}").format(
-        sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(column.name)) for column in view.key)
-    )
-
-
-def _all_of(word: str, conditions: Sequence[sql.Composable]) -> sql.Composable:
-    return sql.SQL(" {} {}").format(sql.SQL(word), sql.SQL(" and ").join(conditions)) if conditions else sql.SQL("")
+    return sql.SQL(" group by {}").format(_list(map(_name, view.key)))
 
 
 def _value(column: Column) -> sql.Composed:
-    name = sql.SQL("t.{}").format(sql.Identifier(column.name))
-    return sql.SQL("{}({})").format(sql.SQL(column.role), name) if column.role in _COMBINED else sql.Composed([name])
+    if column.role in (Role.SUM, Role.MIN, Role.MAX):
+        return sql.SQL("{}({})").format(sql.SQL(column.role), _name(column))
+    return _name(column)
 
 
-def _is(column: Column, null: bool) -> sql.Composed:
-    if null:
-        return sql.SQL("{} is null").format(_value(column))
-    return sql.SQL("{} = %s::{}").format(_value(column), sql.SQL(column.type.sql_name))
+def _name(column: Column) -> sql.Composed:
+    return sql.SQL("t.{}").format(sql.Identifier(column.name))
 
 
-_COMBINED = (Role.SUM, Role.MIN, Role.MAX)
+def _type(column: Column) -> sql.SQL:
+    return sql.SQL(column.type.sql_name)
+
+
+def _list(parts: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)

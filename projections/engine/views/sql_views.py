@@ -1,15 +1,14 @@
-"""The SQL view for people, named as the view: always the table that is live, whatever its name.
+"""The SQL view of each view, under the view's own name, for people: it always shows the live table.
 
-A `union all` over the tables that could be live, each branch guarded by the pointer, so that a switch needs no DDL and a
-query sees exactly one table. It is replaced when a build ends or a table goes; the switch refuses a table that is not in it.
-Alembic looks at tables only and never sees it.
+It is a `union all` over all tables that could be live, each branch guarded by the row in `live`. So a switch needs no DDL, and a
+query sees exactly one table. It is replaced when a build ends or a table is removed, and a switch requires that it has the table.
+Alembic compares tables only and never sees it.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg import errors, sql
 
@@ -23,22 +22,21 @@ PAUSE_S = 0.05
 
 
 class ViewInUse(SamefoldError):
-    """The SQL view of a view can't be replaced."""
+    """A SQL view can't be replaced."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(NamedTuple):
     name: str
     type: str
     combine: str | None
-    """sum, min or max in a summary."""
+    """In a summary: sum, min or max."""
 
 
 def replace_sql_view(connection: Connection, view: str, *, without: str | None = None) -> None:
-    """Make the SQL view over all tables of `view` that are ready, live or old, `without` a table that is to be dropped.
+    """Make the SQL view over all tables of `view` that are ready, live or old, but `without` a table that will be dropped.
 
-    The newest version's columns win; an older table shows NULL for those it lacks. Readers are never held up: the lock
-    is asked for 100 ms at a time. Raises ViewInUse when something else depends on the view, or it is busy for a minute.
+    It has the newest version's columns; an older table shows NULL for those it lacks. It never blocks readers for long: it waits
+    for the lock 100 ms at a time. Raises ViewInUse when something depends on the SQL view, or it is locked for a minute.
     """
     deadline = time.monotonic() + GIVE_UP_S
     while True:
@@ -50,7 +48,7 @@ def replace_sql_view(connection: Connection, view: str, *, without: str | None =
         except errors.LockNotAvailable as error:
             if time.monotonic() > deadline:
                 raise ViewInUse(
-                    f"The SQL view '{view}' was in use for {GIVE_UP_S:.0f} s without a gap.",
+                    f"The SQL view '{view}' was locked by queries for {GIVE_UP_S:.0f} s.",
                     "End the long query that reads it, and run the command again.",
                 ) from error
             time.sleep(PAUSE_S)
@@ -58,7 +56,7 @@ def replace_sql_view(connection: Connection, view: str, *, without: str | None =
             raise ViewInUse(
                 f"Something in the database depends on the SQL view '{view}', whose columns change: "
                 f"{' '.join(str(error).split())}",
-                "Drop what depends on it, run the command again, make it anew.",
+                "Drop what depends on it, run the command again, and recreate it.",
             ) from error
 
 
@@ -66,31 +64,34 @@ def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
     """Whether the SQL view of `view` reads that table."""
     found = connection.execute(
         "select 1 from pg_depend d join pg_rewrite r on r.oid = d.objid "
-        "where d.classid = 'pg_rewrite'::regclass and r.ev_class = to_regclass(%s) and d.refobjid = to_regclass(%s)",
-        (_quoted(view), _quoted(table)),
+        "where d.classid = 'pg_rewrite'::regclass and r.ev_class = to_regclass(quote_ident(%s)) "
+        "and d.refobjid = to_regclass(quote_ident(%s))",
+        (view, table),
     )
     return found.fetchone() is not None
 
 
 def _replace(connection: Connection, view: str, without: str | None) -> None:
-    # one at a time: two that replace the same view would each build on what they saw before
+    # one at a time: of two processes, each would miss the other's table
     connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold people {view}",))
     tables = [name for name in _tables(connection, view) if name != without]
     name = sql.Identifier(view)
     if not tables:
         connection.execute(sql.SQL("drop view if exists {}").format(name))
         return
-    query = _query(view, {table: _columns(connection, table) for table in tables})
+    columns = {table: _columns(connection, table) for table in tables}
+    branches = (_branch(view, table, columns[tables[0]], columns[table]) for table in tables)
+    query = sql.SQL(" union all ").join(branches)
     try:
         with connection.transaction():
             connection.execute(sql.SQL("create or replace view {} as {}").format(name, query))
-    except errors.InvalidTableDefinition:  # other columns, which `or replace` can't give it
+    except errors.InvalidTableDefinition:  # `or replace` can't change columns
         connection.execute(sql.SQL("drop view {}").format(name))
         connection.execute(sql.SQL("create view {} as {}").format(name, query))
 
 
 def _tables(connection: Connection, view: str) -> list[str]:
-    """Those that are live or could be, the newest version first."""
+    """The tables that are or could become live, the newest version first."""
     found = connection.execute(
         "select table_name from builds where view = %s and state in ('ready', 'live', 'old') "
         "and to_regclass(quote_ident(table_name)) is not null order by version desc, created_at desc, table_name",
@@ -102,8 +103,8 @@ def _tables(connection: Connection, view: str) -> list[str]:
 def _columns(connection: Connection, table: str) -> dict[str, _Column]:
     found = connection.execute(
         "select attname, format_type(atttypid, atttypmod), col_description(attrelid, attnum) from pg_attribute "
-        "where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped and attname <> %s order by attnum",
-        (_quoted(table), PARTITION),
+        "where attrelid = to_regclass(quote_ident(%s)) and attnum > 0 and not attisdropped and attname <> %s order by attnum",
+        (table, PARTITION),
     )
     return {
         name: _Column(name, kind, comment if comment in ("sum", "min", "max") else None)
@@ -111,13 +112,8 @@ def _columns(connection: Connection, table: str) -> dict[str, _Column]:
     }
 
 
-def _query(view: str, tables: dict[str, dict[str, _Column]]) -> sql.Composed:
-    wanted = next(iter(tables.values()))
-    return sql.SQL(" union all ").join(_branch(view, table, wanted, has) for table, has in tables.items())
-
-
 def _branch(view: str, table: str, wanted: dict[str, _Column], has: dict[str, _Column]) -> sql.Composed:
-    """One table's rows while it is live: the pointer is asked once a query, and the others' tables are not even opened."""
+    """One table's rows while it is live. `live` is read once per query, and tables that are not live are not even opened."""
     grouped = [sql.Identifier(column.name) for column in has.values() if column.combine is None]
     is_summary = len(grouped) < len(has)
     return sql.SQL("(select {} from {} where (select table_name from live where view = {}) = {}{})").format(
@@ -131,15 +127,11 @@ def _branch(view: str, table: str, wanted: dict[str, _Column], has: dict[str, _C
 
 def _value(column: _Column, has: _Column | None) -> sql.Composed:
     name = sql.Identifier(column.name)
-    kind = sql.SQL(column.type)  # as PostgreSQL itself spells it
+    kind = sql.SQL(column.type)  # as PostgreSQL spelled it
     if has is None:
         return sql.SQL("null::{} as {}").format(kind, name)
     value: Any = name if has.combine is None else sql.SQL("{}({})").format(sql.SQL(has.combine), name)
     if has.type != column.type:
-        # by way of text there is a cast between any two types; one that does not fit fails aloud when it is read
+        # through text, any type can be cast to any other; a value that does not fit fails when it is read
         value = sql.SQL("({})::text::{}").format(value, kind)
     return sql.SQL("{} as {}").format(value, name)
-
-
-def _quoted(table: str) -> str:
-    return '"' + table.replace('"', '""') + '"'

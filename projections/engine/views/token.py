@@ -1,7 +1,7 @@
-"""How far somebody has seen the log, as text that a client hands back: `1~<topic id>.<partition>-<offset>…`.
+"""Position tokens: how far a client has seen the log, as text that it sends back: `1~<topic id>.<partition>-<offset>…`.
 
-A token is a vector: for each topic, by its id, and each partition, the offset that would be read next. Two are merged by the larger
-of each, in any order, so a client may keep one token for all it has seen, from however many answers.
+A token is a vector: the next offset of each partition of each topic, by the topic's id. Merging takes the larger of each, in any
+order, so a client can keep one token for all answers that it got.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Self
 from infra.errors import SamefoldError
 
 LONGEST = 65_536
-"""Characters of a token: room for the positions of 4096 partitions."""
+"""Most characters of a token: enough for 4,096 partitions."""
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})"  # below 2**63
 _TOPIC = re.compile(rf"([A-Za-z0-9_-]{{1,64}})((?:\.{_NUMBER}(?:-{_NUMBER})+)+)")
 _FORMAT = "1"
 _URL_SAFE = str.maketrans("+/", "-_")
-"""librdkafka gives an id in the base64 that has a plus and a slash; Kafka's own tools, and tokens, write it like this."""
+"""librdkafka returns ids in base64 with plus and slash; Kafka's own tools and tokens use the URL-safe alphabet."""
 
 
 class BadToken(SamefoldError):
-    """A position token that none of our answers held."""
+    """A text that is not a position token."""
 
     is_public = True
 
@@ -38,7 +38,7 @@ class OtherLog(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """{topic id: {partition: next offset}}; what it does not name, it asks nothing of."""
+    """{topic id: {partition: next offset}}. Partitions that it does not name are not required."""
 
     positions: Mapping[str, Mapping[int, int]]
 
@@ -68,7 +68,7 @@ class Token:
 
     @classmethod
     def merged(cls, tokens: Iterable[Token]) -> Self:
-        """What has been seen by whoever has seen all of these."""
+        """The token that covers exactly all of these."""
         merged: dict[str, dict[int, int]] = {}
         for token in tokens:
             for topic_id, partitions in token.positions.items():
@@ -81,7 +81,7 @@ class Token:
         return Token.merged((self, other))
 
     def covered_by(self, other: Token) -> bool:
-        """Whether `other` has seen all of this."""
+        """Whether `other` is at least as far everywhere."""
         return all(
             other.positions.get(topic_id, {}).get(partition, 0) >= offset
             for topic_id, partitions in self.positions.items()
@@ -89,12 +89,12 @@ class Token:
         )
 
     def require_log(self, topic_id: str, partitions: int) -> None:
-        """Raises OtherLog unless it speaks of that topic alone, and of partitions that it has."""
+        """Raises OtherLog unless the token names only this topic, and only partitions that it has."""
         for named, offsets in self.positions.items():
             if named != topic_id.translate(_URL_SAFE) or max(offsets, default=0) >= partitions:
                 raise OtherLog(
                     "The position token is of another log than this service's.",
-                    "Send only tokens that this service has answered with; throw away those from before its log was made anew.",
+                    "Send only tokens from this service's answers. Discard tokens from before its log was recreated.",
                 )
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Token:
 
 
 def _runs(partitions: Mapping[int, int]) -> Iterator[str]:
-    """Partitions that follow each other name the first one only."""
+    """Consecutive partitions are one run, which names only the first."""
     numbered = enumerate(sorted(partitions))
     for _, run in groupby(numbered, lambda pair: pair[1] - pair[0]):
         members = [partition for _, partition in run]
@@ -123,6 +123,6 @@ def _partitions(text: str) -> dict[int, int]:
 
 def _bad() -> BadToken:
     return BadToken(
-        "That is no position token.",
-        "Hand back what an answer's `position` or its header Samefold-Position held, unchanged.",
+        "This is not a position token.",
+        "Send the `position` of an answer, or its header Samefold-Position, unchanged.",
     )

@@ -1,7 +1,7 @@
 """A view, read from its module: what it subscribes to, how it folds, what its table looks like.
 
-Nothing is registered. The module's name is the view's name, the annotations say the rest, and whatever does not fit is
-refused when the views are found, with the line to change, not when the first event arrives.
+Nothing is registered. The module's name is the view's name, and the annotations declare the rest. An invalid view is
+refused when views are discovered, with the line to change, not when the first event arrives.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from enum import StrEnum
 from functools import cache
 from operator import itemgetter
 from types import ModuleType, NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import projections
+from infra.database import schema
 from infra.domain_model.contexts import Context, contexts
-from projections.engine.views.columns import BadView, Column, Role, columns_of
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import BadView, Column, Role, columns_of, hints_of
 from projections.engine.views.event_context import At
 
-NOT_VIEWS = {"agent"}
-"""Modules of `projections/` that are no views."""
+NOT_VIEWS: set[str] = set()
+"""Modules of `projections/` that `discover` leaves out: none, except in measurements of other releases."""
 
-RESERVED = re.compile(
-    r"streams_.*|command_outcomes|positions|live|builds|build_positions|build_parts|parked|skips|topics|command_types|alembic_version"
-    r"|.*_v\d+(_(r|asof_)\d+)?"
+_RESERVED = re.compile(
+    rf"{'|'.join(schema.metadata.tables)}|alembic_version|command_outcomes|streams_.*|.*_v\d+(_(r|asof_)\d+)?"
 )
 CORE = "core"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MOST_COLUMNS = 250
-"""So many values of any type fit a row of PostgreSQL's."""
+"""That many values of any type fit into a row of PostgreSQL."""
 MOST_KEYS = 31
-"""An index has 32 columns, and a summary's needs one more."""
+"""An index may have 32 columns, and a summary's has one more than its key."""
 
 
 class Kind(StrEnum):
     ENTITY = "entity"
-    """One row per key within one stream; folded from the row before."""
+    """One row per key within one stream, folded from the row before."""
     JOURNAL = "journal"
     """Rows only ever added."""
     SUMMARY = "summary"
-    """Increments by key, one share per partition."""
+    """Increments by key, one subtotal per partition."""
     SNAPSHOT = "snapshot"
     """The write model's states of one context, one row per stream."""
     OUTCOMES = "outcomes"
@@ -65,7 +66,7 @@ class View:
     subscription: frozenset[type]
     contexts: tuple[str, ...]
     shape: str
-    """Fingerprint of columns and key; of the state's fields for a snapshot. Under one version it never changes."""
+    """Fingerprint of columns and key, or of a snapshot's state. It never changes under one version."""
     key_function: Callable[[Any, At], tuple[Any, ...]] | None = None
     on_poison: Literal["stop", "park"] = "stop"
     agent: str = CORE
@@ -74,7 +75,7 @@ class View:
 
     @property
     def table_name(self) -> str:
-        """The table that migrations make for this version; another build of it has `_r2`, `_r3`, … behind."""
+        """The table that migrations create for this version. Later builds of it add `_r2`, `_r3`, …"""
         return f"{self.name}_v{self.version}"
 
     @property
@@ -88,7 +89,7 @@ class View:
 
     @property
     def needs_state(self) -> bool:
-        """Whether folding it needs the domain's state after each event."""
+        """Whether the fold needs the domain's state after each event."""
         return self.kind in (Kind.JOURNAL, Kind.SNAPSHOT)
 
     @property
@@ -97,7 +98,7 @@ class View:
 
 
 def tuple_getter(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads what stands at these places of a row as a tuple, also when it is only one."""
+    """Like `itemgetter`, but returns a tuple for a single place too."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1))
@@ -118,15 +119,18 @@ def discover() -> dict[str, View]:
 
 
 def view_of(module: ModuleType, known: Collection[Context] | None = None) -> View:
-    """The view a module declares; it may subscribe to events of `known` (by default `domain/`). Raises BadView."""
+    """The view that a module declares. It may subscribe to events of `known`, by default of `domain/`. Raises BadView."""
     name = module.__name__.rpartition(".")[2]
     known = contexts().values() if known is None else known
     _check_name(name)
     kind, function = _function(name, module)
     version = getattr(module, "VERSION", None)
     if type(version) is not int or not 1 <= version < 10_000:
-        raise BadView(f"View '{name}' has no VERSION.", f"Write `VERSION = 1` in projections/{name}.py.")
-    hints = _hints(name, function)
+        raise BadView(
+            f"View '{name}' has no VERSION." if version is None else f"View '{name}' has VERSION = {version!r}.",
+            f"Write `VERSION = 1` in projections/{name}.py, or a larger whole number.",
+        )
+    hints = hints_of(function, name)
     row = _row(name, kind, function, hints)
     columns = columns_of(row, name)
     subscription = _events(name, hints.get("event"))
@@ -140,8 +144,8 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
         _check_after(name, hints.get("after"), of)
         if agent != CORE:
             raise BadView(
-                f"Journal '{name}' is in the agent '{agent}', but only '{CORE}' keeps the states it is told.",
-                "Leave out AGENT, or write an entity or summary view.",
+                f"Journal '{name}' is in the agent '{agent}', but only '{CORE}' keeps the states that it needs.",
+                "Remove AGENT, or write an entity or summary view.",
             )
     if not (isinstance(agent, str) and NAME.fullmatch(agent)):
         raise BadView(
@@ -167,15 +171,15 @@ def view_of(module: ModuleType, known: Collection[Context] | None = None) -> Vie
 
 
 def fingerprint(*parts: str) -> str:
-    """A short name for a shape: equal parts, equal name."""
+    """A short hash of a shape."""
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
 
 
 def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name) or RESERVED.fullmatch(name):
+    if not NAME.fullmatch(name) or _RESERVED.fullmatch(name):
         raise BadView(
-            f"projections/{name}.py can't be a view: its name is reserved or no name for a table.",
-            "Rename the file: lower case letters, digits and underscores, at most 40, not ending in _v1 or the like.",
+            f"projections/{name}.py can't be a view: its name is reserved or not valid for a table.",
+            "Rename the file: at most 40 lower case letters, digits and underscores, without _v1 or the like at the end.",
         )
 
 
@@ -189,25 +193,15 @@ def _function(name: str, module: ModuleType) -> tuple[Kind, Callable[..., Any]]:
         found = f"has {' and '.join(own)}" if own else "has none"
         raise BadView(
             f"View '{name}' must have exactly one of evolve, rows and delta; it {found}.",
-            "Pick by question: what is it now (evolve), what happened (rows), how much in total (delta).",
+            "Choose by the question: what is it now (evolve), what happened (rows), how much in total (delta).",
         )
     ((function_name, function),) = own.items()
     kind, parameters, signature = _PARAMETERS[function_name]
     if tuple(inspect.signature(function).parameters) != parameters:
         raise BadView(
-            f"View '{name}': {function_name} has other parameters than the engine gives.", f"Write {signature}"
+            f"View '{name}': {function_name} has other parameters than the engine passes.", f"Write {signature}"
         )
     return kind, function
-
-
-def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(function)
-    except NameError as error:
-        raise BadView(
-            f"View '{name}': an annotation of {function.__name__} can't be resolved: {error}.",
-            "Import what the annotations name at the top of the module (not under TYPE_CHECKING).",
-        ) from error
 
 
 def _row(name: str, kind: Kind, function: Callable[..., Any], hints: dict[str, Any]) -> type:
@@ -221,8 +215,8 @@ def _row(name: str, kind: Kind, function: Callable[..., Any], hints: dict[str, A
     if len(members) != 1 or not isinstance(members[0], type):
         wanted = "Row | None" if kind is Kind.ENTITY else "Iterable[Row]"
         raise BadView(
-            f"View '{name}': {function.__name__} does not say which row it makes.",
-            f"Annotate what it returns: `-> {wanted}`, with your row class for Row.",
+            f"View '{name}': {function.__name__} does not declare which row it makes.",
+            f"Annotate its result: `-> {wanted}`, with your row class for Row.",
         )
     return members[0]
 
@@ -231,8 +225,8 @@ def _events(name: str, annotation: Any) -> frozenset[type]:
     members = _members(annotation)
     if not members or not all(isinstance(member, type) and member is not NoneType for member in members):
         raise BadView(
-            f"View '{name}': its parameter `event` has no annotation to read the subscription from.",
-            "Name the events it wants: `event: RoomBooked | RoomFreed`.",
+            f"View '{name}': its parameter `event` has no annotation, which would be the subscription.",
+            "Name the events: `event: RoomBooked | RoomFreed`.",
         )
     return frozenset(members)
 
@@ -245,18 +239,18 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _contexts(name: str, subscription: frozenset[type], known: Collection[Context]) -> list[Context]:
     owners: dict[type, Context] = {event: context for context in known for event in context.events.values()}
-    strangers = sorted(event.__name__ for event in subscription if event not in owners)
-    if strangers:
+    unknown = sorted(event.__name__ for event in subscription if event not in owners)
+    if unknown:
         raise BadView(
-            f"View '{name}' subscribes to {', '.join(strangers)}, which no context's `Event` names.",
-            "Add it to the union `Event` of its module in domain/, or take it out of the annotation.",
+            f"View '{name}' subscribes to {', '.join(unknown)}, which no context's `Event` names.",
+            "Add it to the union `Event` of its module in domain/, or remove it from the annotation.",
         )
     return list({owners[event].name: owners[event] for event in subscription}.values())
 
 
 def _check_columns(name: str, kind: Kind, columns: tuple[Column, ...]) -> None:
     if not any(column.is_key for column in columns):
-        raise BadView(f"View '{name}' has no key.", "Mark the columns that name a row: `account: Key[str]`.")
+        raise BadView(f"View '{name}' has no key.", "Mark the columns that identify a row: `room: Key[str]`.")
     if len(columns) > MOST_COLUMNS or sum(column.is_key for column in columns) > MOST_KEYS:
         raise BadView(
             f"View '{name}' has too many columns for a table or its key.",
@@ -266,13 +260,13 @@ def _check_columns(name: str, kind: Kind, columns: tuple[Column, ...]) -> None:
         combines = column.role in (Role.SUM, Role.MIN, Role.MAX)
         if kind is Kind.SUMMARY and not (column.is_key or combines):
             raise BadView(
-                f"Summary '{name}': column '{column.name}' says neither that it is a key nor how it combines.",
+                f"Summary '{name}': column '{column.name}' is neither a key, nor does it declare how it combines.",
                 f"Write `{column.name}: Key[…]`, or Sum[…], Min[…] or Max[…].",
             )
         if kind is not Kind.SUMMARY and combines:
             raise BadView(
                 f"View '{name}': column '{column.name}' is a {column.role}, which only a summary (delta) has.",
-                "Leave out the mark, or write the view with `delta`.",
+                "Remove the mark, or write the view with `delta`.",
             )
     if kind is Kind.SUMMARY and all(column.is_key for column in columns):
         raise BadView(f"Summary '{name}' sums up nothing.", "Add a column `times: Sum[int]`.")
@@ -282,18 +276,22 @@ def _check_key(name: str, kind: Kind, columns: tuple[Column, ...], key_function:
     if kind is not Kind.ENTITY:
         if key_function is not None:
             raise BadView(
-                f"View '{name}' has a function `key`.", "Only entity views need one; rows carry their own key."
+                f"View '{name}' has a function `key`, which only entity views have.",
+                "Remove it: rows carry their own key.",
             )
         return
     if key_function is not None:
         if not inspect.isfunction(key_function) or tuple(inspect.signature(key_function).parameters) != ("event", "at"):
-            raise BadView(f"View '{name}': `key` has other parameters.", "Write key(event: …, at: At) -> tuple[…]")
+            raise BadView(
+                f"View '{name}': `key` has other parameters than the engine passes.",
+                "Write key(event: …, at: At) -> tuple[…]",
+            )
         return
     keys = [column for column in columns if column.is_key]
     example = f"def key(event, at): return ({', '.join('…' for _ in keys)},)"
     if len(of) > 1:
-        raise BadView(f"View '{name}' is of several contexts, whose ids may be the same.", f"Add `{example}`.")
-    if len(keys) != 1 or keys[0].shape.split(":", 1)[1] != "str:key" or keys[0].enum is not None:
+        raise BadView(f"View '{name}' has events of several contexts, whose ids may be equal.", f"Add `{example}`.")
+    if len(keys) != 1 or keys[0].scalar is not Scalar.STR or keys[0].enum is not None:
         raise BadView(
             f"View '{name}': its key is not one text column, so it can't be the stream's id.",
             f"Write `Key[str]` on one column only, or add `{example}`.",
@@ -305,5 +303,5 @@ def _check_after(name: str, annotation: Any, of: list[Context]) -> None:
     if set(_members(annotation)) != states:
         wanted = " | ".join(sorted(f"{state.__module__}.{state.__name__}" for state in states))
         raise BadView(
-            f"Journal '{name}': `after` is not the state of its events' context.", f"Annotate `after: {wanted}`."
+            f"Journal '{name}': `after` is not the state of its events' context.", f"Annotate it: `after: {wanted}`."
         )
