@@ -626,14 +626,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a session that another process ended is a database that is away",
-        "projections/engine/rebuild/build_sessions.py",
+        "projections/engine/rebuild/build_locks.py",
         "        if (ended := _ended(error, settings, server, claimed, made)) is not None:",
         "        if (ended := None) is not None:",
         "tests/engine/test_abandon.py -k before_it_has_a_table",
     ),
     Mutation(
         "a transaction that timed out was ended by another process",
-        "projections/engine/rebuild/build_sessions.py",
+        "projections/engine/rebuild/build_locks.py",
         "    if isinstance(error, TransactionTimedOut):\n        return None\n",
         "",
         "tests/engine/test_switch.py -k stood_still",

@@ -28,8 +28,8 @@ from infra.testing.fixtures import Samefold
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
 from projections.engine.rebuild import time_travel as past
-from projections.engine.rebuild.build_locks import BuildAlive
-from projections.engine.rebuild.builds import BuildAbandoned, abandon, builds_of
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
+from projections.engine.rebuild.builds import abandon, builds_of
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.engines import Engine, Local
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
@@ -40,7 +40,7 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.archives import banks
 from tests.engine.bankviews import BROKEN, build_states, live_table, make_tables, parking, rows, view, with_views
-from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all
 from tests.engine.spine import delete, records_of, scalar, set_up
 
 if TYPE_CHECKING:
@@ -64,9 +64,12 @@ def bank(world: Settings) -> Bookkeeper:
     return keeper
 
 
-def _look(world: Settings, as_of: AsOf, *names: str, views: Mapping[str, View] | None = None) -> LookedBack:
+def _look(
+    world: Settings, as_of: AsOf, *names: str, views: Mapping[str, View] | None = None, engine: Engine | None = None
+) -> LookedBack:
     known = views or all_views()
-    return look_back(world, [known[name] for name in names or known], as_of)
+    engine_for = None if engine is None else lambda _: engine
+    return look_back(world, [known[name] for name in names or known], as_of, engine_for=engine_for)
 
 
 def _live_rows(world: Settings) -> dict[str, list[Any]]:
@@ -367,9 +370,9 @@ def test_rows_that_can_not_be_stored_are_found_up_to_the_cut_too(bank: Bookkeepe
 
 STAGES = {
     "before the load": "projections.engine.rebuild.filling.load",
-    "inside a part, its rows copied": "projections.engine.rebuild.load._Table.finish",
+    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
     "before the keys": "projections.engine.rebuild.filling.index",
-    "before it is there": "projections.engine.rebuild.time_travel._finish",
+    "before it is there": "projections.engine.rebuild.time_travel.finish_loading",
 }
 DIES = """
 import os, pydoc, signal, sys
@@ -402,23 +405,18 @@ def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: B
     assert verify(world, all_views()).differences == 0
 
 
-def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper) -> None:
     """In the midst of a look, another one and a rebuild begin and end; its table can't be dropped under it."""
     world = bank.world
-    finish = past._finish
     inner: list[LookedBack] = []
 
-    def meanwhile(*arguments: Any) -> None:
-        if not inner:
-            monkeypatch.setattr(past, "_finish", finish)
-            inner.append(_look(world, {0: 2}, "balances"))
-            rebuild(world, ["balances"], all_views())
-            with pytest.raises(BuildAlive, match="balances_v1_asof_1"):
-                drop_tables(world, droppable(world, "balances", "balances_v1_asof_1"), None)
-        finish(*arguments)
+    def meanwhile() -> None:
+        inner.append(_look(world, {0: 2}, "balances"))
+        rebuild(world, ["balances"], all_views())
+        with pytest.raises(BuildAlive, match="balances_v1_asof_1"):
+            drop_tables(world, droppable(world, "balances", "balances_v1_asof_1"), None)
 
-    monkeypatch.setattr(past, "_finish", meanwhile)
-    assert _look(world, {}, "balances").tables == {"balances": "balances_v1_asof_1"}
+    assert _look(world, {}, "balances", engine=Meanwhile(meanwhile)).tables == {"balances": "balances_v1_asof_1"}
     assert inner[0].tables == {"balances": "balances_v1_asof_2"}
     assert build_states(world, "balances") == {
         "balances_v1": "old",
@@ -430,17 +428,9 @@ def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper, monkeypatch: 
 
 def test_without_its_claim_a_look_would_be_taken_for_dead(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
-    finish = past._finish
-
-    def meanwhile(*arguments: Any) -> None:
-        monkeypatch.setattr(past, "_finish", finish)
-        _look(world, {}, "balances")
-        finish(*arguments)
-
-    monkeypatch.setattr(past, "_finish", meanwhile)
     monkeypatch.setattr(past, "try_claim", lambda *_: True)
     with pytest.raises(BuildAbandoned):
-        _look(world, {}, "balances")
+        _look(world, {}, "balances", engine=Meanwhile(lambda: _look(world, {}, "balances")))
 
 
 # ── the command line ──

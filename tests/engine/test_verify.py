@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -18,9 +18,7 @@ from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import SEED
 from projections.engine.rebuild.dropping import drop_tables, droppable
-from projections.engine.rebuild.engines import A, Local, R
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.rebuild.workers import Advance
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.verify.verify import SHOWN, Difference, NotLive, Verified, What, verify
 from projections.engine.views.column_types import Scalar
@@ -32,7 +30,7 @@ from proofs.one_fold.histories import history
 from proofs.one_fold.kinds import all_kinds
 from proofs.one_fold.places import places, read_log, write_skips
 from tests.engine.bankviews import BALANCES_2, BROKEN, CORRECTED, make_tables, parking, view, with_views
-from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent, start
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all, live_agent, start
 from tests.engine.spine import set_up
 
 ACCOUNTS = [str(number) for number in range(25)]
@@ -266,18 +264,6 @@ def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pyt
 
     monkeypatch.setattr("projections.engine.verify.verify.read_positions", read_while_the_agent_goes_on)
     assert (verify(bank.world, {"balances": all_views()["balances"]}, processes=1).differences > 0) is apart
-
-
-class Meanwhile(Local):
-    """An engine during whose run something else happens."""
-
-    def __init__(self, before: Callable[[], object]) -> None:
-        super().__init__(1)
-        self.before = before
-
-    def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
-        self.before()
-        return super().run(task, arguments, records, advance)
 
 
 def test_a_table_that_goes_live_during_verification_is_reported(bank: Bookkeeper) -> None:

@@ -22,7 +22,7 @@ from infra.settings import Settings
 from projections.engine.live.tail import AHEAD, NotArrived, Tail
 from projections.engine.rebuild.builds import Build, NotStarted, builds_of, by_id, lock_builds, write_positions
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
-from projections.engine.rebuild.progress import Progress, Silent
+from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.commit import Batch, prepare
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view

@@ -26,10 +26,9 @@ from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import require_contract
-from projections.engine.rebuild.engines import EngineFor, Local
+from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
 from projections.engine.rebuild.load import counted_to
-from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.column_types import Scalar
