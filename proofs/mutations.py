@@ -466,8 +466,8 @@ MUTATIONS = [
     Mutation(
         "an event of newer code ends the agent on Spark",
         "spark_jobs/agent.py",
-        "                case Verdict.STOPPED if isinstance(told.error, UnknownEvent):",
-        "                case Verdict.STOPPED if False and isinstance(told.error, UnknownEvent):",
+        "                case Status.STOPPED if isinstance(result.error, UnknownEvent):",
+        "                case Status.STOPPED if False and isinstance(result.error, UnknownEvent):",
         "tests/engine/test_spark_agent.py -k newer_code",
     ),
     Mutation(
