@@ -164,7 +164,7 @@ class Agent:
         over = threading.Event()
 
         def batch(frame: Any, _number: int) -> None:
-            # not applied after the end; the checkpoint says it was, but it is deleted
+            # not applied after the end; the checkpoint records it as done, but is deleted
             if over.is_set() or self._ended.is_set():
                 return
             try:

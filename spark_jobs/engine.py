@@ -79,14 +79,14 @@ class _Job:
             thread = InheritableThread(target=self._run, daemon=True)
             thread.start()
             try:
-                told = 0
+                reported = 0
                 while thread.is_alive() and not self._failed.value:
                     for note in listening.notifies(timeout=TICK_S):
                         slot, folded = map(int, note.payload.split())
                         # a later attempt begins at 0 again
                         self._folded[slot] = max(self._folded[slot], folded)
-                    advance(sum(self._folded) - told)
-                    told = sum(self._folded)
+                    advance(sum(self._folded) - reported)
+                    reported = sum(self._folded)
             finally:
                 if thread.is_alive():
                     self._context.cancelJobGroup(self._name)
@@ -99,7 +99,7 @@ class _Job:
                 raise error
         if self._error is not None:
             raise _gave_up(self._error) from self._error
-        advance(sum(one.folded for one in self._returned) - told)
+        advance(sum(one.folded for one in self._returned) - reported)
         return self._returned
 
     def _run(self) -> None:
@@ -128,7 +128,7 @@ def _gave_up(error: BaseException) -> SamefoldError:
         )
     if found := re.search(r"Cannot run program \"[^\"]*\"[^\n]*|\[PYTHON_VERSION_MISMATCH\][^\n]*", str(error)):
         return SparkUnfit(
-            f"Executors can't run the Python that they are told to: {found[0][:500]}",
+            f"Executors can't run the configured Python: {found[0][:500]}",
             "PYSPARK_PYTHON must name one that each executor has, of the driver's version, with its packages: docs/operating.md.",
         )
     return SparkGaveUp(

@@ -45,11 +45,11 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
     command += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
     # removed only when the JVM has written its port, or has ended: a JVM that cannot write the port lives for ever
     folder = mkdtemp(prefix="samefold-spark-")
-    told = Path(folder) / "told"
+    port_file = Path(folder) / "port"
     try:
         process = subprocess.Popen(
             command,
-            env={**utf8(os.environ), "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)},
+            env={**utf8(os.environ), "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(port_file)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -60,7 +60,7 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
         raise SparkAway(f"Spark can't be started: {error}.", "Is SPARK_HOME right? It is best not set.") from error
     output, gateway = Output(process), None
     try:
-        gateway = _gateway(process, told, output)
+        gateway = _gateway(process, port_file, output)
         shutil.rmtree(folder)
         # not reset: a start that Ctrl-C interrupted must find a dead JVM, not start its own
         SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
@@ -107,12 +107,12 @@ class Output:
                     os.write(2, line)
 
 
-def _gateway(process: subprocess.Popen[bytes], told: Path, output: Output) -> Any:
+def _gateway(process: subprocess.Popen[bytes], port_file: Path, output: Output) -> Any:
     """PySpark's connection to this JVM. Raises SparkAway."""
     from pyspark.java_gateway import launch_gateway
     from pyspark.serializers import UTF8Deserializer, read_int
 
-    while not told.is_file():
+    while not port_file.is_file():
         if process.poll() is not None:
             raise SparkAway(
                 f"Spark's JVM ended with exit code {process.returncode}: {output.cause()}",
@@ -120,7 +120,7 @@ def _gateway(process: subprocess.Popen[bytes], told: Path, output: Output) -> An
                 "it needs a free port and room for its files. See docs/operating.md.",
             )
         time.sleep(POLL_S)
-    with told.open("rb") as file:
+    with port_file.open("rb") as file:
         where = {"PYSPARK_GATEWAY_PORT": str(read_int(file)), "PYSPARK_GATEWAY_SECRET": UTF8Deserializer().loads(file)}
     os.environ.update(where)
     try:

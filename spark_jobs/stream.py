@@ -33,7 +33,7 @@ from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs.task import own_settings
 
 COLUMNS = ("partition", "offset", "unix_millis(timestamp) as time_ms", "value")
-"""What a task needs of the connector's columns. Nothing that folds looks at a record's key."""
+"""What a task needs of the connector's columns. No fold uses a record's key."""
 RESULT = "result binary"
 FENCES = 10
 """How often a task may be fenced in one micro-batch before the query starts again."""

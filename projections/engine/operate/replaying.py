@@ -95,7 +95,7 @@ class _Replay:
                 parked, positions = self._look(connection)
                 self._read_to(parked.partition, positions.readings[parked.partition])
                 try:
-                    done, gone = self._attempt(connection)
+                    done, abandoned = self._attempt(connection)
                 except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
                     if time.monotonic() > deadline:
                         raise StreamBusy(
@@ -106,7 +106,7 @@ class _Replay:
                     time.sleep(PAUSE_S)  # each try takes locks that the agent needs
                     continue
                 if done is not None:
-                    for build in gone:
+                    for build in abandoned:
                         end_loaders(connection, build.id)
                         remove_table(connection, build)
                     return done
@@ -142,13 +142,13 @@ class _Replay:
             if end.next_offset - self.reading.next_offset > FEW_RECORDS:
                 return None, []
             self._read_to(parked.partition, end)
-            gone = self._skip(connection, parked) if self.dropping else []
+            abandoned = self._skip(connection, parked) if self.dropping else []
             events, again = self._fold(connection, parked)
             self._record(connection, parked, again)
             set_generation(connection, self.topic, locked, "replay")
         dropped = parked.since_version if self.dropping else None
-        removed = [build for build in gone if build.state in (BuildState.LOADING, BuildState.READY)]
-        tables = tuple(build.table for build in gone)
+        removed = [build for build in abandoned if build.state in (BuildState.LOADING, BuildState.READY)]
+        tables = tuple(build.table for build in abandoned)
         return Replayed(self.view.name, self.stream, events, dropped, again, tables), removed
 
     def _skip(self, connection: Connection, parked: ParkedStream) -> list[Build]:
@@ -159,15 +159,17 @@ class _Replay:
             (parked.view, parked.stream, parked.since_version, parked.since_version, parked.partition, parked.error),
         )
         others = [build for build in builds_of(connection, [parked.view]) if build.table != parked.table]
-        gone = [
+        abandoned = [
             build
             for build in lock_builds(connection, [build.id for build in others])
             if build.state in (BuildState.LOADING, BuildState.READY, BuildState.OLD)
             and (at := build.positions.get(parked.partition)) is not None
             and at.next_offset > parked.since_offset
         ]
-        connection.execute("update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in gone],))
-        return gone
+        connection.execute(
+            "update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in abandoned],)
+        )
+        return abandoned
 
     def _fold(self, connection: Connection, parked: ParkedStream) -> tuple[int, Parked | None]:
         """Fold the stream's events from the parked one on into the table; how many, and where the stream is parked again."""

@@ -153,7 +153,7 @@ def go_to(
             claim(connection, name)
         found = _existing(connection, [views[name] for name in wanted])
         if not found and not plan_move(live, [], views).removed:
-            return Switched({}, (), 0, 0, 0, 0, 0)
+            return Switched()
         return switch(settings, connection, found, views, progress=progress)
 
 

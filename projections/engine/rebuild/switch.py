@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psycopg import errors
 
@@ -80,13 +80,13 @@ class Move:
 class Switched:
     """What a switch did, in milliseconds and commits. `gap_ms` is how long agents paused."""
 
-    tables: Mapping[str, str]
-    removed: tuple[str, ...]
-    catch_up_ms: float
-    switch_ms: float
-    gap_ms: float
-    commits: int
-    tries: int
+    tables: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    catch_up_ms: float = 0
+    switch_ms: float = 0
+    gap_ms: float = 0
+    commits: int = 0
+    tries: int = 0
 
 
 def pointers(connection: Connection) -> dict[str, Pointer]:

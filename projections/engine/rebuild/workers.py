@@ -63,11 +63,11 @@ def run(
     """
     waiting = list(arguments)
     if processes <= 1 or len(waiting) <= 1:
-        with folding(memory_mb) as look:
+        with folding(memory_mb) as check_memory:
 
             def checked(count: int) -> None:
                 advance(count)
-                look()
+                check_memory()
 
             return [task(argument, checked) for argument in waiting]
     context = multiprocessing.get_context("spawn")
@@ -127,12 +127,12 @@ def _task(task: Callable[[T, Advance], R], argument: T, slot: int) -> R:
     ((stop, counts, memory_mb, code),) = _shared
     require_code(code)
 
-    with folding(memory_mb) as look:
+    with folding(memory_mb) as check_memory:
 
         def advance(count: int) -> None:
             counts[slot] += count
             if stop.is_set():
                 raise Stopped("Another part failed.")
-            look()
+            check_memory()
 
         return task(argument, advance)
