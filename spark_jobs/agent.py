@@ -27,6 +27,7 @@ from uuid import uuid4
 from pyspark.errors import PythonException
 
 from infra.database.connect import DatabaseAway
+from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.source import LogTrimmed
@@ -127,16 +128,11 @@ class Agent:
                 now = topics.describe(self.settings, events.name)
                 sender = Services.of(self.settings)
                 positions = self.work.positions()
-            except DatabaseAway as error:
-                self._status.wrong("database", error.message, "unavailable")
+            except (DatabaseAway, KafkaAway) as error:
+                self._unavailable(error)
                 self._failures += 1
                 continue
-            except KafkaAway as error:
-                self._status.wrong("kafka", error.message, "unavailable")
-                self._failures += 1
-                continue
-            self._status.well("database", "the database is available again")
-            self._status.well("kafka", "Kafka is available again")
+            self._available()
             difference = set_difference(positions.live_set if positions else {}, self.code)
             if positions is None or difference is not None:
                 self._status.wrong("set", f"holding: {difference or 'the agent has no positions yet'}")
@@ -214,13 +210,10 @@ class Agent:
         try:
             self.work.ping()
             now = topics.describe(self.settings, events.name)
-        except DatabaseAway as error:
-            self._status.wrong("database", error.message, "unavailable")
-        except KafkaAway as error:
-            self._status.wrong("kafka", error.message, "unavailable")
+        except (DatabaseAway, KafkaAway) as error:
+            self._unavailable(error)
         else:
-            self._status.well("database", "the database is available again")
-            self._status.well("kafka", "Kafka is available again")
+            self._available()
             topics.require_same(events, now)
 
     def _heard(self, results: Sequence[ShareResult], sender: Services, over: threading.Event) -> None:
@@ -243,9 +236,7 @@ class Agent:
                 case Status.STOPPED:
                     self.stop(result.error)
                 case Status.UNAVAILABLE if result.error is not None:
-                    self._status.wrong(
-                        "kafka" if isinstance(result.error, KafkaAway) else "database", result.error.message
-                    )
+                    self._unavailable(result.error)
                 case Status.HOLE if result.hole is not None:
                     at, came = result.hole
                     where = f"{self.settings.events_topic}[{result.partition}]"
@@ -266,6 +257,13 @@ class Agent:
                     raise AssertionError(result)
             self._failures += 1
             over.set()
+
+    def _unavailable(self, error: SamefoldError) -> None:
+        self._status.wrong("kafka" if isinstance(error, KafkaAway) else "database", error.message, "unavailable")
+
+    def _available(self) -> None:
+        self._status.well("database", "the database is available again")
+        self._status.well("kafka", "Kafka is available again")
 
     def _is_another(self, sender: Services) -> bool:
         """Whether this process itself sees other services by now."""
