@@ -319,6 +319,20 @@ def test_a_view_that_was_never_migrated_can_be_looked_at(bank: Bookkeeper) -> No
     assert sum(_asked(bank.world, found.queries["ever"]).values()) == len(ACCOUNTS)
 
 
+def test_a_view_with_columns_that_were_not_migrated_yet_can_be_looked_at(bank: Bookkeeper) -> None:
+    source = """
+    class Balance(NamedTuple):
+        account: Key[str]
+        deposits: int
+
+    def evolve(row: Balance | None, event: MoneyDeposited, at: At) -> Balance | None:
+        return Balance(at.id, 1 + (row.deposits if row else 0))
+    """
+    found = _look(bank.world, {}, "balances", views=with_views({"balances": view(source, "balances")}))
+    assert found.queries == {"balances": "select account, deposits from balances_v1_asof_1"}
+    assert sum(_asked(bank.world, found.queries["balances"]).values()) == len(ACCOUNTS)
+
+
 @pytest.mark.parametrize("name", ["sums", "moves", "totals"])
 def test_poison_is_parked_for_the_table_and_skips_are_left_out(bank: Bookkeeper, name: str) -> None:
     world = bank.world

@@ -166,7 +166,11 @@ def create(
             (build, view.name, view.version, view.agent, table, state, Jsonb(dict(code_set)), view.shape, as_of),
         )
         if is_new:
-            _make_table(connection, view, table)
+            if as_of is None and exists(connection, view.table_name):
+                _make_table_alike(connection, view, table)
+            else:
+                _make_declared_table(connection, view, table)
+            comment_on(connection, table, comment_of(view))
         drop_keys(connection, table)
         return build
 
@@ -189,29 +193,31 @@ def _free_table(connection: Connection, view: View, *, of_the_past: bool) -> tup
     return table, True
 
 
-def _make_table(connection: Connection, view: View, table: str) -> None:
-    """An empty table like that of the view's migration, or as this code declares it where that table was dropped."""
-    template = connection.execute(
+def _make_declared_table(connection: Connection, view: View, table: str) -> None:
+    """An empty table as this code declares it."""
+    declared = table_of(view, table)
+    comments = [SetColumnComment(column) for column in declared.columns if column.comment]
+    statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
+    for statement in statements:
+        connection.execute(_compiled(statement))
+
+
+def _make_table_alike(connection: Connection, view: View, table: str) -> None:
+    """An empty table like that of the view's migration, which may have been tuned."""
+    [(options,)] = connection.execute(
         "select reloptions from pg_class where oid = to_regclass(quote_ident(%s))", (view.table_name,)
-    ).fetchone()
-    if template is None:
-        declared = table_of(view, table)
-        comments = [SetColumnComment(column) for column in declared.columns if column.comment]
-        statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
-        for statement in statements:
-            connection.execute(_compiled(statement))
-    else:
-        options = template[0] or []
-        connection.execute(
-            sql.SQL("create table {} (like {} including all) {}").format(
-                sql.Identifier(table),
-                sql.Identifier(view.table_name),
-                sql.SQL("with ({})").format(sql.SQL(", ").join(map(sql.SQL, options))) if options else sql.SQL(""),
-            )
-        )
-    connection.execute(
-        sql.SQL("comment on table {} is {}").format(sql.Identifier(table), sql.Literal(comment_of(view)))
     )
+    connection.execute(
+        sql.SQL("create table {} (like {} including all) {}").format(
+            sql.Identifier(table),
+            sql.Identifier(view.table_name),
+            sql.SQL("with ({})").format(sql.SQL(", ").join(map(sql.SQL, options))) if options else sql.SQL(""),
+        )
+    )
+
+
+def comment_on(connection: Connection, table: str, text: str) -> None:
+    connection.execute(sql.SQL("comment on table {} is {}").format(sql.Identifier(table), sql.Literal(text)))
 
 
 def drop_keys(connection: Connection, table: str) -> None:

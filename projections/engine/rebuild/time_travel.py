@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 import psycopg
-from psycopg import sql
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
@@ -30,6 +29,7 @@ from projections.engine.rebuild.builds import (
     abandon_dead,
     builds_of,
     by_id,
+    comment_on,
     create,
     finish_loading,
     read_skips,
@@ -91,8 +91,7 @@ def look_back(
                     finish_loading(connection, build, BuildState.PAST, len(reached))
                     write_positions(connection, build.id, settings.events_topic, reached)
                     text = f"view {build.view}, version {build.version}, as of {build.as_of}"
-                    comment = sql.SQL("comment on table {} is {}")
-                    connection.execute(comment.format(sql.Identifier(build.table), sql.Literal(text)))
+                    comment_on(connection, build.table, text)
         except BaseException:
             # only tidies up: otherwise the next time travel does it
             with suppress(psycopg.Error, SamefoldError):
