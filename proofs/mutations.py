@@ -786,6 +786,22 @@ MUTATIONS = [
         "tests/engine/test_verify.py -k of_one_moment",
     ),
     Mutation(
+        "verify goes on with another table after a switch",
+        "projections/engine/verify/verify.py",
+        "        if positions is None or moved:",
+        "        if positions is None:",
+        "tests/engine/test_verify.py -k goes_live_during",
+    ),
+    Mutation(
+        "verify takes its snapshot before it locks the tables",
+        "projections/engine/verify/verify.py",
+        '            connection.execute(sql.SQL("lock table {} in access share mode").format(names))\n'
+        "            positions = read_positions(connection, agent, settings.events_topic)\n",
+        "            positions = read_positions(connection, agent, settings.events_topic)\n"
+        '            connection.execute(sql.SQL("lock table {} in access share mode").format(names))\n',
+        "tests/engine/test_verify.py -k emptied_after",
+    ),
+    Mutation(
         "states are compared as bytes",
         "projections/engine/verify/verify.py",
         "    if view.kind is not Kind.SNAPSHOT or ",
