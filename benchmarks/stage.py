@@ -21,7 +21,7 @@ from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.topics import Topic
 from infra.settings import Settings
-from projections.engine.rebuild.progress import Progress
+from projections.engine.rebuild.engines import Progress
 
 PARTITIONS = 8
 _numbers = count(1)

@@ -466,8 +466,8 @@ MUTATIONS = [
     Mutation(
         "an event of newer code ends the agent on Spark",
         "spark_jobs/agent.py",
-        "                case Verdict.STOPPED if isinstance(told.error, UnknownEvent):",
-        "                case Verdict.STOPPED if False and isinstance(told.error, UnknownEvent):",
+        "                case Status.STOPPED if isinstance(result.error, UnknownEvent):",
+        "                case Status.STOPPED if False and isinstance(result.error, UnknownEvent):",
         "tests/engine/test_spark_agent.py -k newer_code",
     ),
     Mutation(
@@ -626,14 +626,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a session that another process ended is a database that is away",
-        "projections/engine/rebuild/build_sessions.py",
+        "projections/engine/rebuild/build_locks.py",
         "        if (ended := _ended(error, settings, server, claimed, made)) is not None:",
         "        if (ended := None) is not None:",
         "tests/engine/test_abandon.py -k before_it_has_a_table",
     ),
     Mutation(
         "a transaction that timed out was ended by another process",
-        "projections/engine/rebuild/build_sessions.py",
+        "projections/engine/rebuild/build_locks.py",
         "    if isinstance(error, TransactionTimedOut):\n        return None\n",
         "",
         "tests/engine/test_switch.py -k stood_still",
@@ -784,6 +784,22 @@ MUTATIONS = [
         '"begin isolation level repeatable read, read only"',
         '"begin read only"',
         "tests/engine/test_verify.py -k of_one_moment",
+    ),
+    Mutation(
+        "verify goes on with another table after a switch",
+        "projections/engine/verify/verify.py",
+        "        if positions is None or moved:",
+        "        if positions is None:",
+        "tests/engine/test_verify.py -k goes_live_during",
+    ),
+    Mutation(
+        "verify takes its snapshot before it locks the tables",
+        "projections/engine/verify/verify.py",
+        '            connection.execute(sql.SQL("lock table {} in access share mode").format(names))\n'
+        "            positions = read_positions(connection, agent, settings.events_topic)\n",
+        "            positions = read_positions(connection, agent, settings.events_topic)\n"
+        '            connection.execute(sql.SQL("lock table {} in access share mode").format(names))\n',
+        "tests/engine/test_verify.py -k emptied_after",
     ),
     Mutation(
         "states are compared as bytes",

@@ -1,9 +1,9 @@
 """The agent as a Spark Structured Streaming query. `python -m spark_jobs.agent --agent core --master 'local[*]'`.
 
-Same views, same positions, same compare-and-set as the Faust agent's: either may take over from the other at any moment, and both
-may run at once. The database is the only truth. So a query begins at the positions, with a checkpoint made for it, which is
-thrown away at its end; whatever goes wrong ends the query, and the next one begins at the positions again. The plain part of the
-work, what a task does with its records, is in `stream`.
+It has the views, positions and compare-and-set of the Faust agent: either may take over from the other at any moment, and both may
+run at once. The database is the only truth. So a query starts at the positions, with a checkpoint of its own that is deleted at
+its end. Any failure ends the query, and the next one starts at the positions again. What a task does with its records is in
+`stream`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from uuid import uuid4
 from pyspark.errors import PythonException
 
 from infra.database.connect import DatabaseAway
+from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.clients import KafkaAway
 from infra.log.source import LogTrimmed
@@ -44,19 +45,19 @@ from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import agent_views, code_set
 from spark_jobs import stream, stream_source
 from spark_jobs.session import first_line, session
-from spark_jobs.stream import COLUMNS, TOLD, Share, Told, Verdict
+from spark_jobs.stream import COLUMNS, RESULT, Share, ShareResult, Status
 
 log = logging.getLogger(__name__)
 
 CHECK_S = 5.0
 """How often the topic is compared with the contract."""
-LOOK_S = 0.1
-"""How often the main thread looks whether the query still runs."""
+POLL_S = 0.1
+"""How often the main thread checks that the query still runs."""
 LEAVE_S = 5.0
-"""At the end, how long to wait for Spark."""
+"""How long to wait for Spark at the end."""
 
 Session = Callable[[], Any]
-"""Makes the SparkSession; called once, after Kafka and PostgreSQL have answered."""
+"""Makes the SparkSession; called once, when Kafka and PostgreSQL are available."""
 
 
 class Agent:
@@ -75,11 +76,11 @@ class Agent:
         self._ended = threading.Event()
         self._failures = 0
         self._holes: dict[int, tuple[int, int]] = {}
-        self._said = logs.StatusLog(log, f"agent {name}")
+        self._status = logs.StatusLog(log, f"agent {name}")
 
     def run(self) -> None:
         """Fold until `stop`. Raises SamefoldError."""
-        log.info("agent %s: starts, on Spark", self.name)
+        log.info("agent %s: starting on Spark", self.name)
         try:
             self._serve()
         finally:
@@ -107,50 +108,45 @@ class Agent:
     # ── before a query ──
 
     def _started(self) -> topics.Topic | None:
-        """Wait for Kafka and PostgreSQL, then make or check the agent's start; the log's topic, None after `stop`."""
+        """Wait for Kafka and PostgreSQL, then record or check the agent's start; the log's topic, None after `stop`."""
         while not self._ended.is_set():
             try:
                 _, events = topics.ensure(self.settings)
                 self.work.start(events)
             except (KafkaAway, DatabaseAway) as error:
-                self._said.wrong("start", error.message)
+                self._status.wrong("start", error.message)
                 self._ended.wait(1)
             else:
-                self._said.well("start", "both are there")
+                self._status.well("start", "Kafka and PostgreSQL are available")
                 return events
         return None
 
     def _positions(self, events: topics.Topic) -> tuple[Services, Positions] | None:
-        """Where the next query begins, once its views are live and the log is there; None after `stop`."""
+        """Where the next query starts, once its views are live and the log is readable; None after `stop`."""
         while not self._ended.wait(self._backoff()):
             try:
                 now = topics.describe(self.settings, events.name)
                 sender = Services.of(self.settings)
                 positions = self.work.positions()
-            except DatabaseAway as error:
-                self._said.wrong("database", error.message, "away")
+            except (DatabaseAway, KafkaAway) as error:
+                self._unavailable(error)
                 self._failures += 1
                 continue
-            except KafkaAway as error:
-                self._said.wrong("kafka", error.message, "away")
-                self._failures += 1
-                continue
-            self._said.well("database", "the database answers again")
-            self._said.well("kafka", "Kafka answers again")
+            self._available()
             difference = set_difference(positions.live_set if positions else {}, self.code)
             if positions is None or difference is not None:
-                self._said.wrong("set", f"holding: {difference or 'the agent has no positions yet'}")
+                self._status.wrong("set", f"holding: {difference or 'the agent has no positions yet'}")
                 self._failures = 0
                 self._ended.wait(LOOK_AGAIN_S)
                 continue
-            self._said.well("set", "folding: the live set is this code's")
+            self._status.well("set", "folding: the live set is this code's")
             topics.require_same(events, now)
             _require_reach(now, positions)
             return sender, positions
         return None
 
     def _backoff(self) -> float:
-        """At once the first time; two that fence each other, or a broker that is away, are asked less and less often."""
+        """No wait the first time; then longer and longer, for agents that fence each other and brokers that are unavailable."""
         if self._failures <= 1:
             return 0.0
         longest = min(BACKOFF_S[0] * 2.0 ** min(self._failures, 10), BACKOFF_S[1])
@@ -159,20 +155,20 @@ class Agent:
     # ── a query ──
 
     def _query(self, spark: Any, events: topics.Topic, sender: Services, positions: Positions) -> None:
-        """One query, until it must begin anew or the agent ends."""
+        """Run one query, until it must start again or the agent ends."""
         share = Share(CODE, sender, self._run, self.agent, self.name, dict(self._holes))
         over = threading.Event()
 
         def batch(frame: Any, _number: int) -> None:
-            # what comes after the end is not applied; the checkpoint says it was, but nobody believes that one
+            # not applied after the end; the checkpoint records it as done, but is deleted
             if over.is_set() or self._ended.is_set():
                 return
             try:
                 self._batch(frame, share, sender, over)
-            except BaseException as error:  # Spark would end the query, and we would only begin another one
+            except BaseException as error:  # Spark would only end the query, and the next one would start
                 self.parts.ended("micro-batch", error)
 
-        # below a folder that the JVM removes, also when this process is killed
+        # in a folder that the JVM removes, also when this process is killed
         within = spark.sparkContext._temp_dir
         with TemporaryDirectory(prefix="checkpoint-", dir=within, ignore_cleanup_errors=True) as checkpoint:
             source = spark.readStream.format("kafka").options(
@@ -183,25 +179,25 @@ class Agent:
             try:
                 self._watch(query, events, over)
             finally:
-                with suppress(Exception):  # it may be dead already, or Spark with it
+                with suppress(Exception):  # the query or Spark may have ended
                     query.stop()
 
     def _batch(self, frame: Any, share: Share, sender: Services, over: threading.Event) -> None:
         try:
-            rows = frame.mapInArrow(partial(stream.fold, share), TOLD).collect()
+            rows = frame.mapInArrow(partial(stream.fold, share), RESULT).collect()
         except Exception as error:
             self._lost(error, over)
         else:
-            self._heard([pickle.loads(row.told) for row in rows], sender, over)  # noqa: S301  # our own tasks' answers
+            self._heard([pickle.loads(row.result) for row in rows], sender, over)  # noqa: S301  # our own tasks' results
 
     def _watch(self, query: Any, events: topics.Topic, over: threading.Event) -> None:
-        """Until the query is over, or the agent. Raises SamefoldError where the log is not the one it was."""
+        """Wait until the query or the agent ends. Raises SamefoldError when the log is another one."""
         check_at = time.monotonic() + CHECK_S
-        while not over.wait(LOOK_S) and not self._ended.is_set():
+        while not over.wait(POLL_S) and not self._ended.is_set():
             if not query.isActive:
-                self._said.wrong(
+                self._status.wrong(
                     "query",
-                    f"the query ended, and begins again: {first_line(query.exception() or RuntimeError('without a word'))}",
+                    f"the query ended and is started again: {first_line(query.exception() or RuntimeError('no reason given'))}",
                 )
                 self._failures += 1
                 return
@@ -210,84 +206,92 @@ class Agent:
                 check_at = time.monotonic() + CHECK_S
 
     def _check(self, events: topics.Topic) -> None:
-        """Compare the topic with the contract now and then, and notice who is away also while there is nothing to do."""
+        """Compare the topic with the contract, and notice also without traffic that a service is unavailable."""
         try:
             self.work.ping()
             now = topics.describe(self.settings, events.name)
-        except DatabaseAway as error:
-            self._said.wrong("database", error.message, "away")
-        except KafkaAway as error:
-            self._said.wrong("kafka", error.message, "away")
+        except (DatabaseAway, KafkaAway) as error:
+            self._unavailable(error)
         else:
-            self._said.well("database", "the database answers again")
-            self._said.well("kafka", "Kafka answers again")
+            self._available()
             topics.require_same(events, now)
 
-    def _heard(self, answers: Sequence[Told], sender: Services, over: threading.Event) -> None:
-        """What a micro-batch came to."""
-        for told in answers:
-            if told.folded:
+    def _heard(self, results: Sequence[ShareResult], sender: Services, over: threading.Event) -> None:
+        """Handle the results of a micro-batch."""
+        for result in results:
+            if result.folded:
                 self._failures = 0
-                self._holes.pop(told.partition, None)
-                self._said.well("query", "folding again")
-            if told.verdict is Verdict.FOLDED:
-                self._said.well(f"partition {told.partition}", f"goes on with partition {told.partition}")
-        for told in answers:
-            match told.verdict:
-                case Verdict.FOLDED:
+                self._holes.pop(result.partition, None)
+                self._status.well("query", "folding again")
+            if result.status is Status.FOLDED:
+                self._status.well(f"partition {result.partition}", f"folding partition {result.partition} again")
+        for result in results:
+            match result.status:
+                case Status.FOLDED:
                     continue
-                case Verdict.STOPPED if isinstance(told.error, WrongDatabase) and self._is_another(sender):
-                    log.info("agent %s: PostgreSQL was started again; reading the positions", self.name)
-                case Verdict.STOPPED if isinstance(told.error, UnknownEvent):
-                    self._said.wrong(f"partition {told.partition}", Newer(told.error).why)
-                case Verdict.STOPPED:
-                    self.stop(told.error)
-                case Verdict.AWAY if told.error is not None:
-                    self._said.wrong("kafka" if isinstance(told.error, KafkaAway) else "database", told.error.message)
-                case Verdict.HOLE if told.hole is not None:
-                    at, came = told.hole
-                    where = f"{self.settings.events_topic}[{told.partition}]"
+                case Status.STOPPED if isinstance(result.error, WrongDatabase) and self._is_another(sender):
+                    log.info("agent %s: PostgreSQL was restarted; reading the positions", self.name)
+                case Status.STOPPED if isinstance(result.error, UnknownEvent):
+                    self._status.wrong(f"partition {result.partition}", Newer(result.error).why)
+                case Status.STOPPED:
+                    self.stop(result.error)
+                case Status.UNAVAILABLE if result.error is not None:
+                    self._unavailable(result.error)
+                case Status.HOLE if result.hole is not None:
+                    at, came = result.hole
+                    where = f"{self.settings.events_topic}[{result.partition}]"
                     log.info(
-                        "agent %s: stands at offset %d of %s, but what came begins at %d", self.name, at, where, came
+                        "agent %s: its position is offset %d of %s, but the records begin at %d",
+                        self.name,
+                        at,
+                        where,
+                        came,
                     )
-                    # if the same comes to a query that begins there, the hole is the log's own
-                    self._holes[told.partition] = told.hole
-                case Verdict.FENCED:
-                    log.info("agent %s: others have been here; reading the positions", self.name)
-                case Verdict.OTHER_SET:
-                    log.info("agent %s: another set of views went live; reading the positions", self.name)
+                    # if a query from that position gets the same, the hole is the log's own
+                    self._holes[result.partition] = result.hole
+                case Status.FENCED:
+                    log.info("agent %s: fenced by another agent; reading the positions", self.name)
+                case Status.OTHER_SET:
+                    log.info("agent %s: other views went live; reading the positions", self.name)
                 case _:
-                    raise AssertionError(told)
+                    raise AssertionError(result)
             self._failures += 1
             over.set()
 
+    def _unavailable(self, error: SamefoldError) -> None:
+        self._status.wrong("kafka" if isinstance(error, KafkaAway) else "database", error.message, "unavailable")
+
+    def _available(self) -> None:
+        self._status.well("database", "the database is available again")
+        self._status.well("kafka", "Kafka is available again")
+
     def _is_another(self, sender: Services) -> bool:
-        """Whether this process itself would be another sender by now."""
+        """Whether this process itself sees other services by now."""
         try:
             return Services.of(self.settings) != sender
         except (KafkaAway, DatabaseAway):
             return True
 
     def _lost(self, error: Exception, over: threading.Event) -> None:
-        """Tasks of a micro-batch did not answer: their workers were killed, or they raised what nobody foresaw."""
+        """Handle tasks without a result: their processes were killed, or they raised an unexpected error."""
         if over.is_set() or self._ended.is_set():
             return
         if isinstance(error, PythonException):
             self.stop(error)
         else:
-            self._said.wrong("query", f"tasks were lost, and the query begins again: {first_line(error)}")
+            self._status.wrong("query", f"tasks were lost, and the query is started again: {first_line(error)}")
         self._failures += 1
         over.set()
 
 
 def _require_reach(events: topics.Topic, positions: Positions) -> None:
-    """Raises LogTrimmed where Kafka does not hold what comes next for some partition: the connector reads no archive."""
+    """Raises LogTrimmed where Kafka no longer holds a partition's next record: the connector reads no archive."""
     for partition, reading in positions.readings.items():
         if not events.first[partition] <= reading.next_offset <= events.end[partition]:
             raise LogTrimmed(
                 f"{events.name}[{partition}] holds offsets {events.first[partition]} to {events.end[partition]}, but "
                 f"agent '{positions.agent}' goes on at {reading.next_offset}.",
-                "Spark's connector reads Kafka alone: let `--on faust` fold what is archived, or restore the log.",
+                "Spark's connector reads Kafka only: fold the archived records with `--on faust`, or restore the log.",
             )
 
 
@@ -296,14 +300,14 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m spark_jobs.agent")
     parser.add_argument("--agent", default="core")
     parser.add_argument("--name", default="agent-spark")
-    parser.add_argument("--master", default=None, help="where spark-submit does not say it")
+    parser.add_argument("--master", default=None, help="Spark's master; by default that of spark-submit")
     arguments = parser.parse_args()
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
     collect_seldom()
-    # Spark's processes on this machine are our children, and take their settings from the environment
+    # Spark's local processes are our children and take their settings from the environment
     os.environ.update(settings.environment())
     stack = ExitStack()
 
@@ -313,7 +317,7 @@ def main() -> NoReturn:
     code = exit_code_of(work, log, f"agent {arguments.name}")
     _leave_soon(code)
     stack.close()
-    # not sys.exit: it would wait for whatever Spark still does
+    # not sys.exit: it would wait for Spark's threads
     os._exit(code)
 
 
@@ -323,7 +327,7 @@ def _serve(settings: Settings, agent: str, name: str, master: str | None, stack:
 
     def end() -> None:
         serving.stop()
-        _leave_soon(0)  # also when a broker that is away keeps it waiting
+        _leave_soon(0)  # also while an unavailable broker blocks it
 
     serving = Agent(settings, agent, name, session_of_mine)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -332,7 +336,7 @@ def _serve(settings: Settings, agent: str, name: str, master: str | None, stack:
 
 
 def _leave_soon(code: int) -> None:
-    """End the process, whatever it still waits for then; dying is always safe here."""
+    """End the process after LEAVE_S, even if it still waits: a kill is always safe here."""
     timer = threading.Timer(LEAVE_S, os._exit, [code])
     timer.daemon = True
     timer.start()

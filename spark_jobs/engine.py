@@ -1,14 +1,12 @@
-"""The Spark engine: one Spark task per argument, which runs the very same function as a local process would.
+"""The Spark engine: one Spark task per argument, which runs the same function as a local process.
 
-A task reads its part of the log itself (ADR 9) and writes or compares in place, so nothing is shuffled and hardly anything
-goes through the JVM: Spark hands out tasks, tries those again whose process was lost, and brings the results back.
+A task reads its part of the log itself (docs/adr/0009) and writes or compares in place. Nothing is shuffled and hardly anything
+goes through the JVM: Spark distributes tasks, retries those whose process was lost, and returns the results.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -27,22 +25,19 @@ from spark_jobs.task import CodeMissing, Failure, Returned, Task, pack
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-log = logging.getLogger(__name__)
-
 A = TypeVar("A", bound=Argument)
 R = TypeVar("R")
 
 TICK_S = 0.1
-NOTHING_RUNS_S = 20.0
 STOP_S = 10.0
 
 
 class SparkGaveUp(SamefoldError):
-    """Spark ended the job: a task's process was lost too often, or Spark itself is gone."""
+    """Spark ended the job: a task's process was lost too often, or Spark itself ended."""
 
 
 class Spark:
-    """Runs tasks on a Spark session, which stays the caller's."""
+    """Runs tasks on a Spark session, which the caller stops."""
 
     name = "spark"
 
@@ -59,7 +54,7 @@ class Spark:
 
 
 class _Job:
-    """One Spark job, run in a thread, so that this one can tell the progress, hear Ctrl-C and end the job."""
+    """One Spark job, run in a thread, so that the caller's can show progress, receive Ctrl-C and cancel the job."""
 
     def __init__(self, context: Any, task: Callable[[Any, Advance], Any], arguments: Sequence[Argument]) -> None:
         from pyspark.accumulators import AddingAccumulatorParam
@@ -84,16 +79,14 @@ class _Job:
             thread = InheritableThread(target=self._run, daemon=True)
             thread.start()
             try:
-                told = 0
-                waiting = _Waiting(self._context, self._name)
+                reported = 0
                 while thread.is_alive() and not self._failed.value:
                     for note in listening.notifies(timeout=TICK_S):
                         slot, folded = map(int, note.payload.split())
-                        # an attempt that began later tells of less
+                        # a later attempt begins at 0 again
                         self._folded[slot] = max(self._folded[slot], folded)
-                    advance(sum(self._folded) - told)
-                    told = sum(self._folded)
-                    waiting.look(running=told > 0)
+                    advance(sum(self._folded) - reported)
+                    reported = sum(self._folded)
             finally:
                 if thread.is_alive():
                     self._context.cancelJobGroup(self._name)
@@ -102,11 +95,11 @@ class _Job:
             if failures:
                 error = failures[0].error()
                 if isinstance(error, WrongDatabase):
-                    listening.execute("select")  # a server that was started again is no other one: then this fails
+                    listening.execute("select")  # fails if it is the same server, restarted
                 raise error
         if self._error is not None:
             raise _gave_up(self._error) from self._error
-        advance(sum(one.folded for one in self._returned) - told)
+        advance(sum(one.folded for one in self._returned) - reported)
         return self._returned
 
     def _run(self) -> None:
@@ -117,30 +110,8 @@ class _Job:
             self._error = error
 
 
-class _Waiting:
-    """Says so once, when no executor takes a task for long."""
-
-    def __init__(self, context: Any, group: str) -> None:
-        self._tracker = context.statusTracker()
-        self._group = group
-        self._next: float | None = time.monotonic() + NOTHING_RUNS_S
-
-    def look(self, *, running: bool) -> None:
-        if running:
-            self._next = None
-        if self._next is None or time.monotonic() < self._next:
-            return
-        self._next = None
-        jobs = filter(None, map(self._tracker.getJobInfo, self._tracker.getJobIdsForGroup(self._group)))
-        stages = filter(None, (self._tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
-        if not any(stage.numActiveTasks for stage in stages):
-            log.warning(
-                "Spark has no executor for the job yet; waiting. Has the cluster workers, and free cores and memory?"
-            )
-
-
 def attempts_of(context: Any) -> int:
-    """How often Spark tries a task: `local[2]` once, `local[2,4]` and a cluster four times."""
+    """How many attempts Spark makes at a task: one for `local[2]`, four for `local[2,4]` and on a cluster."""
     master = str(context.master)
     if is_local(master):
         _, _, rest = master.partition(",")
@@ -157,10 +128,10 @@ def _gave_up(error: BaseException) -> SamefoldError:
         )
     if found := re.search(r"Cannot run program \"[^\"]*\"[^\n]*|\[PYTHON_VERSION_MISMATCH\][^\n]*", str(error)):
         return SparkUnfit(
-            f"Executors can't run the Python that they are told to: {found[0][:500]}",
+            f"Executors can't run the configured Python: {found[0][:500]}",
             "PYSPARK_PYTHON must name one that each executor has, of the driver's version, with its packages: docs/operating.md.",
         )
     return SparkGaveUp(
-        f"Spark gave the job up: {text}",
+        f"Spark ended the job: {text}",
         "If a process was killed, it was short of memory: see docs/operating.md. Nothing is half done; run the command again.",
     )

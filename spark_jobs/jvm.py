@@ -1,9 +1,8 @@
-"""Spark's JVM as a process of ours: one that no Ctrl-C leaves behind, whenever it comes.
+"""Run Spark's JVM as our own child process, which ends with us whenever Ctrl-C comes.
 
-PySpark would start the JVM itself, and forget it when it is interrupted before the JVM has answered: what it takes away from under
-it keeps it alive for ever, with the caller's pipes. So it is started here, in a group of its own that a terminal's Ctrl-C does not
-reach, and PySpark is told where it listens, as spark-submit tells it. It ends with the `with`; or with this process, however that
-ends, for then its standard input does.
+When PySpark itself starts the JVM and is interrupted before the JVM answers, the JVM lives for ever and keeps the caller's pipes
+open. So we start it here, in a process group that a terminal's Ctrl-C does not reach, and give PySpark its port, as
+spark-submit does. It ends with the `with`, or with this process, however that ends: its standard input is closed then.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from typing import Any
 from infra.dev.java import find_java, utf8
 from infra.errors import SamefoldError
 
-LOOK_S = 0.05
+POLL_S = 0.05
 END_S = 10.0
-"""How long the JVM gets to remove its files."""
+"""How long the JVM may take to remove its files."""
 
 
 class SparkAway(SamefoldError):
-    """Spark does not start, or its master does not answer."""
+    """Spark does not start, or its master is unreachable."""
 
 
 @contextmanager
@@ -44,13 +43,13 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
     command += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    # removed only when the JVM has told, or has ended: one that cannot tell lives for ever, one that can sees its input's end
+    # removed only when the JVM has written its port, or has ended: a JVM that cannot write the port lives for ever
     folder = mkdtemp(prefix="samefold-spark-")
-    told = Path(folder) / "told"
+    port_file = Path(folder) / "port"
     try:
         process = subprocess.Popen(
             command,
-            env={**utf8(os.environ), "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)},
+            env={**utf8(os.environ), "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(port_file)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,9 +60,9 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
         raise SparkAway(f"Spark can't be started: {error}.", "Is SPARK_HOME right? It is best not set.") from error
     output, gateway = Output(process), None
     try:
-        gateway = _gateway(process, told, output)
+        gateway = _gateway(process, port_file, output)
         shutil.rmtree(folder)
-        # not taken back: a start that Ctrl-C has left behind must meet a dead JVM, not start its own
+        # not reset: a start that Ctrl-C interrupted must find a dead JVM, not start its own
         SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
         yield output
     finally:
@@ -72,13 +71,13 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
         shutil.rmtree(folder, ignore_errors=True)
         output.close()
         if gateway is not None:
-            with suppress(Exception):  # it has lost its JVM
+            with suppress(Exception):  # its JVM has ended
                 gateway.shutdown_callback_server()
                 gateway.close()
 
 
 class Output:
-    """What the JVM says, on our standard error: kept until `started`, told from then on, and no more when it is to end."""
+    """The JVM's output: kept until `started`, then written to our standard error until `ended`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -89,10 +88,10 @@ class Output:
         self._thread.start()
 
     def cause(self) -> str:
-        """Why it did not start."""
+        """Why the JVM did not start."""
         self._thread.join(END_S)
         causes = [line for line in self.kept if line.startswith(("Error", "Exception", "Caused by", "spark: ERROR"))]
-        return (causes or self.kept or ["it did not say why"])[-1]
+        return (causes or self.kept or ["no reason given"])[-1]
 
     def close(self) -> None:
         self._thread.join(END_S)
@@ -108,20 +107,20 @@ class Output:
                     os.write(2, line)
 
 
-def _gateway(process: subprocess.Popen[bytes], told: Path, output: Output) -> Any:
+def _gateway(process: subprocess.Popen[bytes], port_file: Path, output: Output) -> Any:
     """PySpark's connection to this JVM. Raises SparkAway."""
     from pyspark.java_gateway import launch_gateway
     from pyspark.serializers import UTF8Deserializer, read_int
 
-    while not told.is_file():
+    while not port_file.is_file():
         if process.poll() is not None:
             raise SparkAway(
                 f"Spark's JVM ended with exit code {process.returncode}: {output.cause()}",
                 "JAVA_HOME, SPARK_HOME, SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS decide how it starts; "
                 "it needs a free port and room for its files. See docs/operating.md.",
             )
-        time.sleep(LOOK_S)
-    with told.open("rb") as file:
+        time.sleep(POLL_S)
+    with port_file.open("rb") as file:
         where = {"PYSPARK_GATEWAY_PORT": str(read_int(file)), "PYSPARK_GATEWAY_SECRET": UTF8Deserializer().loads(file)}
     os.environ.update(where)
     try:

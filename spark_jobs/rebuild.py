@@ -1,6 +1,9 @@
 """`spark-submit spark_jobs/rebuild.py balances`: `samefold rebuild` with all its options, where and how spark-submit says."""
 
-from spark_jobs.submitted import run
+import sys
+
+from infra.cli import main
 
 if __name__ == "__main__":
-    run("rebuild")
+    sys.argv[1:1] = ["rebuild", "--engine", "spark"]
+    main()

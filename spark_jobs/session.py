@@ -1,7 +1,6 @@
-"""Starting and stopping Spark for our jobs.
+"""Start and stop Spark for our jobs.
 
-No secret is ever put into Spark's configuration, which its UI and its logs show: tasks take settings from the environment of
-the place where they run.
+Spark's UI and logs show its configuration, so it never holds a secret: tasks take settings from their own environment.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*,4]"
-"""All cores of this machine; a task whose process was killed is tried up to four times, as on a cluster."""
+"""All cores of this machine; four attempts at a task whose process is killed, as on a cluster."""
 ROOT = Path(__file__).resolve().parent.parent
 REACH_S = 5.0
 STOP_S = 10.0
@@ -35,33 +34,31 @@ HELP = "See docs/operating.md."
 
 
 class SparkUnfit(SamefoldError):
-    """Spark is configured as our jobs can't use it."""
+    """Our jobs can't use Spark as it is configured."""
 
     exit_code = 2
 
 
 def submitted() -> bool:
-    """Whether `spark-submit` started this process, and has said where the job runs."""
+    """Whether `spark-submit` started this process and sets the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
 def session(job: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A Spark session, stopped at the end, also of an interrupted one.
+    """A Spark session that is stopped at the end, also after an interrupt.
 
-    Without `master`, spark-submit or spark-defaults.conf says where it runs and with how much memory. Raises SparkAway,
+    Without `master`, spark-submit or spark-defaults.conf sets master and memory. Raises SparkAway,
     SparkUnfit, JavaMissing.
     """
-    # the executors' interpreter, unless somebody has said another: the `python3` of their PATH has none of our packages
+    # the executors' interpreter unless the user set another: the `python3` of their PATH has none of our packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _require_fit(master)
     for library in ("py4j", "pyspark"):
-        # what they have to say is raised, too; the rest are tracebacks of an end that was asked for
+        # errors are raised, too; the rest are tracebacks of a requested end
         logging.getLogger(library).setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_not_of_py4j)
-    warnings.filterwarnings(
-        "ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning
-    )  # the same, told by PySpark
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
     every = {"spark.app.name": f"samefold {job}"} | _conf(master) | dict(conf or {})
     with nullcontext() if submitted() else jvm(every) as output:
         spark = _started(every, output)
@@ -70,25 +67,25 @@ def session(job: str, master: str | None = None, conf: Mapping[str, str] | None 
         try:
             yield spark
         finally:
-            # in a thread that shares nothing with this one, which may have been interrupted in the midst of a word to the JVM
+            # in a thread of its own: an interrupt may have broken this thread's connection to the JVM
             thread = threading.Thread(target=_stop, args=(spark,), daemon=True)
             thread.start()
             thread.join(STOP_S)
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """A JVM that is ended before `_stop` has its answer: Py4J tells that to the root logger, not to its own."""
+    """Drops Py4J's records in the root logger: it logs there when the JVM ends before `_stop` returns."""
     return Path(record.pathname).parent.name != "py4j"
 
 
 def _stop(spark: SparkSession) -> None:
-    # a Spark that is gone already has nothing to stop; what ended it was raised
+    # fails when Spark has ended already, whose reason was raised
     with suppress(Exception):
         spark.stop()
 
 
 def _require_fit(master: str | None) -> None:
-    """What Spark would say unclearly, late or not at all. Raises SparkUnfit, SparkAway."""
+    """Check what Spark would report unclearly, late or not at all. Raises SparkUnfit, SparkAway."""
     if find_spec("pyspark") is None:
         raise SparkUnfit("PySpark is not installed here.", f"Take requirements/spark.txt, or --engine local. {HELP}")
     if connect := [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if os.environ.get(name)]:
@@ -99,7 +96,7 @@ def _require_fit(master: str | None) -> None:
     if master is None:
         return
     if not re.fullmatch(r"local|local\[(\*|\d+)(, *\d+)?\]|spark://.+|k8s://.+|yarn", master):
-        raise SparkUnfit(f"'{master}' is no master of ours.", f"Take spark://…, k8s://…, yarn or local[N]. {HELP}")
+        raise SparkUnfit(f"'{master}' is not a supported master.", f"Take spark://…, k8s://…, yarn or local[N]. {HELP}")
     python = os.environ["PYSPARK_PYTHON"]
     if is_local(master) and shutil.which(python) is None:
         raise SparkUnfit(
@@ -110,7 +107,7 @@ def _require_fit(master: str | None) -> None:
 
 
 def _require_reach(master: str) -> None:
-    """Spark itself would try for a minute, and then tell of what failed afterwards. Raises SparkAway."""
+    """Spark itself would retry for a minute, and then report a later failure. Raises SparkAway."""
     errors = []
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
@@ -120,7 +117,9 @@ def _require_reach(master: str) -> None:
             errors.append(f"{address}: {error}")
         else:
             return
-    raise SparkAway(f"No Spark master answers at {'; '.join(errors)}.", f"Start it, or correct its address. {HELP}")
+    raise SparkAway(
+        f"No Spark master is reachable at {'; '.join(errors)}.", f"Start it, or correct its address. {HELP}"
+    )
 
 
 def is_local(master: str) -> bool:
@@ -131,7 +130,7 @@ def _conf(master: str | None) -> dict[str, str]:
     if master is None:
         return {}
     logging = (Path(__file__).parent / "log4j2.properties").as_uri()
-    # the driver only hands out tasks: it need not be compiled well, and little is garbage
+    # the driver only distributes tasks: little code to compile, little garbage
     conf = {
         "spark.master": master,
         "spark.ui.showConsoleProgress": "false",
@@ -143,14 +142,14 @@ def _conf(master: str | None) -> dict[str, str]:
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # tasks import what this process imports, wherever it was started
+            # tasks import the same code, wherever this process was started
             "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         }
     return conf
 
 
 def _started(conf: Mapping[str, str], output: Output | None) -> SparkSession:
-    """In a thread, so that Ctrl-C comes at once, not in the midst of a word to the JVM; and Spark does not take it for itself."""
+    """Start in a thread, so that Ctrl-C does not interrupt a call of the JVM, and Spark does not handle it."""
     came: list[SparkSession | BaseException] = []
 
     def start() -> None:
@@ -180,7 +179,7 @@ def _start(conf: Mapping[str, str], output: Output | None) -> SparkSession:
         return builder.getOrCreate()
     except (Py4JError, PySparkException, OSError) as error:
         where = conf.get("spark.master", "where spark-submit says")
-        # without Java's own word, the JVM has ended, and said why
+        # without an error of Java's, the JVM has ended, and its output says why
         why = first_line(error) if output is None or hasattr(error, "java_exception") else output.cause()
         raise SparkAway(
             f"Spark does not start ({where}): {why}",
@@ -189,7 +188,7 @@ def _start(conf: Mapping[str, str], output: Output | None) -> SparkSession:
 
 
 def first_line(error: BaseException) -> str:
-    """What Java says of an error, without its stack."""
+    """The first line of an error, Java's where it is one of Java's."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage())
     return (text.strip().splitlines() or [type(error).__name__])[0][:500]

@@ -1,7 +1,7 @@
-"""The options of Spark's own connector to Kafka: what to read, from where, and how to get in without telling a secret.
+"""The options of Spark's connector to Kafka: what to read, from where, and how to log in without a secret in them.
 
-Options of a query are no place for one: Spark's plans, its event log and its web pages show them. So the connector is told where
-a password is (Kafka's own `EnvVarConfigProvider`), and each JVM, the driver's and the executors', looks into its environment.
+Spark's plans, event log and web pages show a query's options. So they only name the environment variables that hold user and
+password (Kafka's `EnvVarConfigProvider`), and each JVM, the driver's and the executors', reads its own environment.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from infra.settings import PREFIX, Settings
 from spark_jobs.session import submitted
 
 MOST_OFFSETS = 100_000
-"""Of one micro-batch: its tasks commit in small transactions all the same, and it should not take minutes."""
+"""Of one micro-batch, which should not take minutes. Its tasks commit in small transactions in any case."""
 POLL_TIMEOUT_MS = 10_000
 API_TIMEOUT_MS = 15_000
-"""After that, a query whose broker is away ends, and the agent waits for the broker instead."""
+"""After that, a query ends whose broker is unavailable, and the agent waits for the broker."""
 
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -34,7 +34,7 @@ class SecretUnfit(SamefoldError):
 
 
 def session_conf() -> dict[str, str]:
-    """What a session needs to read from Kafka; spark-submit was told with `--jars`. Raises JarsMissing."""
+    """What a session needs to read from Kafka; spark-submit has it from `--jars`. Raises JarsMissing."""
     return {} if submitted() else {"spark.jars": ",".join(map(str, connector()))}
 
 
@@ -46,7 +46,7 @@ def options(settings: Settings, readings: Mapping[int, Reading]) -> dict[str, st
         "startingOffsets": json.dumps(
             {topic: {str(p): reading.next_offset for p, reading in sorted(readings.items())}}
         ),
-        # what is gone from the log must end the query, not be passed over
+        # records that are missing in the log must end the query, not be skipped
         "failOnDataLoss": "true",
         "maxOffsetsPerTrigger": str(MOST_OFFSETS),
         "groupIdPrefix": f"{settings.group_prefix}-spark",
@@ -63,7 +63,7 @@ def options(settings: Settings, readings: Mapping[int, Reading]) -> dict[str, st
 
 
 def security(settings: Settings) -> dict[str, str]:
-    """Kafka's Java client's settings to get in, with the names of environment variables in the place of secrets.
+    """The login settings of Kafka's Java client, with names of environment variables in place of secrets.
 
     Raises SecretUnfit.
     """
@@ -85,11 +85,11 @@ def security(settings: Settings) -> dict[str, str]:
 
 
 def _require_plain(settings: Settings) -> None:
-    """What stands between quotes in a JAAS entry: a quote would end it, a backslash begins an escape."""
+    """Both are quoted in a JAAS entry, where a quote would end the value and a backslash begins an escape. Raises SecretUnfit."""
     password = settings.kafka_sasl_password.get_secret_value() if settings.kafka_sasl_password else ""
     for name, value in ((_USERNAME, settings.kafka_sasl_username or ""), (_PASSWORD, password)):
         if any(sign in value for sign in '"\\\n\r'):
             raise SecretUnfit(
                 f"{name} has a quote, a backslash or a line break, which Kafka's Java client can't be given safely.",
-                "Take another one without these, or run the agent with `--on faust`.",
+                "Choose one without these, or run the agent with `--on faust`.",
             )

@@ -1,4 +1,4 @@
-"""A task on an executor: settings come from its own environment, errors go back as values, and it tells how far it is."""
+"""A task on an executor. Its settings come from its own environment; errors are returned as values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from projections.engine.fold.memory import folding
 from projections.engine.rebuild.engines import Argument
 from projections.engine.rebuild.workers import Advance
 
-TELL_S = 1.0
+REPORT_S = 1.0
 PASSING = (KafkaAway, DatabaseAway)
 PAUSE_S = 1.0
-"""Before Spark is let try a task again that failed for a reason that may pass."""
+"""How long a task waits before it fails for a reason that may pass, and Spark retries it."""
 
 
 class ExecutorNotConfigured(SamefoldError):
@@ -38,7 +38,7 @@ class CodeMissing(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Work on its way: its sender, the function and the argument, pickled, settings left out."""
+    """What a task gets: the driver's services, the function and the argument without settings, pickled."""
 
     slot: int
     work: bytes
@@ -46,20 +46,20 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that a task ended with, as a value: raised in the driver, it is what it was."""
+    """An error that ended a task, as a value that the driver can raise."""
 
     pickled: bytes | None
     trace: str
 
     def error(self) -> BaseException:
         error = pickle.loads(self.pickled) if self.pickled else RuntimeError("A task failed.")  # noqa: S301  # our own task's
-        assert isinstance(error, BaseException), "it was one when it was packed"
+        assert isinstance(error, BaseException), "an exception was pickled"
         error.__cause__ = _Trace(self.trace)
         return error
 
 
 class _Trace(Exception):
-    """The traceback of another process, for people."""
+    """The traceback of another process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"\n{text}")
@@ -67,7 +67,7 @@ class _Trace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What came of a task: its value or its failure, and how many records it told of."""
+    """A task's value or failure, and how many records it reported."""
 
     slot: int
     folded: int
@@ -81,64 +81,67 @@ def pack(sender: Services, slot: int, function: Callable[[Any, Advance], Any], a
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What Spark calls with each `Sent`. It is pickled, so it holds names and numbers only: other code must be able to read it."""
+    """What Spark calls with each `Sent`. It is pickled and must be readable by other code: it holds names and numbers only."""
 
     code: Mapping[str, str]
     channel: str
     attempts: int
-    """How often Spark tries a task in all."""
+    """How many attempts Spark makes at a task."""
     failed: Any = field(compare=False)
-    """A Spark accumulator: a failure is known to the driver as soon as its task has ended, not when all have."""
+    """A Spark accumulator: the driver sees a failure as soon as its task has ended, not when all have."""
 
     def __call__(self, sent: Sent) -> Returned:
         from pyspark import TaskContext
 
         attempt = TaskContext.get().attemptNumber()
-        told = 0
+        reported = 0
         try:
             require_code(self.code)
             settings = own_settings()
             sender, function, argument = _unpack(sent)
             sender.require(settings)
-            with folding(settings.task_memory_mb) as look, _Told(settings, self.channel, sent.slot) as telling:
+            with (
+                folding(settings.task_memory_mb) as check_memory,
+                _Reporter(settings, self.channel, sent.slot) as reporter,
+            ):
                 try:
 
                     def advance(count: int) -> None:
-                        telling.advance(count)
-                        look()
+                        reporter.advance(count)
+                        check_memory()
 
                     value = function(replace(argument, settings=settings), advance)
                 finally:
-                    told = telling.folded
+                    reported = reporter.folded
         except PASSING as error:
             if attempt + 1 < self.attempts:
                 time.sleep(PAUSE_S)
                 raise
-            return self._failed(sent, told, error)
+            return self._failed(sent, reported, error)
         except Exception as error:
-            return self._failed(sent, told, error)
-        return Returned(sent.slot, told, value)
+            return self._failed(sent, reported, error)
+        return Returned(sent.slot, reported, value)
 
-    def _failed(self, sent: Sent, told: int, error: Exception) -> Returned:
+    def _failed(self, sent: Sent, reported: int, error: Exception) -> Returned:
         try:
             pickled = pickle.dumps(error)
-            pickle.loads(pickled)  # noqa: S301  # what can't be read again is lost on the way
+            pickle.loads(pickled)  # noqa: S301  # some exceptions can be pickled but not unpickled
         except Exception:
             pickled = None
         failure = Failure(pickled, "".join(traceback.format_exception(error)))
         self.failed.add((failure,))
-        return Returned(sent.slot, told, failure=failure)
+        return Returned(sent.slot, reported, failure=failure)
 
 
 def own_settings() -> Settings:
-    """This place's. Raises ExecutorNotConfigured, BadSettings."""
+    """The settings of this executor. Raises ExecutorNotConfigured."""
     try:
         settings = Settings()
         _ = settings.kafka, settings.database
     except NotConfigured as error:
         raise ExecutorNotConfigured(
             f"On an executor: {error.message}",
-            "Set SAMEFOLD_KAFKA_BOOTSTRAP, SAMEFOLD_DATABASE_URL and whatever else is not the default in the environment of "
+            "Set SAMEFOLD_KAFKA_BOOTSTRAP, SAMEFOLD_DATABASE_URL and other settings without defaults in the environment of "
             "the executors, not in Spark's configuration: docs/operating.md.",
         ) from error
     except BadSettings as error:
@@ -158,21 +161,18 @@ def _unpack(sent: Sent) -> tuple[Services, Callable[[Any, Advance], Any], Any]:
     return sender, function, argument
 
 
-class _Told:
-    """Tells the driver through PostgreSQL's NOTIFY how many records a task has folded, once a second.
-
-    It goes without saying that nobody fails for it: without a connection, nothing is told.
-    """
+class _Reporter:
+    """Notifies the driver through PostgreSQL once a second how many records a task has folded; ignores errors."""
 
     def __init__(self, settings: Settings, channel: str, slot: int) -> None:
         self.folded = 0
         self._settings = settings
         self._channel = channel
         self._slot = slot
-        self._next = 0.0  # the first time at once: somebody waits to see it go
+        self._next = 0.0  # the first time at once
         self._connection: Connection | None = None
 
-    def __enter__(self) -> _Told:
+    def __enter__(self) -> _Reporter:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -183,11 +183,11 @@ class _Told:
         self.folded += count
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + TELL_S
+            self._next = now + REPORT_S
             with suppress(psycopg.Error, SamefoldError):
-                self._tell()
+                self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings, "samefold progress")
         self._connection.execute("select pg_notify(%s, %s)", (self._channel, f"{self._slot} {self.folded}"))

@@ -1,6 +1,9 @@
 """`spark-submit spark_jobs/verify.py balances`: `samefold verify` with all its options, where and how spark-submit says."""
 
-from spark_jobs.submitted import run
+import sys
+
+from infra.cli import main
 
 if __name__ == "__main__":
-    run("verify")
+    sys.argv[1:1] = ["verify", "--engine", "spark"]
+    main()

@@ -27,7 +27,7 @@ from infra.log.rule import START, read
 from infra.log.topics import describe, ensure
 from infra.settings import Settings
 from infra.testing.fixtures import SEED, Samefold
-from projections.engine.rebuild.progress import Silent
+from projections.engine.rebuild.engines import Silent
 from tests.engine import spine
 
 ACCOUNTS = 20

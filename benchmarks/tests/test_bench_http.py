@@ -22,7 +22,7 @@ from benchmarks.stage import Bench, Options
 from benchmarks.workload import Ledger, deposits, opening_orders
 from infra.dev.stack import Stack
 from infra.testing.fixtures import SEED
-from projections.engine.rebuild.progress import Silent
+from projections.engine.rebuild.engines import Silent
 
 ACCOUNTS = 5
 COUNT = 300

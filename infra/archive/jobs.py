@@ -14,8 +14,7 @@ from infra.database.connect import connect, naming
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.live.startup import require_contract
-from projections.engine.rebuild.engines import EngineFor, Local
-from projections.engine.rebuild.progress import Progress, Silent
+from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 
 
 def archive_log(

@@ -26,8 +26,7 @@ from infra.log.source import Headers, NotHeld, read_held
 from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_same
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
-from projections.engine.rebuild.build_locks import by_whom
-from projections.engine.rebuild.build_sessions import builder
+from projections.engine.rebuild.build_locks import builder, by_whom
 from projections.engine.rebuild.builds import FILLING, abandon_dead, builds_of, claim_of
 
 

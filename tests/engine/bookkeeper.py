@@ -24,6 +24,8 @@ from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started, set_difference
 from projections.engine.live.tail import Tail
+from projections.engine.rebuild.engines import A, Local, R
+from projections.engine.rebuild.workers import Advance
 from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
 from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views, code_set
@@ -201,3 +203,15 @@ def live_agent(world: Settings, views: Mapping[str, View] | None = None, *, most
 
     with beside(run, ended.set, "live agent"):
         yield folder
+
+
+class Meanwhile(Local):
+    """An engine during whose run something else happens first."""
+
+    def __init__(self, before: Callable[[], object]) -> None:
+        super().__init__(1)
+        self.before = before
+
+    def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
+        self.before()
+        return super().run(task, arguments, records, advance)

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from infra.processes import faultpoints
 from infra.settings import Settings
-from projections.engine.rebuild.load import Loaded, Part, _Table, load
+from projections.engine.rebuild.load import Loaded, Part, PartWriter, load
 from projections.engine.rebuild.workers import Advance
 from projections.engine.verify.verify import PartitionTask, Verified, verify_partition
 from tests.engine.spine import until
@@ -95,12 +95,12 @@ def load_staged(staged: Staged, advance: Advance) -> Loaded:
 
 def load_without_parts(staged: Staged, advance: Advance) -> Loaded:
     """The same, where `build_parts` is not asked whether the part is there: the mutant."""
-    was = _Table._enter
-    _Table._enter = lambda self: True  # type: ignore[method-assign]
+    was = PartWriter.enter_part
+    PartWriter.enter_part = lambda self: True  # type: ignore[method-assign]
     try:
         return _load(staged, advance)
     finally:
-        _Table._enter = was  # type: ignore[method-assign]
+        PartWriter.enter_part = was  # type: ignore[method-assign]
 
 
 def _load(staged: Staged, advance: Advance) -> Loaded:

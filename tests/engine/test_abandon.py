@@ -20,10 +20,9 @@ from infra.archive.jobs import plan_trim, trim_log
 from infra.database.connect import SessionEnded, connect
 from infra.settings import Settings
 from projections.engine.rebuild import build_locks as claims
-from projections.engine.rebuild import build_sessions as builders
 from projections.engine.rebuild import builds
-from projections.engine.rebuild.build_locks import BuildAlive, claim, end_builders, session_name
-from projections.engine.rebuild.builds import BuildAbandoned, begin
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim, end_builders, session_name
+from projections.engine.rebuild.builds import begin
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.verify.verify import verify
@@ -119,7 +118,7 @@ except SamefoldError as error:
 """
 STAGES = {
     "before the load": "projections.engine.rebuild.filling.load",
-    "inside a part, its rows copied": "projections.engine.rebuild.load._Table.finish",
+    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
     "before the keys": "projections.engine.rebuild.filling.index",
     "before the switch": "projections.engine.rebuild.rebuild.switch",
     "under the locks, all written": "projections.engine.rebuild.switch.set_generation",
@@ -181,7 +180,7 @@ def test_a_frozen_builder_is_ended_and_does_no_harm_when_it_wakes(bank: Bookkeep
 
 
 BEFORE_IT_HAS_A_TABLE = {
-    "claimed, and nothing made": "projections.engine.rebuild.builds._create",
+    "claimed, and nothing made": "projections.engine.rebuild.builds.create",
     "while it makes its table": "projections.engine.rebuild.builds.drop_keys",
 }
 
@@ -238,12 +237,12 @@ def test_a_database_that_stops_is_not_taken_for_another_process(
 ) -> None:
     """PostgreSQL ends sessions with the same words when it is stopped; started again, it is not the server it was."""
     world = bank.world
-    monkeypatch.setattr(builders, "LOOK_S", 0.2)
+    monkeypatch.setattr(claims, "ENDED_S", 0.2)
     starts = iter(["once", "again"])
-    monkeypatch.setattr(builders, "_server", lambda _: next(starts))
+    monkeypatch.setattr(claims, "_server", lambda _: next(starts))
 
     def is_ended() -> None:
-        with connect(world, "admin") as db, builders.builder(world, "rebuild") as connection:
+        with connect(world, "admin") as db, claims.builder(world, "rebuild") as connection:
             db.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
             connection.execute("select 1")
 
@@ -356,7 +355,7 @@ main()
     [
         STAGES["inside a part, its rows copied"],
         STAGES["under the locks, all written"],
-        "projections.engine.rebuild.time_travel._finish",
+        "projections.engine.rebuild.time_travel.finish_loading",
     ],
     ids=["inside a part", "under the locks", "in the past"],
 )

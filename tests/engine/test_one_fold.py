@@ -25,9 +25,8 @@ from infra.settings import Settings
 from infra.testing.fixtures import SEED, dev_env
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.operate.replaying import drop, replay
-from projections.engine.rebuild.engines import A, R
-from projections.engine.rebuild.load import _Table
-from projections.engine.rebuild.progress import Silent
+from projections.engine.rebuild.engines import A, R, Silent
+from projections.engine.rebuild.load import PartWriter
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store import commit as engine_commit
@@ -150,11 +149,11 @@ def test_a_part_that_is_loaded_twice(ground: Places, monkeypatch: pytest.MonkeyP
     with Live(place, VIEWS, chance) as live:
         assert live.fold(logs) is None
     if not entered:
-        monkeypatch.setattr(_Table, "_enter", lambda _: True)
+        monkeypatch.setattr(PartWriter, "enter_part", lambda _: True)
     stages = Stages()
     tables = rebuild(place, VIEWS, VIEWS, make_live=False, engine_for=lambda _: Twice(), progress=stages).tables
     assert build_differences(place, fold(logs, skips=made.skips), tables) == []
-    assert ("careful" in stages.begun) == (not entered)
+    assert ("slow load" in stages.begun) == (not entered)
 
 
 # ── poison that stops ──

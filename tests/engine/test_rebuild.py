@@ -21,9 +21,9 @@ from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.live.startup import ContractBroken
 from projections.engine.rebuild import build_locks as claims
 from projections.engine.rebuild import builds as engine_builds
-from projections.engine.rebuild.build_locks import BuildAlive
-from projections.engine.rebuild.builds import BuildAbandoned, BuildState, NotStarted, abandon, begin, builds_of
-from projections.engine.rebuild.load import _Table, load, parts
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
+from projections.engine.rebuild.builds import BuildState, NotStarted, abandon, begin, builds_of
+from projections.engine.rebuild.load import PartWriter, load, parts
 from projections.engine.rebuild.rebuild import UnknownView, rebuild
 from projections.engine.rebuild.switch import SetDiffers
 from projections.engine.verify.verify import verify
@@ -200,7 +200,7 @@ def test_an_unknown_view_and_an_agent_that_never_started_are_named(world: Settin
 
 STAGES = {
     "before the load": "projections.engine.rebuild.filling.load",
-    "inside a part, its rows copied": "projections.engine.rebuild.load._Table.finish",
+    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
     "before the keys": "projections.engine.rebuild.filling.index",
     "before it is ready": "projections.engine.rebuild.rebuild.make_ready",
     "before the switch": "projections.engine.rebuild.rebuild.switch",
@@ -267,7 +267,7 @@ def test_a_loader_frozen_in_its_copy_is_ended_by_whoever_abandons_the_build(bank
     world = bank.world
     build, [pin] = _begin(world, "statement")
     part = parts(world, world.events_topic, [build], {"statement": all_views()["statement"]}, pin)[0]
-    with _Table(part, build) as frozen:
+    with PartWriter(part, build) as frozen:
         with connect(world, "test") as db:
             abandon(db, build)
         with pytest.raises(Exception, match=r"terminat|connection|closed|SSL"):

@@ -328,7 +328,7 @@ def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
             spawned(world, tmp_path, "supervisor", *run_on_spark) as spark,
         ):
             wait_for_commits_of(world, "faust")
-            until(lambda: "starts, on Spark" in (tmp_path / "supervisor.log").read_text(), "Spark starts", PATIENCE_S)
+            until(lambda: "starting on Spark" in (tmp_path / "supervisor.log").read_text(), "Spark starts", PATIENCE_S)
             faust.send_signal(signal.SIGSTOP)
             wait_for_commits_of(world, "last-agent-core-spark")
             faust.send_signal(signal.SIGCONT)

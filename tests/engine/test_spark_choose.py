@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from projections.engine.rebuild.engines import Local
-from spark_jobs.choose import CORE_PER_S, WORTH_S, WrongEngine, engine_for
+from spark_jobs.choose import CORE_PER_S, WORTH_S, WrongEngine, choose, engine_for
 
 FEW = int(CORE_PER_S * WORTH_S)
 MANY = FEW * 10
@@ -27,15 +27,17 @@ MASTER = "spark://somewhere:7077"
 def test_auto_takes_spark_for_a_long_log_and_a_cluster(
     engine: str, master: str | None, records: int, use_spark: bool, why: str
 ) -> None:
-    found, told = engine_for(engine, master, 1)._decide(records)
+    found, told = choose(engine, master, 1, records)
     assert found is use_spark
     assert why in told
 
 
 def test_the_setting_is_the_master_that_auto_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEFOLD_SPARK_MASTER", MASTER)
-    assert engine_for("auto", None, 1)._decide(MANY)[0]
-    assert not engine_for("local", None, 1)._decide(MANY)[0]
+    told: list[str] = []
+    with engine_for("auto", None, 1, tell=told.append) as engines:
+        engines(1)
+    assert "too little to be worth a cluster" in told[0]
 
 
 def test_what_was_chosen_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +51,6 @@ def test_what_was_chosen_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("engine", "master"), [("sparkle", None), ("local", MASTER)])
 def test_what_does_not_go_together_is_wrong_usage(engine: str, master: str | None) -> None:
-    with pytest.raises(WrongEngine) as refused:
-        engine_for(engine, master)
+    with pytest.raises(WrongEngine) as refused, engine_for(engine, master):
+        pass
     assert refused.value.exit_code == 2

@@ -20,7 +20,8 @@ from infra.settings import Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.fold.memory import MemoryShort
-from projections.engine.rebuild.builds import BuildAbandoned, begin
+from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.rebuild.builds import begin
 from projections.engine.rebuild.engines import Local
 from projections.engine.rebuild.load import RowsRefused, load, parts
 from projections.engine.rebuild.rebuild import rebuild

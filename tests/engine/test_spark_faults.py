@@ -13,7 +13,8 @@ from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from infra.testing.fixtures import dev_env
-from projections.engine.rebuild.builds import Build, BuildAbandoned, Pin, abandon, begin
+from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.rebuild.builds import Build, Pin, abandon, begin
 from projections.engine.rebuild.load import Loaded, parts
 from projections.engine.rebuild.workers import Advance
 from projections.engine.verify.verify import verify

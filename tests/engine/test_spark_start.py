@@ -70,8 +70,13 @@ def children(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process
 @pytest.mark.parametrize(
     ("environment", "master", "why", "cure"),
     [
-        ({}, "spark://127.0.0.1:9", r"No Spark master answers at 127\.0\.0\.1:9: .*refused", "correct its address"),
-        ({}, "spark://nowhere", "No Spark master answers at nowhere", "correct its address"),
+        (
+            {},
+            "spark://127.0.0.1:9",
+            r"No Spark master is reachable at 127\.0\.0\.1:9: .*refused",
+            "correct its address",
+        ),
+        ({}, "spark://nowhere", "No Spark master is reachable at nowhere", "correct its address"),
         ({}, "local-cluster[2,1,1024]", "no master of ours", "Take spark://"),
         ({}, "loca[2]", "no master of ours", "Take spark://"),
         ({"SPARK_REMOTE": "sc://localhost"}, "local[2]", "SPARK_REMOTE is set", "Unset it"),

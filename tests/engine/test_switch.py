@@ -20,7 +20,7 @@ from projections.engine.live.tail import Tail
 from projections.engine.rebuild import build_locks as claims
 from projections.engine.rebuild import builds as engine_builds
 from projections.engine.rebuild import switch as switch_module
-from projections.engine.rebuild.build_locks import BuildAlive, claim
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim
 from projections.engine.rebuild.builds import Build, abandon, builds_of
 from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
@@ -429,7 +429,7 @@ def test_a_build_that_somebody_moved_or_abandoned_is_left_alone(bank: Bookkeeper
         with pytest.raises(MovedElsewhere), db.transaction():
             stale.check(engine_builds.lock_builds(db, stale.ids))
         abandon(db, build)
-        with pytest.raises(engine_builds.BuildAbandoned), db.transaction():
+        with pytest.raises(BuildAbandoned), db.transaction():
             stale.check(engine_builds.lock_builds(db, stale.ids))
 
 

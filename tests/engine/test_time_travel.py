@@ -28,8 +28,8 @@ from infra.testing.fixtures import Samefold
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
 from projections.engine.rebuild import time_travel as past
-from projections.engine.rebuild.build_locks import BuildAlive
-from projections.engine.rebuild.builds import BuildAbandoned, abandon, builds_of
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
+from projections.engine.rebuild.builds import builds_of
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.engines import Engine, Local
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
@@ -40,7 +40,7 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.archives import banks
 from tests.engine.bankviews import BROKEN, build_states, live_table, make_tables, parking, rows, view, with_views
-from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all
 from tests.engine.spine import delete, records_of, scalar, set_up
 
 if TYPE_CHECKING:
@@ -64,9 +64,12 @@ def bank(world: Settings) -> Bookkeeper:
     return keeper
 
 
-def _look(world: Settings, as_of: AsOf, *names: str, views: Mapping[str, View] | None = None) -> LookedBack:
+def _look(
+    world: Settings, as_of: AsOf, *names: str, views: Mapping[str, View] | None = None, engine: Engine | None = None
+) -> LookedBack:
     known = views or all_views()
-    return look_back(world, [known[name] for name in names or known], as_of)
+    engine_for = None if engine is None else lambda _: engine
+    return look_back(world, [known[name] for name in names or known], as_of, engine_for=engine_for)
 
 
 def _live_rows(world: Settings) -> dict[str, list[Any]]:
@@ -290,7 +293,6 @@ def test_nothing_but_a_drop_by_name_touches_a_table_of_the_past(bank: Bookkeeper
         [build] = [build for build in builds_of(db, ["balances"]) if build.table == table]
         with pytest.raises(BuildAbandoned, match="is past"):
             switch(world, db, [build], all_views())
-        abandon(db, build)
     assert "asof" not in scalar(world, "select pg_get_viewdef('balances'::regclass)"), "people's view leaves it out"
     assert build_states(world, "balances")[table] == "past"
     assert rows(world, table) == was
@@ -317,6 +319,20 @@ def test_a_view_that_was_never_migrated_can_be_looked_at(bank: Bookkeeper) -> No
     found = _look(bank.world, {}, "ever", views=new)
     assert found.queries == {"ever": 'select account, "order" from ever_v1_asof_1'}
     assert sum(_asked(bank.world, found.queries["ever"]).values()) == len(ACCOUNTS)
+
+
+def test_a_view_with_columns_that_were_not_migrated_yet_can_be_looked_at(bank: Bookkeeper) -> None:
+    source = """
+    class Balance(NamedTuple):
+        account: Key[str]
+        deposits: int
+
+    def evolve(row: Balance | None, event: MoneyDeposited, at: At) -> Balance | None:
+        return Balance(at.id, 1 + (row.deposits if row else 0))
+    """
+    found = _look(bank.world, {}, "balances", views=with_views({"balances": view(source, "balances")}))
+    assert found.queries == {"balances": "select account, deposits from balances_v1_asof_1"}
+    assert sum(_asked(bank.world, found.queries["balances"]).values()) == len(ACCOUNTS)
 
 
 @pytest.mark.parametrize("name", ["sums", "moves", "totals"])
@@ -369,9 +385,9 @@ def test_rows_that_can_not_be_stored_are_found_up_to_the_cut_too(bank: Bookkeepe
 
 STAGES = {
     "before the load": "projections.engine.rebuild.filling.load",
-    "inside a part, its rows copied": "projections.engine.rebuild.load._Table.finish",
+    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
     "before the keys": "projections.engine.rebuild.filling.index",
-    "before it is there": "projections.engine.rebuild.time_travel._finish",
+    "before it is there": "projections.engine.rebuild.time_travel.finish_loading",
 }
 DIES = """
 import os, pydoc, signal, sys
@@ -404,23 +420,18 @@ def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: B
     assert verify(world, all_views()).differences == 0
 
 
-def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper) -> None:
     """In the midst of a look, another one and a rebuild begin and end; its table can't be dropped under it."""
     world = bank.world
-    finish = past._finish
     inner: list[LookedBack] = []
 
-    def meanwhile(*arguments: Any) -> None:
-        if not inner:
-            monkeypatch.setattr(past, "_finish", finish)
-            inner.append(_look(world, {0: 2}, "balances"))
-            rebuild(world, ["balances"], all_views())
-            with pytest.raises(BuildAlive, match="balances_v1_asof_1"):
-                drop_tables(world, droppable(world, "balances", "balances_v1_asof_1"), None)
-        finish(*arguments)
+    def meanwhile() -> None:
+        inner.append(_look(world, {0: 2}, "balances"))
+        rebuild(world, ["balances"], all_views())
+        with pytest.raises(BuildAlive, match="balances_v1_asof_1"):
+            drop_tables(world, droppable(world, "balances", "balances_v1_asof_1"), None)
 
-    monkeypatch.setattr(past, "_finish", meanwhile)
-    assert _look(world, {}, "balances").tables == {"balances": "balances_v1_asof_1"}
+    assert _look(world, {}, "balances", engine=Meanwhile(meanwhile)).tables == {"balances": "balances_v1_asof_1"}
     assert inner[0].tables == {"balances": "balances_v1_asof_2"}
     assert build_states(world, "balances") == {
         "balances_v1": "old",
@@ -432,17 +443,9 @@ def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper, monkeypatch: 
 
 def test_without_its_claim_a_look_would_be_taken_for_dead(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
-    finish = past._finish
-
-    def meanwhile(*arguments: Any) -> None:
-        monkeypatch.setattr(past, "_finish", finish)
-        _look(world, {}, "balances")
-        finish(*arguments)
-
-    monkeypatch.setattr(past, "_finish", meanwhile)
     monkeypatch.setattr(past, "try_claim", lambda *_: True)
     with pytest.raises(BuildAbandoned):
-        _look(world, {}, "balances")
+        _look(world, {}, "balances", engine=Meanwhile(lambda: _look(world, {}, "balances")))
 
 
 # ── the command line ──

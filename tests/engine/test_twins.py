@@ -12,9 +12,9 @@ import pytest
 
 from infra.database.connect import connect
 from infra.settings import Settings
-from projections.engine.rebuild import stalled_loaders as twins
+from projections.engine.rebuild import load as loader
 from projections.engine.rebuild.builds import Build, begin
-from projections.engine.rebuild.load import Loaded, Part, _Table, load, parts
+from projections.engine.rebuild.load import Loaded, Part, PartWriter, load, parts
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from tests.engine.bankviews import rows
 from tests.engine.bookkeeper import Bookkeeper, fold_all
@@ -38,9 +38,9 @@ def part(world: Settings) -> tuple[Part, Build]:
 
 
 def test_a_frozen_attempt_is_ended_by_the_next(part: tuple[Part, Build], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "FROZEN_S", 0.3)
+    monkeypatch.setattr(loader, "FROZEN_S", 0.3)
     the_part, build = part
-    with _Table(the_part, build) as frozen:
+    with PartWriter(the_part, build) as frozen:
         loaded = load(the_part)
         with pytest.raises(psycopg.Error):
             frozen.finish([])
@@ -49,12 +49,12 @@ def test_a_frozen_attempt_is_ended_by_the_next(part: tuple[Part, Build], monkeyp
 
 
 def test_an_attempt_that_comes_on_is_waited_for(part: tuple[Part, Build], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "FROZEN_S", 0.6)
+    monkeypatch.setattr(loader, "FROZEN_S", 0.6)
     the_part, build = part
     results: list[Loaded] = []
     second = Thread(target=lambda: results.append(load(the_part)))
     began = 0.0
-    with _Table(the_part, build) as first:
+    with PartWriter(the_part, build) as first:
         second.start()
         lines = count(1)
 

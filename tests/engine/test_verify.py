@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from psycopg import sql
@@ -15,6 +17,7 @@ from infra.database.connect import Connection, connect
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import SEED
+from projections.engine.rebuild.dropping import drop_tables, droppable
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.verify.verify import SHOWN, Difference, NotLive, Verified, What, verify
@@ -27,7 +30,7 @@ from proofs.one_fold.histories import history
 from proofs.one_fold.kinds import all_kinds
 from proofs.one_fold.places import places, read_log, write_skips
 from tests.engine.bankviews import BALANCES_2, BROKEN, CORRECTED, make_tables, parking, view, with_views
-from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent, start
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all, live_agent, start
 from tests.engine.spine import set_up
 
 ACCOUNTS = [str(number) for number in range(25)]
@@ -160,7 +163,7 @@ def test_each_kind_of_damage_in_each_kind_of_view_on_each_engine(
     """One row changed, one missing and one too many in each, and one wrong position: found, and nothing else is."""
     planted = {found for name in KINDS for found in _plant(every_kind, KINDS[name])}
     _change(every_kind, "update positions set command_offset = command_offset + 1 where partition = 1")
-    planted.add(("positions", "position", 1, (("partition", 1),)))
+    planted.add(("positions", "position", 1, (("agent", "core"), ("partition", 1))))
     assert len(planted) == 3 * len(KINDS) + 1
     for engine in engines_with(spark, spark_place).values():
         result = verify(every_kind, KINDS, engine_for=engine(every_kind))
@@ -215,7 +218,7 @@ def test_a_difference_tells_the_key_and_both_values(bank: Bookkeeper) -> None:
 def test_positions_that_the_log_does_not_lead_to_are_named(bank: Bookkeeper, column: str) -> None:
     _change(bank.world, f"update positions set {column} = {column} + 1 where partition = 2")
     [difference] = _found(verify(bank.world, all_views()))
-    assert (difference.what, difference.key) == ("position", {"partition": 2})
+    assert (difference.what, difference.key) == ("position", {"agent": "core", "partition": 2})
 
 
 def test_rows_of_which_the_position_knows_nothing_are_named(bank: Bookkeeper) -> None:
@@ -261,6 +264,42 @@ def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pyt
 
     monkeypatch.setattr("projections.engine.verify.verify.read_positions", read_while_the_agent_goes_on)
     assert (verify(bank.world, {"balances": all_views()["balances"]}, processes=1).differences > 0) is apart
+
+
+def test_a_table_that_goes_live_during_verification_is_reported(bank: Bookkeeper) -> None:
+    engine = Meanwhile(lambda: rebuild(bank.world, ["balances"], all_views()))
+    with pytest.raises(NotLive, match="Another table went live during verification, for balances"):
+        verify(bank.world, all_views(), engine_for=lambda _: engine)
+    assert verify(bank.world, all_views()).differences == 0
+
+
+def test_a_table_that_is_emptied_after_a_switch_is_not_taken_for_one_without_rows(bank: Bookkeeper) -> None:
+    """A task waits for the table of one view; meanwhile the other view is switched and its old table dropped."""
+    views = {name: all_views()[name] for name in ("balances", "daily_totals")}
+    locking = connect(bank.world, "locks")
+
+    def switch_and_drop() -> None:
+        _until(bank.world, "select from pg_locks where not granted and relation = 'balances_v1'::regclass")
+        rebuild(bank.world, ["daily_totals"], all_views(), processes=1)
+        old = droppable(bank.world, "daily_totals", "daily_totals_v1")
+        drop_tables(bank.world, old, views["daily_totals"])
+        locking.execute("commit")
+
+    def lock_and_go_on() -> None:
+        locking.execute("begin")
+        locking.execute("lock table balances_v1 in access exclusive mode")
+        threading.Thread(target=switch_and_drop).start()
+
+    with locking, pytest.raises(NotLive, match="Another table went live during verification, for daily_totals"):
+        verify(bank.world, views, engine_for=lambda _: Meanwhile(lock_and_go_on))
+
+
+def _until(world: Settings, query: LiteralString) -> None:
+    with connect(world, "test") as db:
+        deadline = time.monotonic() + 10
+        while not db.execute(query).rowcount:
+            assert time.monotonic() < deadline, query
+            time.sleep(0.02)
 
 
 def test_views_that_are_not_live_as_this_code_has_them_are_refused(bank: Bookkeeper) -> None:

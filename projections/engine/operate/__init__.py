@@ -1,4 +1,4 @@
-"""What an operator asks and does: the overview, and the replay of parked streams.
+"""For operators: the overview of views and agents, and the replay of parked streams.
 
 Samefold's: an update replaces it.
 """

@@ -1,4 +1,4 @@
-"""What is live, what this code has, and how far each agent is behind the log: for people."""
+"""What is live, what this code has, and how far each agent is behind the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from projections.engine.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class AgentLag:
-    """How far an agent is behind the log's end: records, and how long the first of them has been waiting."""
+    """How far an agent is behind the log's end: records, and the age of the first of them."""
 
     records: int
     seconds: float
@@ -30,7 +30,7 @@ class AgentLag:
 
 @dataclass(frozen=True, slots=True)
 class AgentNow:
-    """An agent's positions, its lag, and in words how its live set differs from this code's."""
+    """An agent's positions, its lag, and how its live set differs from this code's, as a sentence."""
 
     positions: Mapping[int, Reading]
     lag: AgentLag
@@ -39,7 +39,7 @@ class AgentNow:
 
 @dataclass(frozen=True, slots=True)
 class ViewNow:
-    """A view as readers and as this code have it; either may be None. `builds` are those whose tables are there."""
+    """A view in this code and as it is live; either may be None. `builds` are those whose tables exist."""
 
     name: str
     code: View | None
@@ -52,9 +52,9 @@ class ViewNow:
 class Overview:
     views: tuple[ViewNow, ...]
     agents: Mapping[str, AgentNow]
-    """Those that this code has, or that have live views."""
+    """The agents that this code has or that have live views."""
     retired: tuple[str, ...]
-    """Those whose last view a switch took, and that are not of this code: nobody waits for their positions."""
+    """Agents without a live view that this code does not have: their positions are not waited for."""
 
 
 def overview(settings: Settings, views: Mapping[str, View]) -> Overview:

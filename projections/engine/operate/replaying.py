@@ -1,7 +1,7 @@
-"""Putting a parked stream right: replayed with corrected code, or dropped, which leaves its first parked event out for good.
+"""Repair a parked stream: replay it with corrected code, or drop its first parked event, which leaves that out for good.
 
-Both lock all the agent's positions, fold the stream's events from the log up to exactly these, and set a new generation:
-whoever holds the stream's rows, or holds it parked, reads them again. Most of the log is read before the locks are taken.
+Both lock all the agent's positions, fold the stream's events from the log up to exactly these, and set a new generation, so that
+agents read the stream's rows again and no longer treat it as parked. Most of the log is read before the locks are taken.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from projections.engine.verify.verify import NotLive
 from projections.engine.views.view import View
 
 FEW_RECORDS = 2_000
-"""What may be left to read under the locks."""
+"""Records that may be left to read under the locks."""
 LOCK_TIMEOUT_MS = 200
 PAUSE_S = 0.2
 GIVE_UP_S = 60.0
@@ -53,17 +53,17 @@ class StreamBusy(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of a parked stream. `parked` tells where it is parked now, None where all is in the table again."""
+    """The result of a replay. `parked` is where the stream is parked now, None where all its events are in the table."""
 
     view: str
     stream: str
     events: int
     """Folded into the table."""
     dropped: int | None
-    """The version of the event that is left out for good."""
+    """The version of the dropped event."""
     parked: Parked | None
     abandoned: tuple[str, ...]
-    """Tables that had passed the dropped event, and can't be gone back to."""
+    """Tables that had folded the dropped event, and can't be gone back to."""
 
 
 def replay(settings: Settings, view: View, stream: str) -> Replayed:
@@ -95,18 +95,18 @@ class _Replay:
                 parked, positions = self._look(connection)
                 self._read_to(parked.partition, positions.readings[parked.partition])
                 try:
-                    done, gone = self._attempt(connection)
+                    done, abandoned = self._attempt(connection)
                 except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
                     if time.monotonic() > deadline:
                         raise StreamBusy(
-                            f"The positions of agent '{self.view.agent}', or tables of view '{self.view.name}' that are being "
-                            f"switched to, were locked for {GIVE_UP_S:.0f} s.",
+                            f"The positions of agent '{self.view.agent}', or tables of view '{self.view.name}' in a switch, "
+                            f"were locked for {GIVE_UP_S:.0f} s.",
                             "Nothing has changed: run the command again.",
                         ) from error
                     time.sleep(PAUSE_S)  # each try takes locks that the agent needs
                     continue
                 if done is not None:
-                    for build in gone:
+                    for build in abandoned:
                         end_loaders(connection, build.id)
                         remove_table(connection, build)
                     return done
@@ -127,13 +127,13 @@ class _Replay:
         )
 
     def _read_to(self, partition: int, end: Reading) -> None:
-        """Keep the stream's commits up to exactly a position. From the log's beginning: a journal needs the states before, too."""
+        """Collect the stream's commits up to exactly a position, from the log's beginning: a journal needs the earlier states."""
         for batch in counted_to(self.settings, self.topic, partition, end, self.reading):
             self.reading = batch.next
             self.commits += [one for one in batch.counted if one.commit.stream == self.stream]
 
     def _attempt(self, connection: Connection) -> tuple[Replayed | None, list[Build]]:
-        """None when too much is left to read under the locks."""
+        """The result and the abandoned builds; None when too many records are left to read under the locks."""
         with connection.transaction():
             connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
             locked = lock_positions(connection, [self.view.agent], self.topic)
@@ -142,42 +142,44 @@ class _Replay:
             if end.next_offset - self.reading.next_offset > FEW_RECORDS:
                 return None, []
             self._read_to(parked.partition, end)
-            gone = self._skip(connection, parked) if self.dropping else []
+            abandoned = self._skip(connection, parked) if self.dropping else []
             events, again = self._fold(connection, parked)
             self._record(connection, parked, again)
             set_generation(connection, self.topic, locked, "replay")
         dropped = parked.since_version if self.dropping else None
-        removed = [build for build in gone if build.state in (BuildState.LOADING, BuildState.READY)]
-        tables = tuple(build.table for build in gone)
+        removed = [build for build in abandoned if build.state in (BuildState.LOADING, BuildState.READY)]
+        tables = tuple(build.table for build in abandoned)
         return Replayed(self.view.name, self.stream, events, dropped, again, tables), removed
 
     def _skip(self, connection: Connection, parked: ParkedStream) -> list[Build]:
-        """Record the skip, and abandon the view's other tables that are beyond the event: they may hold it."""
+        """Record the skip, and abandon the view's other tables that are beyond the event: they may contain it."""
         lock_skips(connection, [parked.view])
         connection.execute(
             "insert into skips (view, stream, version, through, partition, reason) values (%s, %s, %s, %s, %s, %s)",
             (parked.view, parked.stream, parked.since_version, parked.since_version, parked.partition, parked.error),
         )
         others = [build for build in builds_of(connection, [parked.view]) if build.table != parked.table]
-        gone = [
+        abandoned = [
             build
             for build in lock_builds(connection, [build.id for build in others])
             if build.state in (BuildState.LOADING, BuildState.READY, BuildState.OLD)
             and (at := build.positions.get(parked.partition)) is not None
             and at.next_offset > parked.since_offset
         ]
-        connection.execute("update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in gone],))
-        return gone
+        connection.execute(
+            "update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in abandoned],)
+        )
+        return abandoned
 
     def _fold(self, connection: Connection, parked: ParkedStream) -> tuple[int, Parked | None]:
-        """Fold the stream's events from the parked one on into the table; how many, and where it is parked again."""
+        """Fold the stream's events from the parked one on into the table; how many, and where the stream is parked again."""
         view, key = self.view, (self.view.name, self.stream)
         plan = Plan({view.name: view})
         skips = [(1, parked.since_version - 1), *read_skips(connection, [view.name]).skips.get(key, ())]
         blocked = Blocked({}, {key: skips})
         batch = decode(plan, parked.partition, self.commits)
         held, tables = {parked.partition: Held(plan)}, {view.name: parked.table}
-        # the states begin with the stream itself; only the view's own rows are in the database
+        # states are folded from the stream's beginning; only the view's own rows come from the database
         hold(plan, ask_for_missing(connection, plan, tables, [batch], held))
         _, again = fold_and_write(connection, plan, tables, [batch], held=held, blocked=blocked)
         stop = again[0].version if again else None
@@ -202,7 +204,7 @@ class _Replay:
 
 
 def parked_events(settings: Settings, parked: ParkedStream, end: Reading) -> list[tuple[int, str, bytes]]:
-    """What is parked of a stream, from the log up to a position: version, type and body of each event."""
+    """A stream's parked events, from the log up to a position: version, type and body of each."""
     found: list[tuple[int, str, bytes]] = []
     for batch in counted_to(settings, settings.events_topic, parked.partition, end):
         for one in batch.counted:

@@ -1,35 +1,126 @@
-"""Who builds what: one builder per view, known by a lock that its database session holds and that ends with the session."""
+"""Sessions that build, switch or drop, and the locks by which one builder owns a view.
+
+A builder claims a view by an advisory lock, which its database session holds and which ends with the session. When another
+process ends such a session, the error says that, and does not blame PostgreSQL.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from infra.database.connect import Connection
+import psycopg
+
+from infra.database.connect import Connection, DatabaseAway, TransactionTimedOut, connect, naming
 from infra.errors import SamefoldError
+from infra.settings import Settings
 
 CLAIM_S = 5.0
-"""A builder that was killed still holds its claim until PostgreSQL notices."""
+"""A builder that was killed keeps its claim until PostgreSQL notices."""
 TERMINATE_MS = 5_000
+ENDED_S = 2.0
+"""A process that ends a builder's session abandons its builds, or claims its views, within this time."""
 
+
+class BuildAlive(SamefoldError):
+    """Another process is building the same view."""
+
+
+class BuildAbandoned(SamefoldError):
+    """A build was abandoned while this process worked on it."""
+
+
+def build_abandoned(table: str, by_whom: str = "") -> BuildAbandoned:
+    return BuildAbandoned(
+        f"Build {table} was abandoned while it was made: another took its place, or an event was dropped{by_whom}.",
+        "Run the command again.",
+    )
+
+
+# ── sessions ──
+
+
+@contextmanager
+def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iterator[Connection]:
+    """A connection that may claim views; `made` are the builds it has made so far. psycopg's errors become named ones.
+
+    Raises BuildAbandoned where another process ended the session, DatabaseAway, DatabaseRefused.
+    """
+    server, claimed = None, list[str]()
+    try:
+        with naming(settings), connect(settings, session_name(command), statement_timeout_ms=0) as connection:
+            found, claimed = _server(connection), claims_of(connection)
+            try:
+                yield connection
+            finally:
+                if connection.broken:
+                    server = found
+    except DatabaseAway as error:
+        if (ended := _ended(error, settings, server, claimed, made)) is not None:
+            raise ended from error
+        raise
+
+
+@contextmanager
+def loading(settings: Settings, builds: Sequence[UUID]) -> Iterator[None]:
+    """Names the errors of sessions that only load into these builds' tables."""
+    try:
+        with naming(settings):
+            yield
+    except DatabaseAway as error:
+        if (ended := _ended(error, settings, None, (), builds)) is not None:
+            raise ended from error
+        raise
+
+
+def session_name(command: str) -> str:
+    """The `application_name` of a connection that claims views."""
+    return f"samefold {command}, pid {os.getpid()} on {socket.gethostname()}"
+
+
+def _server(connection: Connection) -> object:
+    """A value that changes when PostgreSQL restarts or another server takes over."""
+    row = connection.execute("select pg_postmaster_start_time()").fetchone()
+    return row and row[0]
+
+
+def _ended(
+    error: DatabaseAway, settings: Settings, server: object, claimed: Sequence[str], made: Sequence[UUID]
+) -> BuildAbandoned | None:
+    """The error to raise when another process ended this session; None when the database was unavailable."""
+    if isinstance(error, TransactionTimedOut):
+        return None
+    deadline = time.monotonic() + ENDED_S
+    with suppress(psycopg.Error, SamefoldError), connect(settings, "samefold rebuild") as connection:
+        # the reason may be lost with the session, but a server that still runs did not end it by itself
+        on_purpose = server is not None and _server(connection) == server
+        while True:
+            others = next(filter(None, (by_whom(connection, name) for name in claimed)), "")
+            lost = connection.execute(
+                "select table_name from builds where id = any(%s) and state = 'abandoned' order by view", (list(made),)
+            ).fetchone()
+            if lost is not None:
+                return build_abandoned(lost[0], others)
+            if on_purpose and (others or time.monotonic() > deadline):
+                return BuildAbandoned(f"Another process ended this one{others}.", "Run the command again.")
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.05)
+    return None
+
+
+# ── locks ──
 
 _claimed: WeakKeyDictionary[Connection, list[str]] = WeakKeyDictionary()
 
 
-class BuildAlive(SamefoldError):
-    """Somebody else is building the same view."""
-
-
-def session_name(command: str) -> str:
-    """The `application_name` of a connection that claims views: tells people whose it is."""
-    return f"samefold {command}, pid {os.getpid()} on {socket.gethostname()}"
-
-
 def claim(connection: Connection, view: str) -> None:
-    """One builder per view; the claim ends with the connection, however that ends. Raises BuildAlive."""
+    """Claim a view until the connection ends. Raises BuildAlive."""
     deadline = time.monotonic() + CLAIM_S
     while not try_claim(connection, view):
         if time.monotonic() > deadline:
@@ -41,7 +132,7 @@ def claim(connection: Connection, view: str) -> None:
 
 
 def try_claim(connection: Connection, what: str) -> bool:
-    """Claim a view, or a look at the past by its id, unless somebody else has."""
+    """Claim a view, or a table of the past by its build's id, unless another session has."""
     row = connection.execute("select pg_try_advisory_lock(hashtextextended(%s, 0))", (_lock(what),)).fetchone()
     if is_mine := bool(row and row[0]):
         claims_of(connection).append(what)
@@ -49,25 +140,25 @@ def try_claim(connection: Connection, what: str) -> bool:
 
 
 def claims_of(connection: Connection) -> list[str]:
-    """What a connection has claimed; of one that has ended, what it had."""
+    """The claims of a connection, also after it has ended."""
     return _claimed.setdefault(connection, [])
 
 
 def release(connection: Connection, what: str) -> None:
-    """Give a claim up before the connection ends."""
+    """Release a claim before the connection ends."""
     connection.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (_lock(what),))
     claims_of(connection).remove(what)
 
 
 def end_builders(connection: Connection, views: Iterable[str]) -> None:
-    """End the sessions that have claimed these views, and with them their transactions. Raises BuildAlive when one does not end."""
+    """End the sessions that have claimed these views, with their transactions. Raises BuildAlive when one does not end."""
     for view in views:
         ended = connection.execute(
             f"select pg_terminate_backend(a.pid, {TERMINATE_MS}) {_HOLDER}", (_lock(view),)
         ).fetchone()
         if ended and not ended[0]:
             raise BuildAlive(
-                f"What builds or switches view '{view}' did not end in {TERMINATE_MS / 1000:.0f} s"
+                f"The session that builds or switches view '{view}' did not end in {TERMINATE_MS / 1000:.0f} s"
                 f"{by_whom(connection, view)}.",
                 "Run the command again.",
             )
@@ -86,12 +177,13 @@ _HOLDER = """
 
 
 def by_whom(connection: Connection, view: str) -> str:
-    """Who has claimed a view, to end a sentence with; "" for nobody but this connection."""
+    """The other session that has claimed a view, as the end of a sentence; "" when there is none."""
     found = connection.execute(
         f"select a.application_name, host(a.client_addr), a.backend_start, a.pid {_HOLDER}", (_lock(view),)
     ).fetchone()
-    if found is None:  # it has just ended
+    if found is None:
         return ""
     name, address, since, session = found
-    began = f", since {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""  # of another role's session nobody is told
+    # PostgreSQL hides the start of other roles' sessions
+    began = f", since {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""
     return f": {name}{f' ({address})' if address else ''}{began}, session {session}"

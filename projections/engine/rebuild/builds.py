@@ -1,13 +1,13 @@
-"""Builds: every table of a view is one fold of one version, and has a row here.
+"""Builds: each table of a view is one fold of one version of it, and has a row in `builds`.
 
     loading → ready → live → old        a new table: filled, caught up, switched to, switched away from
           ↘      ↘            ↘
               abandoned                 its builder died, another build took its place, or an event was dropped
 
-    past-loading → past                 a look at the past: never live, moved on or replaced; it stays until it is dropped
+    past-loading → past                 a table of the past: never live, caught up or replaced; stays until it is dropped
 
-No table serves two builds, not even one after the other, so whatever is late can only ever reach its own table. An
-abandoned table is emptied or dropped at once, except where readers may still ask it.
+No table serves two builds, not even one after the other, so a late write can only reach its own table. An abandoned table is
+emptied or dropped at once, unless readers may still query it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
-from projections.engine.rebuild.build_locks import TERMINATE_MS, claim, release, try_claim
-from projections.engine.store.positions import by_column, skips_of
+from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, claim, release, try_claim
+from projections.engine.store.positions import by_column, read_positions, skips_of
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.tables import comment_of, table_of
 from projections.engine.views.view import View
@@ -54,11 +54,8 @@ class BuildState(StrEnum):
 
 
 FILLING = (BuildState.LOADING, BuildState.PAST_LOADING)
-"""While rows are loaded, which is then only."""
-
-
-class BuildAbandoned(SamefoldError):
-    """A build was abandoned while this process worked on it."""
+"""The states in which rows are loaded."""
+OF_THE_PAST = (BuildState.PAST, BuildState.PAST_LOADING)
 
 
 class NotStarted(SamefoldError):
@@ -82,7 +79,7 @@ class Build:
     shape: str
     created_at: datetime
     as_of: str | None
-    """Of a look at the past: which moment."""
+    """The moment that a table of the past shows."""
     positions: Mapping[int, Reading]
 
 
@@ -95,14 +92,14 @@ select b.id, b.view, b.version, b.agent, b.table_name, b.state, b.shape, b.creat
 
 
 def builds_of(connection: Connection, views: Iterable[str] | None = None) -> list[Build]:
-    """The builds of these views (of all without), by view and then in the order they were made."""
-    where = "" if views is None else "where b.view = any(%s)"
-    arguments = () if views is None else (list(views),)
-    return _builds(connection, f"{where} order by b.view, b.created_at, b.table_name", arguments)
+    """The builds of these views, by default of all, by view and then in the order they were made."""
+    names = None if views is None else list(views)
+    where = "where %s::text[] is null or b.view = any(%s) order by b.view, b.created_at, b.table_name"
+    return _builds(connection, where, (names, names))
 
 
 def lock_builds(connection: Connection, ids: Sequence[UUID]) -> list[Build]:
-    """The builds, locked until the transaction ends, in view order; what they say is read after the lock was taken."""
+    """The builds in view order, locked until the transaction ends and read after the lock was taken."""
     connection.execute("select from builds where id = any(%s) order by view, id for update", (list(ids),))
     return by_id(connection, ids)
 
@@ -129,7 +126,7 @@ def _readings(rows: list[list[int]] | None) -> dict[int, Reading]:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What a load folds: everything up to these ends, without these events."""
+    """What a load folds: the log up to these ends, without these events."""
 
     ends: Mapping[int, Reading | Cut]
     skips: Blocked
@@ -138,10 +135,9 @@ class Pin:
 def begin(
     connection: Connection, views: Sequence[View], topic: str, code_set: Mapping[str, int], leader: str
 ) -> tuple[list[Build], Pin]:
-    """Claim the views, abandon their unfinished builds, make an empty table for each, and pin the leader's positions.
+    """Claim the views, abandon their unfinished builds, create an empty table for each, and pin the leader's positions.
 
-    `views` are of one agent, and `leader` is the one whose positions they follow. The claim lasts as long as the
-    connection. Raises BuildAlive, NotStarted, TableBusy.
+    `views` belong to one agent; `leader` is the agent whose positions they follow. Raises BuildAlive, NotStarted, TableBusy.
     """
     views = sorted(views, key=lambda view: view.name)
     names = [view.name for view in views]
@@ -150,65 +146,55 @@ def begin(
     for build in builds_of(connection, names):
         if build.state in (BuildState.LOADING, BuildState.READY):
             abandon(connection, build)
-    ids = [_create(connection, view, code_set) for view in views]
+    ids = [create(connection, uuid4(), view, code_set) for view in views]
     return _pin(connection, ids, names, leader, topic)
 
 
-def _create(connection: Connection, view: View, code_set: Mapping[str, int]) -> UUID:
-    def create() -> UUID:
-        table, is_new = _free_table(connection, view)
-        build = uuid4()
+def create(
+    connection: Connection, build: UUID, view: View, code_set: Mapping[str, int], *, as_of: str | None = None
+) -> UUID:
+    """A build with an empty table; with `as_of` one of the past. Raises DatabaseBehind, TableBusy."""
+    state = BuildState.LOADING if as_of is None else BuildState.PAST_LOADING
+
+    def make() -> UUID:
+        # one at a time: two builders of the past would choose the same name
+        connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold table {view.name}",))
+        table, is_new = _free_table(connection, view, of_the_past=as_of is not None)
         connection.execute(
-            "insert into builds (id, view, version, agent, table_name, state, code_set, shape) "
-            "values (%s, %s, %s, %s, %s, 'loading', %s, %s)",
-            (build, view.name, view.version, view.agent, table, Jsonb(dict(code_set)), view.shape),
+            "insert into builds (id, view, version, agent, table_name, state, code_set, shape, as_of) "
+            "values (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            (build, view.name, view.version, view.agent, table, state, Jsonb(dict(code_set)), view.shape, as_of),
         )
         if is_new:
-            _make_table(connection, view, table)
+            if as_of is None and exists(connection, view.table_name):
+                _make_table_alike(connection, view, table)
+            else:
+                _make_declared_table(connection, view, table)
+            comment_on(connection, table, comment_of(view))
         drop_keys(connection, table)
         return build
 
-    return with_lock_retry(connection, create)
+    return with_lock_retry(connection, make)
 
 
-def _free_table(connection: Connection, view: View) -> tuple[str, bool]:
-    """The table of the version's migration if no build ever had it, else a name that none ever had, and whether to make it."""
+def _free_table(connection: Connection, view: View, *, of_the_past: bool) -> tuple[str, bool]:
+    """A table's name that no build ever had, and whether to create it: the first build gets the table of the migration."""
     used = {table for (table,) in connection.execute("select table_name from builds where view = %s", (view.name,))}
-    if view.table_name not in used:
+    if view.table_name not in used and not of_the_past:
         if not exists(connection, view.table_name):
             raise DatabaseBehind(
                 f"View '{view.name}' has no table {view.table_name} yet.",
                 "Run `samefold db revision -m '…'` if its migration is not written, then `samefold db upgrade`.",
             )
         return view.table_name, False
-    number = 2
-    while (table := f"{view.table_name}_r{number}") in used or exists(connection, table):
+    suffix, number = ("asof_", 1) if of_the_past else ("r", 2)  # migrations ignore tables with these names
+    while (table := f"{view.table_name}_{suffix}{number}") in used or exists(connection, table):
         number += 1
     return table, True
 
 
-def _make_table(connection: Connection, view: View, table: str) -> None:
-    template = connection.execute(
-        "select reloptions from pg_class where oid = to_regclass(quote_ident(%s))", (view.table_name,)
-    ).fetchone()
-    if template is None:  # dropped since
-        make_declared_table(connection, view, table)
-    else:
-        options = template[0] or []
-        connection.execute(
-            sql.SQL("create table {} (like {} including all) {}").format(
-                sql.Identifier(table),
-                sql.Identifier(view.table_name),
-                sql.SQL("with ({})").format(sql.SQL(", ").join(map(sql.SQL, options))) if options else sql.SQL(""),
-            )
-        )
-    connection.execute(
-        sql.SQL("comment on table {} is {}").format(sql.Identifier(table), sql.Literal(comment_of(view)))
-    )
-
-
-def make_declared_table(connection: Connection, view: View, table: str) -> None:
-    """An empty table as this code declares the view."""
+def _make_declared_table(connection: Connection, view: View, table: str) -> None:
+    """An empty table as this code declares it."""
     declared = table_of(view, table)
     comments = [SetColumnComment(column) for column in declared.columns if column.comment]
     statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
@@ -216,8 +202,26 @@ def make_declared_table(connection: Connection, view: View, table: str) -> None:
         connection.execute(_compiled(statement))
 
 
+def _make_table_alike(connection: Connection, view: View, table: str) -> None:
+    """An empty table like that of the view's migration, which may have been tuned."""
+    [(options,)] = connection.execute(
+        "select reloptions from pg_class where oid = to_regclass(quote_ident(%s))", (view.table_name,)
+    )
+    connection.execute(
+        sql.SQL("create table {} (like {} including all) {}").format(
+            sql.Identifier(table),
+            sql.Identifier(view.table_name),
+            sql.SQL("with ({})").format(sql.SQL(", ").join(map(sql.SQL, options))) if options else sql.SQL(""),
+        )
+    )
+
+
+def comment_on(connection: Connection, table: str, text: str) -> None:
+    connection.execute(sql.SQL("comment on table {} is {}").format(sql.Identifier(table), sql.Literal(text)))
+
+
 def drop_keys(connection: Connection, table: str) -> None:
-    """Rows are loaded without keys and indexes, which are made at the end, all at once."""
+    """Drop a table's keys and indexes. Rows are loaded without them, and `index` makes them at the end, all at once."""
     name = sql.Identifier(table)
     for (constraint,) in connection.execute(
         "select conname from pg_constraint where conrelid = to_regclass(quote_ident(%s)) and contype in ('p', 'u')",
@@ -238,29 +242,23 @@ def _pin(
     with connection.transaction():
         lock_skips(connection, views)
         builds = lock_builds(connection, ids)
-        found = connection.execute(
-            "select partition, next_offset, epoch, seq, command_offset from positions "
-            "where agent = %s and topic = %s order by partition",
-            (agent, topic),
-        )
-        readings = {partition: Reading(*reading) for partition, *reading in found}
-        if not readings:
+        positions = read_positions(connection, agent, topic)
+        if positions is None:
             raise NotStarted(
                 f"Agent '{agent}' has not started yet, so there is nothing to build.",
                 "Start it first: `samefold run agent`.",
             )
         for build in builds:
-            write_positions(connection, build.id, topic, readings)
-        skips = read_skips(connection, views)
-        pinned = lock_builds(connection, ids), Pin(readings, skips)
+            write_positions(connection, build.id, topic, positions.readings)
+        pinned = by_id(connection, ids), Pin(positions.readings, read_skips(connection, views))
     reach("build pinned")
     return pinned
 
 
 def lock_skips(connection: Connection, views: Iterable[str]) -> None:
-    """Pin or drop, one at a time per view until the transaction ends: a drop sees the pin, or its skip is seen by the pin.
+    """Let one transaction at a time pin a build of these views, or drop an event: the drop sees the pin, or the pin the skip.
 
-    The rows of the builds would not do: a drop can't lock a build that is made after it looked for builds.
+    Locking the builds' rows is not enough: a drop can't lock a build that is made after it read the builds.
     """
     for view in sorted(views):
         connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold skips {view}",))
@@ -284,7 +282,7 @@ def write_positions(connection: Connection, build: UUID, topic: str, readings: M
 
 
 def index(connection: Connection, build: Build, view: View) -> None:
-    """Make a loaded table's keys and indexes, anew if they are there.
+    """Create a loaded table's keys and indexes, again if they exist.
 
     Raises UniqueViolation where a key is there twice, BuildAbandoned.
     """
@@ -299,74 +297,54 @@ def index(connection: Connection, build: Build, view: View) -> None:
             connection.execute(_compiled(statement))
         connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
     except errors.UndefinedTable as error:
-        raise build_abandoned(build) from error
+        raise build_abandoned(build.table) from error
 
 
 def make_ready(connection: Connection, build: Build, partitions: int) -> None:
-    """`loading` → `ready`, when all parts are there; then people's SQL view learns of it. Raises BuildAbandoned."""
+    """`loading` → `ready`, when all parts are written; then the SQL view includes the table. Raises BuildAbandoned."""
     with connection.transaction():
-        require_parts(connection, build, partitions)
-        moved = connection.execute(
-            "update builds set state = 'ready' where id = %s and state = 'loading'", (build.id,)
-        ).rowcount
-        if moved != 1:
-            raise build_abandoned(build)
+        finish_loading(connection, build, BuildState.READY, partitions)
     reach("build ready")
     replace_sql_view(connection, build.view)
 
 
-def require_parts(connection: Connection, build: Build, partitions: int) -> None:
-    """Raises BuildAbandoned unless all parts are there."""
-    row = connection.execute("select count(*) from build_parts where build = %s", (build.id,)).fetchone()
-    if row is None or row[0] != partitions:
-        raise build_abandoned(build)
+def finish_loading(connection: Connection, build: Build, state: BuildState, partitions: int) -> None:
+    """Set the state that follows loading, when all parts are written. Raises BuildAbandoned."""
+    moved = connection.execute(
+        "update builds set state = %s where id = %s and state = %s "
+        "and (select count(*) from build_parts where build = builds.id) = %s",
+        (state, build.id, build.state, partitions),
+    ).rowcount
+    if moved != 1:
+        raise build_abandoned(build.table)
 
 
-def build_abandoned(build: Build, by_whom: str = "") -> BuildAbandoned:
-    return BuildAbandoned(
-        f"Build {build.table} was abandoned while it was made: another took its place, or an event was dropped{by_whom}.",
-        "Run the command again.",
-    )
-
-
-# ── parting from one ──
+# ── abandoning and dropping ──
 
 
 def abandon(connection: Connection, build: Build) -> None:
-    """Give a build up that readers never saw: end whoever still loads it, then take its table away. Raises TableBusy."""
+    """Abandon a build that never was live, or of the past: end its loaders, then remove its table. Raises TableBusy."""
     moved = connection.execute(
-        "update builds set state = 'abandoned' where id = %s and state in ('loading', 'ready')", (build.id,)
+        "update builds set state = 'abandoned' where id = %s and state in ('loading', 'ready', 'past-loading', 'past')",
+        (build.id,),
     ).rowcount
-    if moved != 1:
-        return
-    end_loaders(connection, build.id)
-    remove_table(connection, build)
-
-
-def abandon_past(connection: Connection, build: Build) -> None:
-    """Give a table of the past up: end whoever still loads it, and drop it. Raises TableBusy."""
-    connection.execute(
-        "update builds set state = 'abandoned' where id = %s and state in ('past-loading', 'past')", (build.id,)
-    )
-    end_loaders(connection, build.id)
-    drop_table(connection, build.table)
+    if moved == 1:
+        end_loaders(connection, build.id)
+        remove_table(connection, build)
 
 
 def abandon_dead(connection: Connection, builds: Iterable[Build]) -> None:
-    """Abandon those of these builds that are being made by nobody: a builder's claim ends with its session, however that ended.
-
-    Raises TableBusy.
-    """
+    """Abandon those of these builds whose builder has ended: its claim ended with its session. Raises TableBusy."""
     for build in builds:
         if build.state in FILLING and try_claim(connection, what := claim_of(build)):
             if [now.state for now in by_id(connection, [build.id])] == [build.state]:  # not finished since
-                (abandon if build.state is BuildState.LOADING else abandon_past)(connection, build)
+                abandon(connection, build)
             release(connection, what)
 
 
 def claim_of(build: Build) -> str:
-    """What whoever makes the build has claimed before anybody can see it."""
-    return build.view if build.state is not BuildState.PAST_LOADING else str(build.id)
+    """What a builder claims before other sessions can see the build."""
+    return str(build.id) if build.state in OF_THE_PAST else build.view
 
 
 def loader_name(build: UUID, part: int) -> str:
@@ -375,7 +353,7 @@ def loader_name(build: UUID, part: int) -> str:
 
 
 def end_loaders(connection: Connection, build: UUID) -> None:
-    """End the sessions that load a build: one that froze inside COPY would keep its locks for ever."""
+    """End the sessions that load a build: one that is frozen inside COPY would keep its locks for ever."""
     connection.execute(
         "select pg_terminate_backend(pid, %s) from pg_stat_activity "
         "where datname = current_database() and starts_with(application_name, %s)",
@@ -384,29 +362,26 @@ def end_loaders(connection: Connection, build: UUID) -> None:
 
 
 def remove_table(connection: Connection, build: Build, *, keep: bool | None = None) -> None:
-    """Drop a table that is not live, out of people's SQL view first. Raises TableBusy.
+    """Drop a table that is not live, after the SQL view excludes it, with its parked streams. Raises TableBusy.
 
-    With `keep` it is only emptied: a migration made it, and later builds of the version are made like it. By default
-    that is so for every table whose name has no build number.
+    With `keep` the table is only emptied: a migration made it, and later builds of the version are made like it. By default
+    that is every table whose name has no build number.
     """
-    replace_sql_view(connection, build.view, without=build.table)
-    drop_table(connection, build.table, keep=build.table == f"{build.view}_v{build.version}" if keep is None else keep)
-
-
-def drop_table(connection: Connection, table: str, *, keep: bool = False) -> None:
-    """Drop, or only empty, a table that no view of people's reads, with what is parked of it. Raises TableBusy."""
-    statement = sql.SQL("truncate {}" if keep else "drop table {}").format(sql.Identifier(table))
+    if build.state not in OF_THE_PAST:
+        replace_sql_view(connection, build.view, without=build.table)
+    keep = build.table == f"{build.view}_v{build.version}" if keep is None else keep
+    statement = sql.SQL("truncate {}" if keep else "drop table {}").format(sql.Identifier(build.table))
 
     def remove() -> None:
-        if exists(connection, table):
+        if exists(connection, build.table):
             connection.execute(statement)
-        connection.execute("delete from parked where table_name = %s", (table,))
+        connection.execute("delete from parked where table_name = %s", (build.table,))
 
     with_lock_retry(connection, remove)
 
 
 def with_lock_retry(connection: Connection, ddl: Callable[[], T]) -> T:
-    """Run DDL in a transaction whose locks are asked for in short tries, so that nobody queues up behind it.
+    """Run DDL in a transaction that requests its locks in short tries, so that other sessions don't queue up behind it.
 
     Raises TableBusy after a minute.
     """

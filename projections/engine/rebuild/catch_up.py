@@ -1,8 +1,8 @@
-"""Catching up: builds that stand behind their agent are folded on, a transaction at a time, while the agent goes on.
+"""Catching up: fold builds towards their agent's positions, one transaction at a time, while the agent goes on.
 
-A transaction locks the builds' rows, finds them in the state and at the positions this process knows (or somebody else has
-been here), and only then reads skips, parked streams and rows. It never goes beyond the agent's positions as they are in that
-same transaction: a table ahead of its agent could be switched to by nobody.
+A transaction locks the builds' rows and checks that state and positions are as this process knows them, or it is fenced. Only
+then it reads skips, parked streams and rows. It never goes beyond the agent's positions in that same transaction: no switch
+could take a table that is ahead of its agent.
 """
 
 from __future__ import annotations
@@ -19,14 +19,8 @@ from infra.processes.faultpoints import reach
 from projections.engine.fold.fold import Blocked, Held, decode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
-from projections.engine.rebuild.builds import (
-    Build,
-    BuildAbandoned,
-    BuildState,
-    lock_builds,
-    read_skips,
-    write_positions,
-)
+from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.rebuild.builds import Build, BuildState, lock_builds, read_skips, write_positions
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import read_positions
@@ -40,7 +34,7 @@ RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.Serializatio
 
 
 class MovedElsewhere(SamefoldError):
-    """A build is not where this process left it."""
+    """Another process has moved a build on."""
 
 
 class Ahead(SamefoldError):
@@ -48,9 +42,9 @@ class Ahead(SamefoldError):
 
 
 class Group:
-    """Builds of one agent at the same positions, which are moved on together, behind the positions of the `leader`.
+    """Builds of one agent at the same positions, which are folded on together, up to the positions of the `leader`.
 
-    A journal is among them with the states that it is told: their rows stand at the same positions.
+    A journal comes with its contexts' states, whose rows are at the same positions.
     """
 
     def __init__(self, leader: str, views: Mapping[str, View], builds: Sequence[Build]) -> None:
@@ -70,7 +64,7 @@ class Group:
         to: Mapping[int, Reading],
         between: Callable[[], None] = lambda: None,
     ) -> int:
-        """Fold on to exactly these positions; the number of commits. `between` transactions, the caller may do something.
+        """Fold on to exactly these positions; returns the number of commits. `between` is called between transactions.
 
         Raises MovedElsewhere, BuildAbandoned, Ahead and what folding raises.
         """
@@ -91,9 +85,9 @@ class Group:
                     for batch in batches:
                         if agent is None or batch.next.next_offset > agent.readings[batch.partition].next_offset:
                             raise Ahead(
-                                f"Agent '{self.leader}' has gone back behind offset {batch.next.next_offset} of partition "
-                                f"{batch.partition}.",
-                                "The database was restored: run the command again.",
+                                f"Agent '{self.leader}' has not reached offset {batch.next.next_offset} of partition "
+                                f"{batch.partition} any more: the database was restored.",
+                                "Run the command again.",
                             )
                     self.fold(connection, topic, batches)
                     reach("catch-up written")
@@ -105,7 +99,7 @@ class Group:
                     raise
 
     def check(self, builds: Sequence[Build]) -> None:
-        """Whether the builds, just locked, are as this process knows them. Raises BuildAbandoned, MovedElsewhere."""
+        """Check that the builds, just locked, are as this process knows them. Raises BuildAbandoned, MovedElsewhere."""
         if {build.id for build in builds} != set(self.ids):
             raise MovedElsewhere("A build has disappeared.", "Run the command again.")
         for build in builds:
@@ -114,7 +108,7 @@ class Group:
                     f"Table {build.table} is {build.state}, so it can't be caught up with.", "Run the command again."
                 )
             if build.positions != self.at:
-                raise MovedElsewhere(f"Somebody else has moved table {build.table} on.", "Run the command again.")
+                raise MovedElsewhere(f"Another process has moved table {build.table} on.", "Run the command again.")
 
     def fold(self, connection: Connection, topic: str, batches: Sequence[Batch]) -> None:
         """Fold batches into the tables and the builds' positions, in a transaction that has locked and checked them."""
@@ -145,7 +139,7 @@ class Group:
 
 
 def groups_at(leader: str, views: Mapping[str, View], builds: Sequence[Build]) -> list[Group]:
-    """An agent's builds in groups that stand at the same positions, the hindmost first."""
+    """An agent's builds in groups at the same positions, the lowest positions first."""
     at: dict[tuple[tuple[int, Reading], ...], list[Build]] = {}
     for build in builds:
         at.setdefault(tuple(sorted(build.positions.items())), []).append(build)

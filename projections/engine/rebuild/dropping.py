@@ -1,4 +1,4 @@
-"""Dropping tables of views that readers do not see any more, and tables of the past."""
+"""Drop tables that readers do not see any more, and tables of the past."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
-from projections.engine.rebuild.build_locks import BuildAlive, claim, try_claim
-from projections.engine.rebuild.build_sessions import builder
+from projections.engine.rebuild.build_locks import BuildAlive, builder, claim, try_claim
 from projections.engine.rebuild.builds import (
+    OF_THE_PAST,
     Build,
     BuildState,
-    abandon_past,
+    abandon,
     builds_of,
     end_loaders,
     exists,
@@ -22,15 +22,14 @@ from projections.engine.rebuild.builds import (
 from projections.engine.views.view import View
 
 LEFT = (BuildState.OLD, BuildState.ABANDONED)
-OF_THE_PAST = (BuildState.PAST, BuildState.PAST_LOADING)
 
 
 class NotDroppable(SamefoldError):
-    """A table is live, or there is none."""
+    """A table is live, or does not exist."""
 
 
 def droppable(settings: Settings, view: str, which: str) -> list[Build]:
-    """The builds of a version (`2`) that are old or abandoned, or that of a table which is not live, and whose tables are there.
+    """A version's (`2`) old and abandoned builds, or the build of one table that is not live, whose tables exist.
 
     Raises NotDroppable.
     """
@@ -48,10 +47,10 @@ def droppable(settings: Settings, view: str, which: str) -> list[Build]:
 
 
 def drop_tables(settings: Settings, builds: Sequence[Build], view: View | None) -> None:
-    """Drop these tables; nobody can go back to them afterwards. `view` is this code's version of the view.
+    """Drop these tables; no switch can go back to them afterwards. `view` is this code's version of the view.
 
     The table that this code's version got from its migration is emptied, not dropped: rebuilds are made like it.
-    Raises NotDroppable when one has come to life, BuildAlive where somebody makes one still or switches to it, TableBusy.
+    Raises NotDroppable when one has gone live, BuildAlive while a process builds or switches one, TableBusy.
     """
     past = [build for build in builds if build.state in OF_THE_PAST]
     left = [build for build in builds if build.state not in OF_THE_PAST]
@@ -63,14 +62,12 @@ def drop_tables(settings: Settings, builds: Sequence[Build], view: View | None) 
         for name in sorted({build.view for build in left}):
             claim(connection, name)
         with connection.transaction():
-            for build in lock_builds(connection, [build.id for build in left]):
+            for build in lock_builds(connection, list(was)):
                 if build.state not in (*LEFT, was[build.id]):
                     raise NotDroppable(f"{build.table} is {build.state} by now.", "Nothing was dropped.")
-            connection.execute(
-                "update builds set state = 'abandoned' where id = any(%s)", ([build.id for build in left],)
-            )
+            connection.execute("update builds set state = 'abandoned' where id = any(%s)", (list(was),))
         for build in left:
             end_loaders(connection, build.id)
             remove_table(connection, build, keep=view is not None and build.table == view.table_name)
         for build in past:
-            abandon_past(connection, build)
+            abandon(connection, build)

@@ -1,6 +1,6 @@
-"""Where the tasks of a load or of a comparison run: one task per partition, in this machine's processes or on a cluster.
+"""Where the tasks of a load or of a verification run: one task per partition, in local processes or on a cluster.
 
-Catching up and the switch are always local: what they fold is short, and somebody waits for it.
+Catching up and the switch are always local: they fold little, and agents wait for the switch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,32 @@ from projections.engine.rebuild import workers
 from projections.engine.rebuild.workers import Advance
 
 
+class Progress(Protocol):
+    """Shows the progress of a long command."""
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        """A stage begins, with so many steps if that is known; the stage before has ended."""
+
+    def advance(self, count: int) -> None:
+        """So many more steps are done."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        """Show nothing."""
+
+    def advance(self, count: int) -> None:
+        """Show nothing."""
+
+
 class Argument(Protocol):
-    """A frozen dataclass that a task is given. An engine that leaves this machine sends it without its settings, which hold
-    secrets, and puts in those of the place where it runs."""
+    """A task's argument: a frozen dataclass.
+
+    Settings hold secrets: an engine that leaves this machine sends the argument without them, and the remote
+    process puts in its own.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -28,20 +51,20 @@ R = TypeVar("R")
 
 
 class Engine(Protocol):
-    """Runs tasks. `name` is what people call it."""
+    """Runs tasks. `name` is for people."""
 
     name: str
 
     def run(self, task: Callable[[A, Advance], R], arguments: Sequence[A], records: int, advance: Advance) -> list[R]:
-        """`task(argument, advance)` for each argument; the results in the arguments' order. `records` is what they read in all.
+        """`task(argument, advance)` for each argument, results in the arguments' order. `records` is what they read in all.
 
-        `task` is a module's function. Tasks may be run twice, even at once; an error that one raises stops the others and is
-        raised as it was. `advance` is called several times a second, with 0 too, from the thread that called.
+        `task` is a module's function. A task may run twice, even at once. The first error stops the other tasks and is raised
+        unchanged. `advance` is called several times a second, also with 0, from the caller's thread.
         """
 
 
 class Local:
-    """Processes of this machine: as many as asked for, else as the size is worth."""
+    """Local processes: as many as asked for, else as the number of records is worth."""
 
     name = "local"
 
@@ -55,4 +78,4 @@ class Local:
 
 
 EngineFor = Callable[[int], Engine]
-"""The engine for so many records, which starts it if it has to be started."""
+"""The engine for so many records; starts it if necessary."""

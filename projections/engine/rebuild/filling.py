@@ -1,6 +1,6 @@
-"""Filling builds' tables: the log folded into them on an engine, then their keys and indexes.
+"""Fill builds' tables: fold the log into them on an engine, then create their keys and indexes.
 
-Where rows can't be stored, their view is filled again, slowly and by itself, which finds the stream they come from.
+Where rows can't be stored, their view is filled again by itself, in a slow load, which finds the stream that they come from.
 """
 
 from __future__ import annotations
@@ -11,39 +11,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
+from psycopg import sql
 
 from infra.database.connect import Connection
 from infra.log.rule import START, Reading
 from infra.settings import Settings
-from projections.engine.rebuild.builds import Build, Pin, index
-from projections.engine.rebuild.engines import EngineFor
-from projections.engine.rebuild.load import RowsRefused, load, parts, require_arrival
-from projections.engine.rebuild.progress import Progress
-from projections.engine.rebuild.slow_load import load_slowly
-from projections.engine.store.parking import parked_streams
+from projections.engine.fold.fold import Held, decode
+from projections.engine.fold.plan import Plan
+from projections.engine.rebuild.builds import Build, Pin, index, with_lock_retry
+from projections.engine.rebuild.engines import EngineFor, Progress
+from projections.engine.rebuild.folded import blocking
+from projections.engine.rebuild.load import RowsRefused, counted_to, load, parts, require_arrival
+from projections.engine.store.commit import prepare
+from projections.engine.store.parking import insert_parked, parked_streams
+from projections.engine.store.writing import fold_and_write
 from projections.engine.views.view import View
 
 
 @dataclass(slots=True)
 class Filled:
-    """What filling came to. `rows` is by view; commits and events are those of the log, whatever the views take of them."""
+    """What was filled. `rows` is by view; commits and events are the log's, whatever the views use of them."""
 
     commits: int = 0
     events: int = 0
     rows: dict[str, int] = field(default_factory=dict)
     parked: dict[str, int] = field(default_factory=dict)
-    """By view, how many streams its table leaves out; views that leave out none are not here."""
+    """By view, how many streams its table leaves out; views without such streams are not listed."""
     engine: str = ""
-    """What the load ran on."""
+    """The engine of the load."""
     start_up_ms: float = 0
-    """Until the engine was there."""
+    """The engine's start."""
     load_ms: float = 0
     index_ms: float = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What one run fills tables with; `filled` is added to."""
+    """Fills tables for one run, and adds to `filled`."""
 
     settings: Settings
     connection: Connection
@@ -52,24 +56,22 @@ class Filling:
     filled: Filled
 
     def fill(self, builds: Sequence[Build], pin: Pin, views: Mapping[str, View]) -> dict[int, Reading]:
-        """Fill the tables and make their keys; how far each partition was folded. `views` are the builds', by name.
+        """Fill the tables and create their keys; how far each partition was folded. `views` are the builds', by name.
 
-        Raises LogChanged unless that is where the pin says, and what folding raises.
+        Raises LogChanged unless that is the pin, and what folding raises.
         """
-        quick, careful = list(builds), list[Build]()
+        quick, slow = list(builds), list[Build]()
         while True:
             try:
                 reached = self._load(quick, pin, views)
                 self._index(quick, views)
             except RowsRefused as refused:
-                careful += [build for build in quick if build.view == refused.view]
+                slow += [build for build in quick if build.view == refused.view]
                 quick = [build for build in quick if build.view != refused.view]
                 continue
-            for build in careful:
-                self.progress.begin("careful", _records(pin))
-                self.filled.rows[build.view], reached = load_slowly(
-                    self.settings, self.connection, build, views[build.view], pin, self.progress.advance
-                )
+            for build in slow:
+                self.progress.begin("slow load", _records(pin))
+                reached = self._load_slowly(build, views[build.view], pin)
             tables = {build.table: build.view for build in builds}
             self.filled.parked |= Counter(
                 tables[one.table] for one in parked_streams(self.connection) if one.table in tables
@@ -88,7 +90,7 @@ class Filling:
         self.progress.begin("load", _records(pin))
         done = engine.run(load, work, _records(pin), self.progress.advance)
         reached = {part.partition: part.end for part in done}
-        for partition, end in pin.ends.items():  # wherever the tasks ran, and whatever code was there
+        for partition, end in pin.ends.items():  # whatever code the tasks ran
             require_arrival(self.settings.events_topic, partition, end, reached.get(partition, START))
         filled.engine = engine.name
         filled.commits = max(filled.commits, sum(part.commits for part in done))
@@ -108,6 +110,47 @@ class Filling:
                 raise RowsRefused(build.view, error) from error
             self.progress.advance(1)
         self.filled.index_ms += 1000 * (time.monotonic() - began)
+
+    def _load_slowly(self, build: Build, view: View, pin: Pin) -> dict[int, Reading]:
+        """Empty the table, create its keys, and write the fold batch by batch, as an agent does; how far each partition was folded.
+
+        A refused row is then refused at once, and its stream is parked. Raises PoisonEvent where the view does not park, and what
+        folding raises.
+        """
+        connection, settings = self.connection, self.settings
+        prepare(connection)
+        table = sql.Identifier(build.table)
+
+        def empty() -> None:
+            connection.execute(sql.SQL("truncate {}").format(table))
+            connection.execute("delete from build_parts where build = %s", (build.id,))
+            connection.execute("delete from parked where table_name = %s", (build.table,))
+
+        with_lock_retry(connection, empty)
+        index(connection, build, view)
+        plan, tables = Plan({view.name: view}), {view.name: build.table}
+        reached = dict.fromkeys(pin.ends, START)
+        self.filled.rows[view.name] = 0
+        for partition, end in sorted(pin.ends.items()):
+            held, blocked = Held(plan), pin.skips
+            for batch in counted_to(settings, settings.events_topic, partition, end):
+                decoded = [decode(plan, partition, batch.counted)]
+                with connection.transaction():
+                    changes, parked = fold_and_write(
+                        connection, plan, tables, decoded, held={partition: held}, blocked=blocked
+                    )
+                    insert_parked(connection, build.table, parked)
+                held.merge(changes[0])
+                blocked = blocking(blocked, parked)
+                reached[partition] = batch.next
+                self.progress.advance(batch.next.next_offset - batch.was.next_offset)
+            count = sql.SQL("select %s, %s, count(*) from {} where _partition = %s").format(table)
+            [(rows,)] = connection.execute(
+                sql.SQL("insert into build_parts (build, partition, rows) {} returning rows").format(count),
+                (build.id, partition, partition),
+            )
+            self.filled.rows[view.name] += rows
+        return reached
 
 
 def _records(pin: Pin) -> int:

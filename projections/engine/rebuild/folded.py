@@ -1,4 +1,4 @@
-"""A partition folded from its beginning, and the rows that its tables then hold: for loading and for comparing."""
+"""Fold a partition from its beginning, and the rows that its tables then hold: for loading and for verification."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ StoredRow = tuple[Any, ...]
 
 
 class Folded:
-    """A partition's fold from its beginning, batch after batch, with all rows but the added ones kept."""
+    """A partition's fold from its beginning. Keeps all rows but those that are only ever added."""
 
     def __init__(self, plan: Plan, blocked: Blocked) -> None:
         self.plan = plan
@@ -31,7 +31,7 @@ class Folded:
         self.parked: list[Parked] = []
 
     def fold(self, batch: Batch) -> Changes:
-        """The batch's changes, which are then part of what is kept."""
+        """Fold a batch and keep its changes, which are returned."""
         changes = fold(self.plan, decode(self.plan, batch.partition, batch.counted), self.held, self.blocked)
         self.held.merge(changes)
         for view, sums in changes.sums.items():
@@ -45,7 +45,7 @@ class Folded:
         return [parked for parked in self.parked if parked.view == view]
 
     def kept_rows(self, view: View, partition: int) -> Iterator[StoredRow]:
-        """The table's rows of a view whose rows are kept, stored values in column order and the partition."""
+        """The rows of a view whose rows are kept."""
         match view.kind:
             case Kind.SNAPSHOT:
                 encode = msgspec.json.encode
@@ -60,7 +60,7 @@ class Folded:
 
 
 def blocking(blocked: Blocked, parked: Iterable[Parked]) -> Blocked:
-    """What is blocked once these streams are parked too."""
+    """`blocked`, with these streams parked, too."""
     since = {(one.view, one.stream): one.version for one in parked}
     return Blocked({**blocked.parked, **since}, blocked.skips)
 
@@ -78,7 +78,7 @@ def add_sums(
 
 
 def added_rows(view: View, changes: Changes) -> Iterator[StoredRow]:
-    """The rows a batch adds to a journal or to the outcomes, stored values in column order and the partition."""
+    """The rows that a batch adds to a journal or to the outcomes."""
     if view.kind is Kind.OUTCOMES:
         rows = [view.function(one.commit, time_of(one.time_ms)) for one in changes.counted]
     else:
@@ -102,7 +102,7 @@ def _stored(view: View, rows: Iterable[Any], partition: int) -> Iterator[StoredR
 
 
 def _summary_order(view: View) -> list[int]:
-    """Where each column stands in (key columns, other columns)."""
+    """The place of each column in (key columns, other columns)."""
     names = [*(column.name for column in view.columns if column.is_key)]
     names += [column.name for column in view.columns if not column.is_key]
     return [names.index(column.name) for column in view.columns]

@@ -1,12 +1,13 @@
-"""Filling builds from the log: the local engine, without a JVM.
+"""Load builds from the log with local processes, without a JVM.
 
-One pass over each partition folds all views of a rebuild. What is only ever added (journals, outcomes) streams out by COPY
-while the fold goes on; entity rows, sums and states are kept until the part ends, so memory holds a partition's rows of
-those, never its events. A part is one transaction per table, with its entry in `build_parts`: written wholly and once.
+One pass over each partition folds all views of a rebuild. Rows that are only ever added (journals, outcomes) stream out by COPY
+during the fold. Entity rows, sums and states are kept until the partition ends: memory holds those rows of one partition, never
+its events. A part, one partition of a table, is one transaction with its entry in `build_parts`: written completely, and once.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,10 +26,9 @@ from projections.engine.fold.as_of import Cut
 from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Blocked, Parked
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.build_sessions import loading
-from projections.engine.rebuild.builds import FILLING, Build, BuildAbandoned, Pin, loader_name
+from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, loading
+from projections.engine.rebuild.builds import FILLING, Build, Pin, loader_name
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
-from projections.engine.rebuild.stalled_loaders import OtherAttempt
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store.commit import Batch
 from projections.engine.store.parking import insert_parked
@@ -36,9 +36,12 @@ from projections.engine.store.writing import is_refusal
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
 
+FROZEN_S = 60.0
+"""A loader that copied nothing for so long is ended when another attempt waits for its part."""
+
 
 class RowsRefused(SamefoldError):
-    """Rows of a view can't be stored. Whoever loads finds out whose they are, row by row: see `careful`."""
+    """Rows of a view can't be stored. `load_slowly` finds the stream that they come from."""
 
     def __init__(self, view: str, error: Exception) -> None:
         super().__init__(f"View '{view}' makes rows that can't be stored: {' '.join(str(error).split())}")
@@ -47,7 +50,7 @@ class RowsRefused(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One partition's share of a load: what a worker is told."""
+    """What a task loads: one partition."""
 
     settings: Settings
     topic: str
@@ -61,7 +64,7 @@ class Part:
 
 @dataclass(slots=True)
 class Loaded:
-    """What a part came to, and how far. `rows` is by view."""
+    """What a task loaded, and up to where. `rows` is by view."""
 
     partition: int
     end: Reading = START
@@ -77,7 +80,7 @@ def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mappin
 
 
 def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
-    """Fold a partition from its beginning to its end and write its rows. Tables that have the part already are left alone.
+    """Fold a partition from its beginning to its end and write its rows, except to tables that have the part already.
 
     Raises what folding raises, RowsRefused, LogChanged, BuildAbandoned, KafkaAway, DatabaseAway.
     """
@@ -86,7 +89,7 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
     folded = Folded(plan, part.skips)
     with loading(part.settings, [build.id for build in part.builds]), ExitStack() as stack:
         streams = {
-            build.view: stack.enter_context(_Table(part, build))
+            build.view: stack.enter_context(PartWriter(part, build))
             for build in part.builds
             if part.views[build.view].kind in (Kind.JOURNAL, Kind.OUTCOMES)
         }
@@ -102,7 +105,7 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
             loaded.rows[view] = stream.finish(folded.parked_of(view))
         for build in part.builds:
             if build.view not in streams:
-                with _Table(part, build) as stream:
+                with PartWriter(part, build) as stream:
                     stream.write(folded.kept_rows(part.views[build.view], part.partition))
                     loaded.rows[build.view] = stream.finish(folded.parked_of(build.view))
     return loaded
@@ -111,9 +114,9 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
 def counted_to(
     settings: Settings, topic: str, partition: int, end: Reading | Cut, start: Reading = START
 ) -> Iterator[Batch]:
-    """What counts from `start` up to exactly `end`, in batches: whoever reads up to a recorded position reads by this.
+    """The commits that count from `start` up to exactly `end`, in batches.
 
-    The last batch arrives at `end`; only at a time it may stop before, at the first later record. Raises LogChanged when the log
+    The last batch arrives at `end`; a cut at a time may stop earlier, at the first later record. Raises LogChanged when the log
     leads elsewhere.
     """
     reading = start
@@ -132,15 +135,17 @@ def counted_to(
 
 
 def require_arrival(topic: str, partition: int, end: Reading | Cut, reached: Reading, start: Reading = START) -> None:
-    """Raises LogChanged unless what was `reached` is where it was to lead."""
+    """Raises LogChanged unless reading `reached` its end."""
     if not (end.is_reached(reached) if isinstance(end, Cut) else reached == end):
         raise LogChanged(topic, partition, start, reached, end)
 
 
-class _Table:
-    """One table's share of a part: a transaction that enters the part and copies its rows, on a connection of its own.
+class PartWriter:
+    """Writes one table's rows of a part, in one transaction on a connection of its own; nothing if the part is there already.
 
-    Nothing is written if the part is there already.
+    Spark may start a second attempt at a part when it takes the first for lost or slow. The second waits for the first one's
+    transaction. PostgreSQL has no timeout for a session inside COPY, so it would keep that of a frozen loader for ever: a
+    session that has copied nothing for `FROZEN_S` is ended.
     """
 
     def __init__(self, part: Part, build: Build) -> None:
@@ -150,14 +155,19 @@ class _Table:
         self.rows = 0
         self._copying: AbstractContextManager[Copy] | None = None
         self._copy: Copy | None = None
-        # the name by which whoever abandons the build finds and ends this session
-        self._connection = connect(part.settings, loader_name(build.id, part.partition), statement_timeout_ms=0)
+        # abandoning a build ends its loaders by this name
+        self._name = loader_name(build.id, part.partition)
+        self._connection = connect(part.settings, self._name, statement_timeout_ms=0)
 
-    def __enter__(self) -> _Table:
-        twin = OtherAttempt(self.build.id, self.partition)
+    def __enter__(self) -> PartWriter:
+        copied, since = -1, time.monotonic()
         try:
             while (entered := self._try()) is None:
-                twin.wait(self._connection)
+                was, copied = copied, self._copied_by_the_other()
+                if copied != was:
+                    since = time.monotonic()
+                elif time.monotonic() - since > FROZEN_S:
+                    self._connection.execute(_END_THE_OTHER, (TERMINATE_MS, self._name))
             if entered:
                 self._copying = self._connection.cursor().copy(copy_into(self.view, self.build.table))
                 self._copy = self._copying.__enter__()
@@ -174,19 +184,19 @@ class _Table:
         self._connection.close()
 
     def _try(self) -> bool | None:
-        """Begin, and `_enter`; None where another attempt holds the part."""
+        """Begin, and `enter_part`; None while another attempt holds the part."""
         self._connection.execute("begin")
         try:
-            return self._enter()
+            return self.enter_part()
         except psycopg.errors.LockNotAvailable:
             self._connection.execute("rollback")
             return None
 
-    def _enter(self) -> bool:
-        """Whether this is the one that writes the part. Raises BuildAbandoned."""
+    def enter_part(self) -> bool:
+        """Whether this attempt writes the part. Raises BuildAbandoned."""
         row = self._connection.execute("select state from builds where id = %s", (self.build.id,)).fetchone()
         if row is None or row[0] not in FILLING:
-            raise BuildAbandoned(f"Build {self.build.table} was abandoned while it was made.", "Run the command again.")
+            raise build_abandoned(self.build.table)
         entered = self._connection.execute(
             "insert into build_parts (build, partition, rows) values (%s, %s, 0) on conflict do nothing",
             (self.build.id, self.partition),
@@ -199,6 +209,11 @@ class _Table:
         self.rows = int(there[0]) if there else 0
         return False
 
+    def _copied_by_the_other(self) -> int:
+        """Bytes that the other attempt has copied by now."""
+        row = self._connection.execute(_COPIED, (self._name,)).fetchone()
+        return int(row[0]) if row else 0
+
     def write(self, rows: Iterable[StoredRow]) -> None:
         if self._copy is not None:
             with self._refusing():
@@ -208,7 +223,7 @@ class _Table:
                     self.rows += 1
 
     def finish(self, parked: Iterable[Parked]) -> int:
-        """Commit the rows, and what the fold parked; the number of rows."""
+        """Commit the rows and what the fold parked; returns the number of rows."""
         if self._copying is not None:
             copying, self._copying = self._copying, None
             with self._refusing():
@@ -225,13 +240,25 @@ class _Table:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """A value that can't be stored is a fault of the view's, whoever refuses it: PostgreSQL, psycopg or Python."""
+        """Turn the refusal of a value, by PostgreSQL, psycopg or Python, into RowsRefused."""
         try:
             yield
         except Exception as error:
             if isinstance(error, psycopg.Error) and not is_refusal(error):
                 raise
             raise RowsRefused(self.build.view, error) from error
+
+
+_COPIED = """
+select coalesce(sum(c.bytes_processed), 0)
+  from pg_stat_activity a left join pg_stat_progress_copy c using (pid)
+ where a.datname = current_database() and a.application_name = %s
+"""
+_END_THE_OTHER = """
+select pg_terminate_backend(pid, %s) from pg_stat_activity
+ where datname = current_database() and application_name = %s and pid <> pg_backend_pid()
+   and wait_event_type is distinct from 'Lock'
+"""
 
 
 def copy_into(view: View, table: str) -> sql.Composed:

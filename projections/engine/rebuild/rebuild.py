@@ -1,7 +1,7 @@
-"""Rebuilding views from the log, beside live traffic: load, index, catch up, switch.
+"""Rebuild views from the log during live traffic: load, index, catch up, switch.
 
-Killed at any moment it does no harm: what readers see changes in the switch's one transaction. The next run abandons what
-the dead one left.
+It does no harm to kill it at any moment: what readers see changes in the switch's one transaction, and the next run abandons what a
+killed one left.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.live.startup import require_contract
-from projections.engine.rebuild.build_locks import claim, end_builders
-from projections.engine.rebuild.build_sessions import builder
+from projections.engine.rebuild.build_locks import builder, claim, end_builders
 from projections.engine.rebuild.builds import (
     Build,
     BuildState,
@@ -28,9 +27,8 @@ from projections.engine.rebuild.builds import (
     by_id,
     make_ready,
 )
-from projections.engine.rebuild.engines import EngineFor, Local
+from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.filling import Filled, Filling
-from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.rebuild.switch import Pointer, Switched, leader_of, plan_move, pointers, switch
 from projections.engine.views.core_views import code_set, states_told_to
 from projections.engine.views.view import View
@@ -56,7 +54,7 @@ class Rebuilt(Filled):
 
 
 def needed(live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
-    """The views of this code that are not live as this code has them."""
+    """The views that are not live in this code's agent and version."""
     return [
         name
         for name, view in views.items()
@@ -77,25 +75,62 @@ def rebuild(
 ) -> Rebuilt:
     """Rebuild these views, or without names all that this code needs, and make them live; `views` are all of this code's.
 
-    The load runs on `engine_for(records)`, by default on `processes` of this machine.
-    With `end_others`, whoever builds or switches one of the views just now is ended first.
+    The load runs on `engine_for(records)`, by default on local `processes`. `end_others` first ends processes that build or switch
+    one of the views.
 
-    A journal brings the states that it is told. Views that this code no longer has leave with the switch; others that have a build
-    that is ready and that this code needs come along.
+    A journal brings its contexts' states. Views that this code no longer has are removed by the switch; other views that this code
+    needs and whose build is ready are switched too.
 
     Raises UnknownView, SetDiffers, BuildAlive, BuildAbandoned, SwitchTimedOut and what folding raises.
     """
-    result = Rebuilt()
+    result, progress = Rebuilt(), progress or Silent()
     made: list[UUID] = []
     with builder(settings, "rebuild", made) as connection:
         require_contract(settings, connection)
         if end_others:
             end_builders(connection, _wanted(names, pointers(connection), views))
-        filling = Filling(
-            settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
-        )
-        _Job(views, filling, result, made).run(names, make_live)
+        live = pointers(connection)
+        wanted = _wanted(names, live, views)
+        along: list[Build] = []
+        if make_live:
+            along = _ready(connection, [name for name in needed(live, views) if name not in wanted], views)
+            move = plan_move(live, [*wanted, *(build.view for build in along)], views)
+            if not wanted and not along and not move.removed:
+                return result
+        filling = Filling(settings, connection, engine_for or (lambda _: Local(processes)), progress, result)
+        ready = _build(filling, [views[name] for name in wanted], views, live, made)
+        result.tables = {build.view: build.table for build in ready}
+        if make_live:
+            for build in along:
+                claim(connection, build.view)
+            result.switched = switch(settings, connection, [*ready, *along], views, progress=progress)
+            result.tables = dict(result.switched.tables)
+            result.removed = list(result.switched.removed)
     return result
+
+
+def _build(
+    filling: Filling, wanted: Sequence[View], views: Mapping[str, View], live: Mapping[str, Pointer], made: list[UUID]
+) -> list[Build]:
+    """Fill the wanted views' tables, agent by agent; their builds, ready. Those that are made are added to `made`."""
+    connection, topic = filling.connection, filling.settings.events_topic
+    try:
+        for agent in sorted({view.agent for view in wanted}):
+            of_agent = {view.name: view for view in wanted if view.agent == agent}
+            whole = code_set({name: view for name, view in views.items() if view.agent == agent})
+            fresh, pin = begin(connection, list(of_agent.values()), topic, whole, leader_of(agent, live))
+            made.extend(build.id for build in fresh)
+            filling.fill(fresh, pin, of_agent)
+            for build in fresh:
+                make_ready(connection, build, len(pin.ends))
+        return by_id(connection, made)
+    except BaseException:
+        # only tidies up: otherwise the next run does it
+        with suppress(psycopg.Error, SamefoldError):
+            for build in by_id(connection, made):
+                abandon(connection, build)
+            made.clear()
+        raise
 
 
 def go_to(
@@ -107,7 +142,7 @@ def go_to(
 ) -> Switched:
     """Make existing builds of this code's versions live: of these views, or without names of all that this code needs.
 
-    A ready build is taken first, else the old one that is the furthest: going back. A journal brings the states that it is told.
+    A ready build is preferred, then the old one with the highest positions: going back. A journal brings its contexts' states.
     Raises NoBuild, UnknownView and what `switch` raises.
     """
     with builder(settings, "switch") as connection:
@@ -118,7 +153,7 @@ def go_to(
             claim(connection, name)
         found = _existing(connection, [views[name] for name in wanted])
         if not found and not plan_move(live, [], views).removed:
-            return Switched({}, (), 0, 0, 0, 0, 0)
+            return Switched()
         return switch(settings, connection, found, views, progress=progress)
 
 
@@ -130,7 +165,7 @@ def views_named(names: Iterable[str], views: Mapping[str, View]) -> list[View]:
 
 
 def _wanted(names: Iterable[str], live: Mapping[str, Pointer], views: Mapping[str, View]) -> list[str]:
-    """Names of views of this code, with the states of journals. One that is only live leaves by itself, so it may be named too."""
+    """This code's views among the names, with the states of journals. A view that is only live may be named: switches remove it."""
     asked = sorted(set(names))
     _require_known([name for name in asked if name not in live], views)
     wanted = [name for name in asked if name in views] if asked else needed(live, views)
@@ -145,79 +180,22 @@ def _require_known(names: Iterable[str], views: Mapping[str, View]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What one run of `rebuild` works with. `made` are the builds it would leave behind if it ended now."""
-
-    views: Mapping[str, View]
-    filling: Filling
-    result: Rebuilt
-    made: list[UUID]
-
-    def run(self, names: Iterable[str], make_live: bool) -> None:
-        """Build what is wanted and make it live, unless there is nothing to do."""
-        views, connection, result = self.views, self.filling.connection, self.result
-        live = pointers(connection)
-        wanted = _wanted(names, live, views)
-        along: list[Build] = []
-        if make_live:
-            along = _ready(connection, [name for name in needed(live, views) if name not in wanted], views)
-            move = plan_move(live, [*wanted, *(build.view for build in along)], views)
-            if not wanted and not along and not move.removed:
-                return
-        ready = self._build([views[name] for name in wanted], live)
-        result.tables = {build.view: build.table for build in ready}
-        if make_live:
-            for build in along:
-                claim(connection, build.view)
-            result.switched = switch(
-                self.filling.settings,
-                connection,
-                [*ready, *along],
-                views,
-                progress=self.filling.progress,
-            )
-            result.tables = dict(result.switched.tables)
-            result.removed = list(result.switched.removed)
-
-    def _build(self, wanted: Sequence[View], live: Mapping[str, Pointer]) -> list[Build]:
-        """Fill these views' tables, agent by agent; their builds, ready."""
-        connection, topic = self.filling.connection, self.filling.settings.events_topic
-        try:
-            for agent in sorted({view.agent for view in wanted}):
-                of_agent = {view.name: view for view in wanted if view.agent == agent}
-                whole = code_set({name: view for name, view in self.views.items() if view.agent == agent})
-                fresh, pin = begin(connection, list(of_agent.values()), topic, whole, leader_of(agent, live))
-                self.made.extend(build.id for build in fresh)
-                self.filling.fill(fresh, pin, of_agent)
-                for build in fresh:
-                    make_ready(connection, build, len(pin.ends))
-            return by_id(connection, self.made)
-        except BaseException:
-            # for a tidy database only: without it, the next run does the same
-            with suppress(psycopg.Error, SamefoldError):
-                for build in by_id(connection, self.made):
-                    abandon(connection, build)
-                self.made.clear()
-            raise
-
-
 def _ready(connection: Connection, names: Sequence[str], views: Mapping[str, View]) -> list[Build]:
-    """Builds of these views that are ready and of this code; not of journals, which need states that are not further than they."""
+    """This code's ready builds of these views; not of journals, which need states that are not ahead of them."""
     fitting = [b for b in builds_of(connection, names) if b.state is BuildState.READY and _fits(b, views[b.view])]
     fitting = [build for build in fitting if not states_told_to(views[build.view])]
     return list({build.view: build for build in fitting}.values())
 
 
 def _existing(connection: Connection, views: Sequence[View]) -> list[Build]:
-    """A build of each of these views; of states that a journal is told, one that is nowhere further than the journal's."""
+    """A build of each of these views; of a journal's states, one that is not ahead of the journal's in any partition."""
     found: dict[str, Build] = {}
     for view in sorted(views, key=lambda view: not states_told_to(view)):
-        told = [found[other.name] for other in views if view.name in states_told_to(other)]
+        journals = [found[other.name] for other in views if view.name in states_told_to(other)]
         fitting = [
             build
             for build in builds_of(connection, [view.name])
-            if _fits(build, view) and all(_is_not_ahead(build, journal) for journal in told)
+            if _fits(build, view) and all(_is_not_ahead(build, journal) for journal in journals)
         ]
         candidates = [build for build in fitting if build.state is BuildState.READY] or sorted(
             (build for build in fitting if build.state is BuildState.OLD),
@@ -226,9 +204,9 @@ def _existing(connection: Connection, views: Sequence[View]) -> list[Build]:
         if not candidates:
             raise NoBuild(
                 f"View '{view.name}' has no other table of version {view.version}, which is this code's, to switch to"
-                f"{f' together with {told[0].table}' if told else ''}.",
-                f"`samefold rebuild {told[0].view if told else view.name}` makes one; to go back to another version, run that "
-                "version's code.",
+                f"{f' together with {journals[0].table}' if journals else ''}.",
+                f"`samefold rebuild {journals[0].view if journals else view.name}` makes one; to go back to another version, run "
+                "that version's code.",
             )
         found[view.name] = candidates[-1]
     return list(found.values())
@@ -244,6 +222,6 @@ def _fits(build: Build, view: View) -> bool:
 
 
 def old_builds(connection: Connection, views: Iterable[View]) -> list[Build]:
-    """Tables of exactly these versions and shapes that a switch could go back to without a rebuild."""
+    """Old builds of exactly these versions and shapes, which a switch can go back to without a rebuild."""
     by_name = {view.name: view for view in views}
     return [b for b in builds_of(connection, by_name) if b.state is BuildState.OLD and _fits(b, by_name[b.view])]

@@ -1,15 +1,15 @@
-"""The switch: readers and agents go over to other tables, in one short transaction without DDL.
+"""The switch: make other tables live for readers and agents, in one short transaction without DDL.
 
-Under the locks of all the agents' positions, taken in partition order, nobody folds; what is left of the log up to exactly
-these positions is folded into the new tables, the pointers move, and a new generation fences whoever folded under the old
-ones. Going back is the same, run from the older version's code; so is taking away a view that the code no longer has.
+It locks all positions of the agents in partition order, so that no agent folds. It folds what is left of the log up to exactly
+these positions into the new tables, moves the pointers, and sets a new generation, which fences batches that were folded before.
+Going back is the same, run from the older version's code. So is removing a view that the code no longer has.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psycopg import errors
 
@@ -22,7 +22,7 @@ from infra.settings import Settings
 from projections.engine.live.tail import AHEAD, NotArrived, Tail
 from projections.engine.rebuild.builds import Build, NotStarted, builds_of, by_id, lock_builds, write_positions
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
-from projections.engine.rebuild.progress import Progress, Silent
+from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.commit import Batch, prepare
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
@@ -30,11 +30,11 @@ from projections.engine.views.view import CORE, View
 
 LOCK_TIMEOUT_MS = 200
 FEW_RECORDS = 200
-"""What may be left to fold under the locks."""
+"""Records that may be left to fold under the locks."""
 FETCH_S = 0.5
 """How long to wait under the locks for a record that has not been read ahead."""
 PATIENCE = 3
-"""Tries with too much left after which twice as much may be, up to what one read gives: agents commit more than that at once."""
+"""Tries with too many records left after which twice as many are allowed, up to one read: agents may commit more at once."""
 PAUSE_S = 0.05
 GIVE_UP_S = 120.0
 
@@ -44,7 +44,7 @@ class SetDiffers(SamefoldError):
 
 
 class SwitchTimedOut(SamefoldError):
-    """The switch did not come about in time; everything is as before, and the builds are ready."""
+    """The switch was not possible in time. Nothing has changed, and the builds are ready."""
 
 
 class _TooMuch(Exception):
@@ -52,12 +52,12 @@ class _TooMuch(Exception):
 
 
 class _Behind(Exception):
-    """The agent that a view moves to does not stand yet where the one stands that it leaves."""
+    """A view moves to an agent whose positions are still behind those of the agent it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What readers of a view see now."""
+    """What is live of a view."""
 
     view: str
     agent: str
@@ -67,26 +67,26 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Whose live sets a switch changes, in the order in which positions are locked, and what goes because of it."""
+    """The agents whose live sets a switch changes, in the order of locking, and the pointers that it replaces or removes."""
 
     agents: tuple[str, ...]
     outgoing: tuple[Pointer, ...]
     """Live now, and not afterwards."""
     removed: tuple[str, ...]
-    """Of these, the views that this code no longer has."""
+    """The outgoing views that this code no longer has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """What a switch did, in milliseconds and commits. `gap_ms` is how long agents stood still."""
+    """What a switch did, in milliseconds and commits. `gap_ms` is how long agents paused."""
 
-    tables: Mapping[str, str]
-    removed: tuple[str, ...]
-    catch_up_ms: float
-    switch_ms: float
-    gap_ms: float
-    commits: int
-    tries: int
+    tables: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    catch_up_ms: float = 0
+    switch_ms: float = 0
+    gap_ms: float = 0
+    commits: int = 0
+    tries: int = 0
 
 
 def pointers(connection: Connection) -> dict[str, Pointer]:
@@ -95,9 +95,9 @@ def pointers(connection: Connection) -> dict[str, Pointer]:
 
 
 def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mapping[str, View]) -> Move:
-    """What making `incoming` live changes; `views` are all of this code's. Raises SetDiffers when their sets would differ.
+    """What making `incoming` live changes; `views` are all of this code's. Raises SetDiffers when the sets would differ.
 
-    A view that this code no longer has goes with any switch of its agent.
+    Any switch of its agent removes a view that this code no longer has.
     """
     coming = {name: views[name] for name in incoming}
     strangers = [pointer for name, pointer in live.items() if name not in views]
@@ -114,10 +114,9 @@ def plan_move(live: Mapping[str, Pointer], incoming: Iterable[str], views: Mappi
             wrong.append(name)
     if wrong:
         raise SetDiffers(
-            f"The switch would leave {', '.join(wrong)} otherwise than this code has "
-            f"{'it' if len(wrong) == 1 else 'them'}, and no agent could run.",
-            "`samefold rebuild` without names rebuilds all that this code needs and switches them together; where all "
-            "its tables are there, `samefold switch` without names switches them.",
+            f"After the switch, {', '.join(wrong)} would differ from this code, and no agent could run.",
+            "`samefold rebuild` without names rebuilds all that this code needs and switches them together. If all the "
+            "tables exist, `samefold switch` without names switches them.",
         )
     outgoing = [live[name] for name in coming if name in live]
     return Move(tuple(sorted(agents)), (*outgoing, *removed), tuple(pointer.view for pointer in removed))
@@ -159,7 +158,7 @@ class _Switch:
         self.live = pointers(connection)
         self.move = plan_move(self.live, [build.view for build in builds], views)
         self.groups: dict[str, Group] = {}
-        """By agent, once its builds stand at the same positions."""
+        """By agent, once its builds are at the same positions."""
         self.tails: dict[str, Tail] = {}
         self.commits = 0
 
@@ -170,7 +169,7 @@ class _Switch:
             for build in self.builds:
                 if not is_in_sql_view(self.connection, build.view, build.table):
                     replace_sql_view(self.connection, build.view)
-            # catching up holds nothing that agents or readers wait for, and folds a batch for as long as the views' code takes
+            # catching up holds no lock that agents or readers need, and a batch takes as long as the views' code
             self.connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(self.settings)}")
             while True:
                 self._round()
@@ -185,7 +184,7 @@ class _Switch:
                     if too_much % PATIENCE == 0:
                         few = min(2 * few, AHEAD)
                 except (_Behind, KafkaAway):
-                    # each try takes locks that the agent it waits for needs
+                    # each try takes locks that the agent needs to move on
                     time.sleep(PAUSE_S)
                 except (NotArrived, errors.LockNotAvailable, errors.DeadlockDetected):
                     pass
@@ -210,10 +209,10 @@ class _Switch:
             for tail in self.tails.values():
                 tail.close()
 
-    # ── beside the agents ──
+    # ── while the agents go on ──
 
     def _round(self) -> None:
-        """Catch every agent's builds up to the positions of one moment of the agent that they follow."""
+        """Catch every agent's builds up to the current positions of the agent that they follow."""
         for agent in {build.agent for build in self.builds}:
             leader = leader_of(agent, self.live)
             positions = read_positions(self.connection, leader, self.topic)
@@ -227,7 +226,7 @@ class _Switch:
             self.tails[agent].read_ahead()
 
     def _level(self, leader: str, builds: Sequence[Build]) -> Group:
-        """Bring builds that stand at different positions to those of the one that is furthest, the hindmost first."""
+        """Catch builds at different positions up to the highest, beginning with the lowest."""
         group, *others = groups_at(leader, self.views, builds)
         for other in others:
             self.progress.begin("catch up", _distance(group.at, other.at))
@@ -251,7 +250,7 @@ class _Switch:
     # ── under the locks ──
 
     def _attempt(self, few: int) -> float:
-        """The switch itself; how long the agents stood still, in seconds.
+        """The switch itself; how long the agents paused, in seconds.
 
         Raises _TooMuch, _Behind, NotArrived, having changed nothing.
         """
@@ -292,14 +291,14 @@ class _Switch:
         return time.monotonic() - locked
 
     def _lock_positions(self) -> dict[str, dict[int, Reading]]:
-        """All the agents' positions, locked in one order for all. An agent that is new has none, and CORE's stand for it."""
+        """All the agents' positions, locked. A new agent has none; it uses CORE's."""
         agents = {*self.move.agents, *leaders(self.move, self.live).values()}
         return lock_positions(self.connection, agents, self.topic)
 
     def _targets(
         self, at: Mapping[str, dict[int, Reading]], live: Mapping[str, Pointer], move: Move
     ) -> dict[str, dict[int, Reading]]:
-        """Where each agent's tables must stand. A view that moves to another agent must not show less than before."""
+        """The positions that each agent's tables must reach. A view that moves to another agent must not lose rows."""
         to = {agent: at[leader] for agent, leader in leaders(move, live).items()}
         for build in self.builds:
             if (before := live.get(build.view)) is not None and before.agent != build.agent:
@@ -317,10 +316,10 @@ class _Switch:
         for partition, reading in group.at.items():
             if reading.next_offset > to[partition].next_offset:
                 raise Ahead(
-                    f"{', '.join(build.table for build in group.builds.values())} has been folded to offset "
-                    f"{reading.next_offset} of partition {partition}, but agent '{group.leader}' stands at "
-                    f"{to[partition].next_offset}.",
-                    "The database was restored: rebuild the view anew.",
+                    f"{', '.join(build.table for build in group.builds.values())} is folded to offset "
+                    f"{reading.next_offset} of partition {partition}, but agent '{group.leader}' is at "
+                    f"{to[partition].next_offset}: the database was restored.",
+                    "Rebuild the view.",
                 )
 
     def _require_in_sql_views(self) -> None:
@@ -328,13 +327,13 @@ class _Switch:
             if not is_in_sql_view(self.connection, build.view, build.table):
                 raise SetDiffers(
                     f"The SQL view '{build.view}' does not read {build.table} yet.",
-                    "Somebody replaced it by hand: run the command again.",
+                    "It was replaced by hand: run the command again.",
                 )
 
     def _point(
         self, move: Move, outgoing: Sequence[Build], to: Mapping[str, dict[int, Reading]], live: Mapping[str, Pointer]
     ) -> None:
-        """New states, pointers and generation: what makes the switch."""
+        """Write the new states, pointers and generation."""
         execute = self.connection.execute
         gone = {pointer.table for pointer in move.outgoing}
         for build in outgoing:
@@ -358,7 +357,7 @@ def _distance(at: Mapping[int, Reading], to: Mapping[int, Reading]) -> int:
 
 
 def leader_of(agent: str, live: Mapping[str, Pointer]) -> str:
-    """The agent whose positions a build follows: its own, or CORE's for one that has nothing live, so stands still."""
+    """The agent whose positions a build follows: its own, or CORE where its own has no live view, so does not move."""
     return agent if any(pointer.agent == agent for pointer in live.values()) else CORE
 
 

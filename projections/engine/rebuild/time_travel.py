@@ -1,50 +1,42 @@
 """Time travel: views as they were at a moment of the log, each in a table of its own to query.
 
-Such a table is folded like any build (skips are left out, poison is parked or stops it) and never goes live: no switch takes it, no
-rebuild abandons it, nobody moves it on. It stays until it is dropped. Its builder claims it by its id, so that others may
-build the view meanwhile; what a dead one left unfinished goes with the next look at the same view.
+Such a table is folded like any build (skips are left out, poison is parked or stops it), but never goes live: no switch takes it,
+no rebuild abandons it, nothing moves it on. It stays until it is dropped. Its builder claims it by its id, so that other
+processes may build the view meanwhile. What a killed builder left is removed by the next time travel of the same view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
-from psycopg import sql
-from psycopg.types.json import Jsonb
 
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
-from infra.log.rule import START, Reading
+from infra.log.rule import START
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf, cuts, in_words
 from projections.engine.live.startup import require_contract
-from projections.engine.rebuild.build_locks import try_claim
-from projections.engine.rebuild.build_sessions import builder
+from projections.engine.rebuild.build_locks import builder, try_claim
 from projections.engine.rebuild.builds import (
-    Build,
     BuildState,
     Pin,
+    abandon,
     abandon_dead,
-    abandon_past,
-    build_abandoned,
     builds_of,
     by_id,
-    drop_keys,
-    exists,
-    make_declared_table,
+    comment_on,
+    create,
+    finish_loading,
     read_skips,
-    require_parts,
-    with_lock_retry,
     write_positions,
 )
-from projections.engine.rebuild.engines import EngineFor, Local
+from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.filling import Filled, Filling
-from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.views.columns import Role
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import Kind, View
@@ -70,10 +62,10 @@ def look_back(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> LookedBack:
-    """Fold the log up to a moment into new tables, on `engine_for(records)`, by default on `processes` of this machine.
+    """Fold the log up to a moment into new tables, on `engine_for(records)`, by default on local `processes`.
 
-    The moment may be beyond the agent's position, but not beyond the log. Raises BadMoment, ContractBroken, BuildAbandoned and
-    what folding raises.
+    The moment may be beyond the agent's position, but not beyond the log's end. Raises BadMoment, ContractBroken, BuildAbandoned
+    and what folding raises.
     """
     by_name = {view.name: view for view in sorted(views, key=lambda view: view.name)}
     result = LookedBack(as_of=in_words(as_of))
@@ -85,19 +77,26 @@ def look_back(
             connection, [build for build in builds_of(connection, by_name) if build.state is BuildState.PAST_LOADING]
         )
         try:
-            builds = [_create(connection, *one, result.as_of) for one in zip(ids, by_name.values(), strict=True)]
+            for build_id, view in zip(ids, by_name.values(), strict=True):
+                try_claim(connection, str(build_id))  # before other sessions see the build
+                create(connection, build_id, view, code_set({view.name: view}), as_of=result.as_of)
+            builds = by_id(connection, ids)
             pin = Pin(ends, read_skips(connection, by_name))
             filling = Filling(
                 settings, connection, engine_for or (lambda _: Local(processes)), progress or Silent(), result
             )
             reached = dict.fromkeys(ends, START) | filling.fill(builds, pin, by_name)
             for build in builds:
-                _finish(connection, build, settings.events_topic, reached)
+                with connection.transaction():
+                    finish_loading(connection, build, BuildState.PAST, len(reached))
+                    write_positions(connection, build.id, settings.events_topic, reached)
+                    text = f"view {build.view}, version {build.version}, as of {build.as_of}"
+                    comment_on(connection, build.table, text)
         except BaseException:
-            # for a tidy database only: without it, the next look does the same
+            # only tidies up: otherwise the next time travel does it
             with suppress(psycopg.Error, SamefoldError):
                 for build in by_id(connection, ids):
-                    abandon_past(connection, build)
+                    abandon(connection, build)
             raise
         result.positions = {partition: reading.next_offset for partition, reading in sorted(reached.items())}
         result.tables = {build.view: build.table for build in builds}
@@ -120,57 +119,3 @@ def query_of(connection: Connection, view: View, table: str) -> str:
         name if role is Role.KEY else f"{role}({name}) as {name}" for name, role in zip(columns, roles, strict=True)
     )
     return f"select {', '.join(shown)} from {source} group by {keys}"  # noqa: S608
-
-
-def _create(connection: Connection, build: UUID, view: View, as_of: str) -> Build:
-    """An empty table, claimed before anybody can see it."""
-    try_claim(connection, str(build))
-
-    def create() -> None:
-        # one at a time: two would choose the same name
-        connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold past {view.name}",))
-        table = _free_name(connection, view)
-        connection.execute(
-            "insert into builds (id, view, version, agent, table_name, state, code_set, shape, as_of) "
-            "values (%s, %s, %s, %s, %s, 'past-loading', %s, %s, %s)",
-            (
-                build,
-                view.name,
-                view.version,
-                view.agent,
-                table,
-                Jsonb(code_set({view.name: view})),
-                view.shape,
-                as_of,
-            ),
-        )
-        make_declared_table(connection, view, table)
-        drop_keys(connection, table)
-
-    with_lock_retry(connection, create)
-    [made] = by_id(connection, [build])
-    return made
-
-
-def _free_name(connection: Connection, view: View) -> str:
-    """One that no build ever had. What it matches, no migration takes for a table of its own."""
-    used = {table for (table,) in connection.execute("select table_name from builds where view = %s", (view.name,))}
-    number = 1
-    while (table := f"{view.table_name}_asof_{number}") in used or exists(connection, table):
-        number += 1
-    return table
-
-
-def _finish(connection: Connection, build: Build, topic: str, reached: Mapping[int, Reading]) -> None:
-    """`past-loading` → `past`. Raises BuildAbandoned."""
-    with connection.transaction():
-        require_parts(connection, build, len(reached))
-        write_positions(connection, build.id, topic, reached)
-        moved = connection.execute(
-            "update builds set state = 'past' where id = %s and state = 'past-loading'", (build.id,)
-        ).rowcount
-        if moved != 1:
-            raise build_abandoned(build)
-        comment = sql.SQL("comment on table {} is {}")
-        text = f"view {build.view}, version {build.version}, as of {build.as_of}"
-        connection.execute(comment.format(sql.Identifier(build.table), sql.Literal(text)))

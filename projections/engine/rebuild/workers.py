@@ -1,7 +1,7 @@
-"""Worker processes for what folds the whole log: one task per partition, spread over a few processes.
+"""Worker processes that fold the whole log: one task per partition, spread over a few processes.
 
-Spawned, never forked: librdkafka's and libpq's threads and sockets do not survive a fork. A worker ends with its parent,
-however that ended, so nothing goes on loading for a builder that is gone.
+They are spawned, never forked: threads and sockets of librdkafka and libpq do not survive a fork. A worker ends with its parent,
+however that ends, so that no worker loads for a builder that has ended.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 FEW_RECORDS = 100_000
-"""Up to so many records, starting processes takes longer than folding them right here."""
+"""Up to so many records, starting processes takes longer than folding in this one."""
 TICK_S = 0.1
 
 Advance = Callable[[int], None]
-"""Is told how many more events have been folded."""
+"""Called with how many more records have been folded."""
 
 
 class WorkerDied(SamefoldError):
-    """A worker process ended without a word."""
+    """A worker process ended without a result."""
 
 
 class Stopped(SamefoldError):
-    """A task was told to stop, because another one failed."""
+    """A task was stopped because another one failed."""
 
 
 def processes_for(records: int, wanted: int | None = None) -> int:
-    """How many processes to use for so many records in all: what was asked for, else what the size is worth."""
+    """How many processes to use for so many records in all: `wanted`, else what the size is worth."""
     if wanted is not None:
         return wanted
     return 1 if records <= FEW_RECORDS else max(os.cpu_count() or 1, 1)
@@ -58,16 +58,16 @@ def run(
     """`task(argument, advance)` for each argument; the results in the arguments' order.
 
     With one process, the tasks run in this one. Otherwise `task`, arguments and results are pickled. The first error
-    stops the other tasks and is raised. Raises WorkerDied, WrongCode where this machine's code was changed since this process
-    began, and MemoryShort: see `memory` for what a process may hold.
+    stops the other tasks and is raised. Raises WorkerDied, WrongCode where this machine's code has changed since this process
+    started, and MemoryShort: see `memory`.
     """
     waiting = list(arguments)
     if processes <= 1 or len(waiting) <= 1:
-        with folding(memory_mb) as look:
+        with folding(memory_mb) as check_memory:
 
             def checked(count: int) -> None:
                 advance(count)
-                look()
+                check_memory()
 
             return [task(argument, checked) for argument in waiting]
     context = multiprocessing.get_context("spawn")
@@ -83,7 +83,7 @@ def run(
         except BrokenProcessPool as error:
             raise WorkerDied(
                 "A worker process ended before its part was done.",
-                "If it was short of memory, take fewer with --processes; then run the command again.",
+                "If it was short of memory, use fewer with --processes. Then run the command again.",
             ) from error
         finally:
             stop.set()
@@ -91,25 +91,25 @@ def run(
 
 
 def _watch(futures: list[Future[R]], counts: Any, advance: Advance) -> None:
-    """Tell the progress until all are done or one has failed, which is raised."""
-    told = 0
+    """Report the progress until all are done. Raises the first error."""
+    reported = 0
     pending = set(futures)
     while pending:
         done, pending = wait(pending, timeout=TICK_S)
         now = sum(counts)
-        advance(now - told)
-        told = now
+        advance(now - reported)
+        reported = now
         for future in done:
             future.result()
 
 
 _shared: list[tuple[Event, Any, int | None, Mapping[str, str]]] = []
-"""What a worker got when it began: whether to stop, where it counts, what it may hold, and its parent's code."""
+"""What a worker process gets at its start: the stop event, the counts, its memory limit, and its parent's code."""
 
 
 def _begin(stop: Event, counts: Any, memory_mb: int | None, code: Mapping[str, str]) -> None:
     _shared.append((stop, counts, memory_mb, code))
-    # Ctrl-C reaches the whole group: the parent decides, and stops the tasks
+    # Ctrl-C reaches the whole group: the parent handles it and stops the tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -119,7 +119,7 @@ def _end_with_parent() -> None:
     if parent is not None:
         try:
             wait_for_handles([parent.sentinel])
-        finally:  # also when it can't be watched any more
+        finally:  # also when waiting fails
             os._exit(1)
 
 
@@ -127,12 +127,12 @@ def _task(task: Callable[[T, Advance], R], argument: T, slot: int) -> R:
     ((stop, counts, memory_mb, code),) = _shared
     require_code(code)
 
-    with folding(memory_mb) as look:
+    with folding(memory_mb) as check_memory:
 
         def advance(count: int) -> None:
             counts[slot] += count
             if stop.is_set():
                 raise Stopped("Another part failed.")
-            look()
+            check_memory()
 
         return task(argument, advance)

@@ -1,4 +1,4 @@
-"""The proof that what readers see is the fold of the log.
+"""Verification that what readers see is the fold of the log.
 
 Samefold's: an update replaces it.
 """

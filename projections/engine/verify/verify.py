@@ -1,22 +1,21 @@
-"""The proof: what readers see is the fold of the log, row for row.
+"""Compare what readers see with a fold of the log, row for row, during live traffic.
 
-Each partition is verified by itself: its rows and its position are read in one snapshot of the database, which ends before
-anything is folded; then the partition's log is folded from its beginning to exactly this position, and rows, epoch, sequence number
-and command offset are compared. Runs beside live traffic, at any time. Parked streams and skips are read in the same snapshot: what
-a view leaves out on record is no difference.
+Each partition is a task of its own. It reads the partition's rows and position in one short snapshot of the database, folds the log
+from its beginning to exactly that position, and compares rows, epoch, sequence number and command offset. Parked streams and
+skips come from the same snapshot: what a view leaves out on record is no difference.
 
-A task holds the rows of one partition, in the views that it compares; see `memory` for what happens when they do not fit.
+A task keeps one partition's rows of the compared views in memory; see `memory` for what happens when they do not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-from psycopg import sql
+from psycopg import errors, sql
 
 from infra.database.connect import Connection, connect, naming
 from infra.domain_model.contexts import contexts
@@ -27,10 +26,9 @@ from projections.engine.fold.errors import LogChanged
 from projections.engine.fold.fold import Changes
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import require_contract
-from projections.engine.rebuild.engines import EngineFor, Local
+from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
 from projections.engine.rebuild.folded import Folded, StoredRow, added_rows
 from projections.engine.rebuild.load import counted_to
-from projections.engine.rebuild.progress import Progress, Silent
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.column_types import Scalar
@@ -38,23 +36,23 @@ from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View, tuple_getter
 
 SHOWN = 20
-"""Differences of a view that are listed; all are counted."""
+"""How many differences of a view are listed. All are counted."""
 CHUNK = 5_000
-"""Rows that are fetched together."""
+"""Rows per fetch."""
 
 What = Literal["missing", "extra", "changed", "position", "poison"]
 
 
 class NotLive(SamefoldError):
-    """The view that is live is not the one that this code has."""
+    """The table that is live is not the one to work on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as the fold of the log has it.
+    """One difference between the database and the fold of the log.
 
-    `missing`: a row that readers should see; `extra`: one they should not; `changed`: one with other values; `position`: what
-    the database says about a partition; `poison`: an event that the fold can't take, and that is not on record as parked.
+    `missing`: a row that readers should see; `extra`: one they should not; `changed`: other values; `position`: a position that
+    the log does not lead to; `poison`: an event that the fold can't take and that is not recorded as parked.
     """
 
     view: str
@@ -67,7 +65,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Compared:
-    """What came of one view. `differences` lists the first of `total`."""
+    """The result for one view. `differences` lists the first of `total`."""
 
     view: str
     table: str
@@ -84,14 +82,14 @@ class Compared:
 
 @dataclass(slots=True)
 class Verified:
-    """What a run found: by view, and by agent and partition what the database says of positions that the log does not."""
+    """The result of a run: by view, and the positions that the log does not lead to."""
 
     views: dict[str, Compared] = field(default_factory=dict)
     positions: list[Difference] = field(default_factory=list)
     commits: int = 0
 
     def add(self, other: Verified) -> None:
-        """Count what another run found of other rows."""
+        """Add the result for other rows."""
         self.commits += other.commits
         self.positions += other.positions
         for name, found in other.views.items():
@@ -116,7 +114,7 @@ def verify(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Verified:
-    """Compare these views, as they are live, with the log, on `engine_for(records)`, by default on `processes` of this machine.
+    """Compare the live tables of these views with the log, on `engine_for(records)`, by default on local `processes`.
 
     Raises NotLive, LogTrimmed and what folding raises.
     """
@@ -135,15 +133,15 @@ def verify(
 def _verify_agent(
     settings: Settings, agent: str, views: Mapping[str, View], engine_for: EngineFor, progress: Progress
 ) -> Verified:
-    result = Verified()
-    with _snapshot(settings, agent, views) as (connection, positions):
-        for name, view in views.items():
-            result.views[name] = compared = Compared(name, positions.tables[name])
-            for row in _rows(connection, view, compared.table, "<> all(%s)", list(positions.readings)):
-                compared.rows += 1  # of a partition that there is not
-                compared.add([_difference(view, "extra", row[-1], None, row)])
-    by_size = sorted(positions.readings.items(), key=lambda at: -at[1].next_offset)
-    tasks = [PartitionTask(settings, agent, partition, views) for partition, _ in by_size]
+    tables = _live_tables(settings, agent, views)
+    result = Verified({name: Compared(name, table) for name, table in tables.items()})
+    with _snapshot(settings, agent, tables) as (connection, positions):
+        for name, compared in result.views.items():
+            for row in _rows(connection, views[name], compared.table, "<> all(%s)", list(positions.readings)):
+                compared.rows += 1  # of a partition that does not exist
+                compared.add([_difference(views[name], "extra", row[-1], None, row)])
+    by_size = sorted(positions.readings, key=lambda partition: -positions.readings[partition].next_offset)
+    tasks = [PartitionTask(settings, agent, partition, views, tables) for partition in by_size]
     records = sum(reading.next_offset for reading in positions.readings.values())
     engine = engine_for(records)
     progress.begin("verify", records)
@@ -152,27 +150,44 @@ def _verify_agent(
     return result
 
 
+def _live_tables(settings: Settings, agent: str, views: Mapping[str, View]) -> dict[str, str]:
+    """The live tables of these views. Raises NotLive."""
+    with connect(settings, "samefold verify") as connection:
+        positions = read_positions(connection, agent, settings.events_topic)
+    live = positions.live if positions else {}
+    if wrong := [name for name, view in views.items() if name not in live or live[name].version != view.version]:
+        raise NotLive(
+            f"What is live of {', '.join(wrong)} is not what this code has.",
+            "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
+        )
+    return {name: live[name].table for name in views}
+
+
 @contextmanager
-def _snapshot(settings: Settings, agent: str, views: Mapping[str, View]) -> Iterator[tuple[Connection, Positions]]:
-    """A transaction that sees one moment of the database, and where the agent stood in it. Raises NotLive."""
+def _snapshot(settings: Settings, agent: str, tables: Mapping[str, str]) -> Iterator[tuple[Connection, Positions]]:
+    """A transaction that sees one moment of the database, and the agent's positions in it. Raises NotLive after a switch."""
     with connect(settings, "samefold verify", statement_timeout_ms=0) as connection:
         connection.execute("begin isolation level repeatable read, read only")
-        positions = read_positions(connection, agent, settings.events_topic)
-        live = positions.live if positions else {}
-        wrong = [name for name, view in views.items() if name not in live or live[name].version != view.version]
-        if positions is None or wrong:
+        positions = None
+        names = sql.SQL(", ").join(map(sql.Identifier, tables.values()))
+        with suppress(errors.UndefinedTable):
+            # before the snapshot is taken: a table that is truncated later would look empty in it
+            connection.execute(sql.SQL("lock table {} in access share mode").format(names))
+            positions = read_positions(connection, agent, settings.events_topic)
+        now = positions.tables if positions else {}
+        moved = [name for name, table in tables.items() if now.get(name) != table]
+        if positions is None or moved:
             raise NotLive(
-                f"What is live of {', '.join(wrong)} is not what this code has.",
-                "Run verify with the code that is live (`samefold views`), or `samefold rebuild` to make this code's live.",
+                f"Another table went live during verification, for {', '.join(moved)}.", "Run the command again."
             )
         yield connection, positions
         connection.execute("commit")
 
 
 def _rows(connection: Connection, view: View, table: str, of_partitions: str, argument: object) -> Iterator[StoredRow]:
-    """Stored values in column order and the partition, of the rows whose partition is as the condition says."""
+    """Rows whose partition meets the condition: stored values in column order, then the partition."""
     columns = [
-        # as it was stored, not parsed
+        # JSON as it was stored, not parsed
         sql.SQL("convert_to({}::text, 'UTF8')" if column.scalar is Scalar.JSON else "{}").format(
             sql.Identifier(column.name)
         )
@@ -189,12 +204,13 @@ def _rows(connection: Connection, view: View, table: str, of_partitions: str, ar
 
 @dataclass(frozen=True, slots=True)
 class PartitionTask:
-    """One partition: what a task is told."""
+    """What a task compares: one partition of these views. `tables` were live when the run began."""
 
     settings: Settings
     agent: str
     partition: int
     views: Mapping[str, View]
+    tables: Mapping[str, str]
 
 
 def verify_partition(task: PartitionTask, advance: Advance) -> Verified:
@@ -202,12 +218,12 @@ def verify_partition(task: PartitionTask, advance: Advance) -> Verified:
 
     Raises what folding raises, NotLive, LogTrimmed, KafkaAway, DatabaseAway.
     """
-    result = Verified()
-    comparisons = {name: _Comparison(view, task.partition) for name, view in task.views.items()}
+    comparisons = {name: _Comparison(view, task.tables[name], task.partition) for name, view in task.views.items()}
+    result = Verified({name: comparison.result for name, comparison in comparisons.items()})
     with naming(task.settings):
-        with _snapshot(task.settings, task.agent, task.views) as (connection, positions):
+        with _snapshot(task.settings, task.agent, task.tables) as (connection, positions):
             for name, comparison in comparisons.items():
-                rows = _rows(connection, comparison.view, positions.tables[name], "= %s", task.partition)
+                rows = _rows(connection, comparison.view, task.tables[name], "= %s", task.partition)
                 comparison.take(rows, advance)
         end = positions.readings[task.partition]
         folded = Folded(Plan(task.views), positions.blocked)
@@ -219,26 +235,25 @@ def verify_partition(task: PartitionTask, advance: Advance) -> Verified:
                 result.commits += len(batch.counted)
                 advance(batch.next.next_offset - batch.was.next_offset)
         except LogChanged as changed:
-            key, found = {"partition": task.partition}, changed.found._asdict()
+            key, found = {"agent": task.agent, "partition": task.partition}, changed.found._asdict()
             result.positions.append(Difference("positions", "position", task.partition, key, found, end._asdict()))
-    for name, comparison in comparisons.items():
+    for comparison in comparisons.values():
         comparison.end(folded)
-        result.views[name] = comparison.result
     return result
 
 
 class _Comparison:
-    """One view's rows of one partition: those of the database are taken away one by one as the fold produces them."""
+    """Compares one view's rows of one partition: each row that the fold produces is removed from the database's."""
 
-    def __init__(self, view: View, partition: int) -> None:
+    def __init__(self, view: View, table: str, partition: int) -> None:
         self.view = view
         self.partition = partition
-        self.result = Compared(view.name, "")
+        self.result = Compared(view.name, table)
         self._key = tuple_getter(view.key_places)
         self._left: dict[tuple[Any, ...], StoredRow] = {}
 
     def take(self, rows: Iterable[StoredRow], advance: Advance) -> None:
-        """The rows that the database has."""
+        """Keep the database's rows."""
         for row in rows:
             self._left[self._key(row)] = row
             self.result.rows += 1
@@ -284,7 +299,7 @@ def _difference(
 
 
 def _same_states(view: View, found: StoredRow, expected: StoredRow) -> bool:
-    """Whether only the bytes of two states differ: the members of a set are written in another order by each process."""
+    """Whether only the bytes of two states differ: each process writes the members of a set in another order."""
     if view.kind is not Kind.SNAPSHOT or found[:2] != expected[:2] or found[3:] != expected[3:]:
         return False
     decode = decoder(contexts()[view.contexts[0]].state)
@@ -295,7 +310,7 @@ def _same_states(view: View, found: StoredRow, expected: StoredRow) -> bool:
 
 
 def _named(view: View, row: StoredRow | None, *, keys: bool = False) -> dict[str, Any]:
-    """A row's values by column, json as text."""
+    """A row's values by column, JSON as text."""
     if row is None:
         return {}
     return {
