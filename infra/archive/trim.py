@@ -22,7 +22,8 @@ from infra.archive.store import Store, opened
 from infra.database.connect import Connection
 from infra.errors import SamefoldError
 from infra.log import clients
-from infra.log.source import Headers, NotHeld, read_held
+from infra.log.records import Headers
+from infra.log.source import NotHeld, read_held
 from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_same
 from infra.processes.faultpoints import reach
 from infra.settings import Settings

@@ -19,9 +19,9 @@ from infra.archive.files import Row, encode
 from infra.archive.manifest import ArchiveFile, end_of, files_of
 from infra.archive.store import Store, opened
 from infra.database.connect import Connection, connect, naming
-from infra.log.records import Record
+from infra.log.records import Headers, Record
 from infra.log.rule import Reading, read
-from infra.log.source import Headers, LogTrimmed, NotHeld, read_held
+from infra.log.source import LogTrimmed, NotHeld, read_held
 from infra.log.topics import Topic
 from infra.processes.faultpoints import reach
 from infra.settings import Settings

@@ -29,9 +29,9 @@ from infra.database.connect import connect
 from infra.errors import BadSettings
 from infra.log import clients, topics
 from infra.log.history import history_of
-from infra.log.records import Record
+from infra.log.records import Headers, Record
 from infra.log.rule import START, Reading
-from infra.log.source import Headers, LogTrimmed, read_range
+from infra.log.source import LogTrimmed, read_range
 from infra.settings import Settings
 from infra.testing.fixtures import SEED, Samefold, dev_env
 from projections.engine.rebuild.build_locks import release, try_claim
