@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from infra.errors import SamefoldError
 from infra.log import clients
-from infra.log.records import Headers, Record
+from infra.log.partitioner import partition_of
+from infra.log.records import Commit, Headers, Record, decode_event, time_of
+from infra.log.rule import START, read
+from infra.log.topics import describe
 from infra.settings import Settings
 
 BATCH = 1_000
@@ -61,7 +66,7 @@ def archived(
     if position == start:
         raise LogTrimmed(
             f"{topic}[{partition}] does not hold offset {start} any more, and no archive has it.",
-            "It was trimmed without `samefold archive`, or made anew: restore the topic, or the database that knows the archive.",
+            "It was trimmed without `samefold archive`, or recreated: restore the topic, or the database that knows the archive.",
         )
 
 
@@ -141,3 +146,24 @@ def named(settings: Settings, topic: str, partition: int, start: int, error: Kaf
     if is_not_held(error):
         return NotHeld(f"{topic}[{partition}] does not hold offset {start} any more.", "Read it from the archive.")
     return clients.away(settings, error)
+
+
+def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
+    """The commits of a stream in order, as plain data. `void` says why a record has no effect; None where it has.
+
+    Reads the stream's whole partition. Raises TopicMissing, KafkaAway, LogTrimmed, UnreadableRecord.
+    """
+    topic = describe(settings, settings.events_topic)
+    partition, key = partition_of(stream, topic.partitions), stream.encode()
+    reading = START
+    for records in read_range(settings, topic.name, partition, 0, topic.end[partition]):
+        reading, _, voids = read(reading, records)
+        why = {void.offset: void.reason for void in voids}
+        for record in records:
+            void = why.get(record.offset)
+            if record.key == key and void != "garbage":
+                entry = decode_event(record)
+                if isinstance(entry, Commit) and entry.stream == stream:
+                    at = time_of(record.time_ms).isoformat()
+                    where = {"partition": partition, "offset": record.offset, "time": at}
+                    yield msgspec.json.decode(record.value or b"") | {"void": void} | where

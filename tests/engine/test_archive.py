@@ -28,10 +28,9 @@ from infra.archive.trim import ArchiveDiffers, Cut
 from infra.database.connect import connect
 from infra.errors import BadSettings
 from infra.log import clients, topics
-from infra.log.history import history_of
 from infra.log.records import Headers, Record
 from infra.log.rule import START, Reading
-from infra.log.source import LogTrimmed, read_range
+from infra.log.source import LogTrimmed, history_of, read_range
 from infra.settings import Settings
 from infra.testing.fixtures import SEED, Samefold, dev_env
 from projections.engine.rebuild.build_locks import release, try_claim
@@ -398,11 +397,11 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
     balances = all_views()["balances"]
     with connect(world, "test builder") as db:
         begin(db, [balances], world.events_topic, code_set(all_views()), "core")
-        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
+        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is loading")
         [build] = [build for build in builds_of(db) if build.state == "loading"]
         assert try_claim(db, str(build.id))
         db.execute("update builds set state = 'past-loading', as_of = '0:1' where state = 'loading'")
-        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
+        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is loading")
         db.execute("update builds set state = 'past' where state = 'past-loading'")
         assert cut_of(world).held == "", "a table of the past is never moved on"
 
@@ -659,10 +658,10 @@ def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tm
             adopt(world, db, topic.name, empty=True)
     share = write.shares(world, topic, {})[0]
     elsewhere = world.model_copy(update={"archive_url": str(tmp_path / "elsewhere")})
-    with pytest.raises(WrongArchive, match=r"elsewhere.* is not there"):
+    with pytest.raises(WrongArchive, match=r"elsewhere.* is missing"):
         write.archive_partition(replace(share, settings=elsewhere))
     Store(elsewhere).put(IDENTITY, b"another")
-    with pytest.raises(WrongArchive, match="says otherwise"):
+    with pytest.raises(WrongArchive, match="has another id"):
         write.archive_partition(replace(share, settings=elsewhere))
     assert manifest(world) == []
     assert on_disk(elsewhere) == set()

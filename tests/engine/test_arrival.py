@@ -18,8 +18,8 @@ from infra.archive import write
 from infra.archive.jobs import archive_log
 from infra.database.connect import Connection, connect
 from infra.log import source
-from infra.log.history import history_of
 from infra.log.records import Record
+from infra.log.source import history_of
 from infra.log.topics import describe
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf

@@ -24,9 +24,9 @@ from commands.decision import Versioned, decide
 from commands.intake import Intake, receive
 from commands.writer import Doubt
 from infra.domain_model.contexts import RECORDED
-from infra.log.history import history_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
+from infra.log.source import history_of
 from infra.observability import metrics
 from infra.processes.supervisor import Child, Supervisor, exporter, handlers
 from infra.settings import Settings
