@@ -175,24 +175,20 @@ def test_again_does_only_what_is_new_and_names_follow_the_ranges(bank: Bookkeepe
     is_exact(world, records_of(world, world.events_topic))
 
 
-def test_headers_are_kept(bank: Bookkeeper) -> None:
+def test_headers_are_kept_and_large_records_make_shorter_files(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = bank.world
+    monkeypatch.setattr(write, "MOST_BYTES", 3_000)
     client = clients.producer(world)
     client.produce(world.events_topic, b"garbage", partition=1, headers=[("traceparent", b"00-1")])
     client.flush(10)
     archive_log(world)
+    assert max(file.rows for file in manifest(world)) < 20
+    is_exact(world, records_of(world, world.events_topic))
     last = [file for file in manifest(world) if file.partition == 1][-1]
-    assert pq.read_table(Path(world.archive) / last.path).column("headers").to_pylist()[-2:] == [
-        None,
-        [{"key": "traceparent", "value": b"00-1"}],
-    ]
-
-
-def test_large_records_make_shorter_files(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "MOST_BYTES", 3_000)
-    archive_log(bank.world)
-    assert max(file.rows for file in manifest(bank.world)) < 20
-    is_exact(bank.world, records_of(bank.world, bank.world.events_topic))
+    headers = pq.read_table(Path(world.archive) / last.path).column("headers").to_pylist()
+    assert headers[-2:] == [None, [{"key": "traceparent", "value": b"00-1"}]]
 
 
 def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> None:
@@ -296,7 +292,7 @@ def test_the_archive_of_another_topic_is_none(bank: Bookkeeper) -> None:
 # ── damage ──
 
 
-def test_a_flipped_byte_is_found_by_every_reader(bank: Bookkeeper) -> None:
+def test_a_flipped_byte_or_a_missing_file_is_found_by_every_reader(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
     file = Path(world.archive) / manifest(world)[1].path
@@ -316,6 +312,10 @@ def test_a_flipped_byte_is_found_by_every_reader(bank: Bookkeeper) -> None:
         verify(world, all_views())
     file.write_bytes(content)
     assert verify(world, all_views()).differences == 0
+    file.unlink()
+    with pytest.raises(ArchiveMissing, match=file.name):
+        archived_records(world)
+    assert sum(len(one.wrong) for one in check_archive(world)) == 1
 
 
 def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,18 +330,6 @@ def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, mo
         archived_records(world)
     monkeypatch.setattr(read, "content_of", lambda store, file: store.read(file.path))
     assert len(archived_records(world)) == sum(file.rows for file in manifest(world)), "the mutant reads it"
-
-
-def test_a_missing_file_is_named(bank: Bookkeeper) -> None:
-    world = bank.world
-    archive_log(world)
-    gone = Path(world.archive) / manifest(world)[-1].path
-    gone.unlink()
-    with pytest.raises(ArchiveMissing, match=gone.name):
-        archived_records(world)
-    assert sum(len(one.wrong) for one in check_archive(world)) == 1
-    with pytest.raises(ArchiveMissing):
-        trim_all(world)
 
 
 def test_a_manifest_that_was_changed_by_hand_is_found(bank: Bookkeeper) -> None:
@@ -455,7 +443,7 @@ def test_trim_never_goes_beyond_tables_that_could_catch_up(bank: Bookkeeper, sta
     )
 
 
-def test_trim_leaves_what_a_restored_database_would_not_know_in_the_archive(bank: Bookkeeper) -> None:
+def test_trim_keeps_what_it_is_asked_to_and_what_a_restored_database_would_not_know(bank: Bookkeeper) -> None:
     archive_log(bank.world)
     world = bank.world.model_copy(update={"archive_restore_days": 30})
     assert cut_of(world).to == 0
@@ -463,11 +451,7 @@ def test_trim_leaves_what_a_restored_database_would_not_know_in_the_archive(bank
     with connect(world, "test") as db:
         db.execute("update archive_files set at = at - interval '31 days' where first_offset = 0")
     assert cut_of(world).to == SHORT
-
-
-def test_trim_keeps_what_it_is_asked_to(bank: Bookkeeper) -> None:
     world = bank.world
-    archive_log(world)
     end = topics.describe(world, world.events_topic).end[0]
     assert (cut_of(world, keep=5).to, cut_of(world, keep=5).held) == (end - 5, "")
     times = {r.offset: r.time_ms for r in records_of(world, world.events_topic) if r.partition == 0}
