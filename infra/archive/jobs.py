@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from infra.archive.manifest import ArchiveFile, ends_of, files_of
 from infra.archive.read import Checked, Portion, check_partition
 from infra.archive.store import adopt
-from infra.archive.trim import Cut, plan, trim
 from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, naming
-from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.engines import EngineFor, Local
@@ -50,20 +47,6 @@ def check_archive(
     progress.begin("check", records)
     work = [Portion(settings, topic.name, partition) for partition in sorted(ends)]
     return engine.run(check_partition, work, records, progress.advance)
-
-
-def plan_trim(settings: Settings, *, before: datetime | None = None, keep: int = 0) -> tuple[Topic, list[Cut]]:
-    """What `trim_log` would delete. Raises ContractBroken, KafkaAway, DatabaseAway."""
-    with naming(settings), connect(settings, "samefold archive trim") as connection:
-        topic = require_contract(settings, connection)
-        return topic, plan(settings, topic, connection, before=before, keep=keep)
-
-
-def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress | None = None) -> list[Cut]:
-    """Check the archive's files and delete. Raises what `trim` raises."""
-    progress = progress or Silent()
-    progress.begin("check", sum(cut.records for cut in cuts))
-    return trim(settings, topic, cuts, progress.advance)
 
 
 @dataclass(frozen=True, slots=True)

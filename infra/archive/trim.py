@@ -6,7 +6,7 @@ records, and a database restored from a backup still has its manifest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import zip_longest
@@ -18,7 +18,7 @@ from infra.archive.files import Row, rows_of
 from infra.archive.manifest import ArchiveFile, ends_of, files_of
 from infra.archive.read import check_file, content_of
 from infra.archive.store import Store, opened
-from infra.database.connect import Connection
+from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.records import Headers
@@ -26,9 +26,11 @@ from infra.log.source import NotHeld, read_held
 from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_same
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
+from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.build_locks import by_whom
 from projections.engine.rebuild.build_sessions import builder
 from projections.engine.rebuild.builds import FILLING, abandon_dead, builds_of, claim_of
+from projections.engine.rebuild.progress import Progress, Silent
 
 
 class TrimRefused(SamefoldError):
@@ -60,7 +62,14 @@ class Cut:
         return self.to - self.first
 
 
-def plan(
+def plan_trim(settings: Settings, *, before: datetime | None = None, keep: int = 0) -> tuple[Topic, list[Cut]]:
+    """The topic, and what may be deleted: see `_plan`. Raises ContractBroken, KafkaAway, DatabaseAway."""
+    with naming(settings), connect(settings, "samefold archive trim") as connection:
+        topic = require_contract(settings, connection)
+        return topic, _plan(settings, topic, connection, before=before, keep=keep)
+
+
+def _plan(
     settings: Settings, topic: Topic, connection: Connection, *, before: datetime | None = None, keep: int = 0
 ) -> list[Cut]:
     """The records that may be deleted: older than `before`, if given, without the newest `keep` of each partition.
@@ -85,20 +94,20 @@ def _cut(partition: int, first: int, wanted: int, limits: list[Limit]) -> Cut:
     return Cut(partition, first, to, lowest.whose if lowest.offset < wanted else "")
 
 
-def trim(
-    settings: Settings, topic: Topic, cuts: list[Cut], advance: Callable[[int], None] = lambda _count: None
-) -> list[Cut]:
+def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress | None = None) -> list[Cut]:
     """Delete each cut's records, within the current limits, after a check that the archive's files hold them. Returns what was cut.
 
     Raises ArchiveDiffers, TopicChanged, WrongArchive, ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, TrimRefused,
     KafkaAway, DatabaseAway.
     """
     reach("trim planned")
+    progress = progress or Silent()
+    progress.begin("check", sum(cut.records for cut in cuts))
     done = []
     with builder(settings, "archive trim") as connection:
         abandon_dead(connection, builds_of(connection))
         store = opened(settings, connection, topic.name)
-        now = {cut.partition: cut for cut in plan(settings, topic, connection)}
+        now = {cut.partition: cut for cut in _plan(settings, topic, connection)}
         for cut in cuts:
             to = min(cut.to, now[cut.partition].to)
             first = cut.first
@@ -111,7 +120,7 @@ def trim(
                         check_file(store, file)
                         start, stop = max(file.start.next_offset, first), min(file.end.next_offset, to)
                         _compare(settings, store, file, start, stop)
-                        advance(stop - start)
+                        progress.advance(stop - start)
                 except NotHeld:
                     continue  # another process trimmed this partition meanwhile
                 break

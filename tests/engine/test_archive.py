@@ -20,11 +20,11 @@ import pytest
 from infra import doctor
 from infra.archive import files, read, write
 from infra.archive.files import Row, decode, encode
-from infra.archive.jobs import archive_log, check_archive, plan_trim, status, trim_log
+from infra.archive.jobs import archive_log, check_archive, status
 from infra.archive.manifest import ArchiveFile, ManifestBroken, end_of
 from infra.archive.read import ArchiveDamaged, ArchiveMissing
 from infra.archive.store import IDENTITY, ArchiveAway, Store, WrongArchive, adopt
-from infra.archive.trim import ArchiveDiffers, Cut
+from infra.archive.trim import ArchiveDiffers, Cut, plan_trim, trim_log
 from infra.database.connect import connect
 from infra.errors import BadSettings
 from infra.log import clients, topics
