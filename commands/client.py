@@ -72,13 +72,11 @@ class Summary:
         return asdict(self) | {"rejected_by_code": dict(self.rejected_by_code)}
 
 
-def read_commands(file: Path) -> list[Command]:
-    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked). Raises BadCommandLine."""
-    return list(read_lines(file).values())
-
-
 def read_lines(file: Path) -> dict[int, Command]:
-    """The commands of a file by line number. Raises BadCommandLine for the first wrong line."""
+    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked), by line number.
+
+    Raises BadCommandLine for the first wrong line.
+    """
     commands = {}
     try:
         for number, line in enumerate(_lines(file), start=1):

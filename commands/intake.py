@@ -91,25 +91,21 @@ def bad_name(stream: str, command_id: str) -> str | None:
     plain = stream.isascii() and command_id.isascii() and command_id.isprintable()
     if plain and len(stream) <= MAX_ID_BYTES and 0 < len(command_id) <= MAX_ID_BYTES and _STREAM(stream):
         return None  # almost all are plain, and this check takes half the time
-    for name, value, pattern in (("stream", stream, _STREAM), ("id", command_id, _ID)):
-        if len(value) > MAX_ID_BYTES or len(value.encode(errors="replace")) > MAX_ID_BYTES:
-            return f"the {name} is longer than {MAX_ID_BYTES} bytes"
-        if not pattern(value):
-            form = "'<context>/<id>'" if name == "stream" else "at least one character"
-            return f"the {name} must be {form}, without control characters"
-    return None
+    return _problem("stream", stream, _STREAM, "'<context>/<id>'") or _problem("id", command_id)
 
 
 def bad_relation(correlation_id: str | UnsetType, causation_id: str | UnsetType) -> str | None:
     """What is wrong with a command's correlation or causation id, or None."""
-    for name, value in (("correlation_id", correlation_id), ("causation_id", causation_id)):
-        if value is UNSET:
-            continue
-        if len(value.encode(errors="replace")) > MAX_ID_BYTES:
-            return f"the {name} is longer than {MAX_ID_BYTES} bytes"
-        if not _ID(value):
-            return f"the {name} must be at least one character, without control characters"
-    return None
+    ids = (("correlation_id", correlation_id), ("causation_id", causation_id))
+    return next((wrong for name, value in ids if value is not UNSET and (wrong := _problem(name, value))), None)
+
+
+def _problem(
+    name: str, value: str, fits: Callable[[str], object] = _ID, form: str = "at least one character"
+) -> str | None:
+    if len(value.encode(errors="replace")) > MAX_ID_BYTES:
+        return f"the {name} is longer than {MAX_ID_BYTES} bytes"
+    return None if fits(value) else f"the {name} must be {form}, without control characters"
 
 
 def fingerprint_of(command: Command) -> str:

@@ -271,13 +271,6 @@ class Writer:
         self._evict(snapshot)
         return actions
 
-    def on_snapshot(self, snapshot: Snapshot) -> Action | None:
-        """A snapshot without rows, while serving. Not between `wants` and `on_commands`."""
-        if action := self._distrust(snapshot):
-            return action
-        self._evict(snapshot)
-        return None
-
     def _distrust(self, snapshot: Snapshot) -> Action | None:
         """The doubt if this snapshot's rows may not be used (rules 2 and 10), else None."""
         position = snapshot.positions.get(self.partition)

@@ -145,7 +145,7 @@ class LastingProducer:
                     raise
 
 
-def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection | None) -> Consumer:
+def _consumer(settings: Settings, extra: dict[str, Any]) -> Consumer:
     return Consumer(
         _common(settings)
         | {
@@ -159,7 +159,6 @@ def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection 
             "fetch.wait.max.ms": 100,
         }
         | extra
-        | ({"error_cb": connection.on_error} if connection else {})
     )
 
 
@@ -192,11 +191,10 @@ def group_consumer(
             "error_cb": on_error,
             "on_commit": on_commit,
         },
-        None,
     )
 
 
-def range_consumer(settings: Settings, *, tells_ends: bool = True, connection: Connection | None = None) -> Consumer:
+def range_consumer(settings: Settings, *, tells_ends: bool = True) -> Consumer:
     """A consumer for `assign`, without a group. `tells_ends`: it returns an event at each partition's end.
 
     A consumer that pauses must not have these events: librdkafka before 2.13.2 takes one for a record (its issue 4844), and skips
@@ -204,7 +202,7 @@ def range_consumer(settings: Settings, *, tells_ends: bool = True, connection: C
     """
     # a pending fetch of the partition before would delay the next one
     only = {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": tells_ends, "fetch.wait.max.ms": 5}
-    return _consumer(settings, only, connection)
+    return _consumer(settings, only)
 
 
 def agent_consumer(settings: Settings) -> Consumer:
@@ -216,7 +214,7 @@ def agent_consumer(settings: Settings) -> Consumer:
         # a pending fetch delays the next assignment
         "fetch.wait.max.ms": 50,
     }
-    return _consumer(settings, only, None)
+    return _consumer(settings, only)
 
 
 def assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -18,7 +18,7 @@ from commands.client import (
     Sender,
     _ranges,
     answered,
-    read_commands,
+    read_lines,
     send_all,
     wait_for,
 )
@@ -41,9 +41,9 @@ def written(path: Path, *lines: str) -> Path:
 def test_plain_and_gzipped_files_read_alike(tmp_path: Path) -> None:
     plain = written(tmp_path / "c.jsonl", json.dumps(LINE), "", json.dumps(LINE | {"id": "2", "expected_version": 1}))
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    commands = read_commands(plain)
-    assert commands == read_commands(tmp_path / "c.jsonl.gz")
-    assert [(c.id, c.expected_version) for c in commands] == [("1", None), ("2", 1)]
+    commands = read_lines(plain)
+    assert commands == read_lines(tmp_path / "c.jsonl.gz")
+    assert {n: (c.id, c.expected_version) for n, c in commands.items()} == {1: ("1", None), 3: ("2", 1)}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_plain_and_gzipped_files_read_alike(tmp_path: Path) -> None:
 def test_a_wrong_line_is_named_and_nothing_is_sent(tmp_path: Path, line: str) -> None:
     file = written(tmp_path / "c.jsonl", json.dumps(LINE), line)
     with pytest.raises(BadCommandLine, match=r"c\.jsonl, line 2") as wrong:
-        read_commands(file)
+        read_lines(file)
     assert "Nothing was sent" in wrong.value.cure
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl.gz").write_bytes(b"not gzip")
     for name in ("missing.jsonl", "c.jsonl.gz"):
         with pytest.raises(BadCommandLine, match=name):
-            read_commands(tmp_path / name)
+            read_lines(tmp_path / name)
 
 
 def test_nothing_of_a_file_with_a_wrong_line_reaches_the_log(

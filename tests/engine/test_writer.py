@@ -293,12 +293,11 @@ def doubts() -> dict[str, Callable[[Writer], Sequence[Action] | Action | None]]:
         "acknowledged nowhere": lambda w: w.on_acknowledged(1, None, 1),
         "acknowledged out of turn": lambda w: w.on_acknowledged(2, 3, 1),
         "not acknowledged": lambda w: w.on_clock(31),
-        "older database": lambda w: w.on_snapshot(snapshot(Reading(0, -1, 0, -1))),
-        "no position": lambda w: w.on_snapshot(snapshot(None)),
-        "another generation": lambda w: w.on_snapshot(snapshot(shown, generation="h")),
-        "another version": lambda w: w.on_snapshot(snapshot(shown, fits=False)),
-        "another writer": lambda w: w.on_snapshot(snapshot(Reading(5, 4, 0, -1))),
-        "older database for a batch": lambda w: w.on_commands([], snapshot(START), 1),
+        "older database": lambda w: w.on_commands([], snapshot(Reading(0, -1, 0, -1)), 1),
+        "no position": lambda w: w.on_commands([], snapshot(None), 1),
+        "another generation": lambda w: w.on_commands([], snapshot(shown, generation="h"), 1),
+        "another version": lambda w: w.on_commands([], snapshot(shown, fits=False), 1),
+        "another writer": lambda w: w.on_commands([], snapshot(Reading(5, 4, 0, -1)), 1),
     }
 
 
@@ -327,7 +326,7 @@ def test_without_doubt_none_of_these_ask() -> None:
     assert writer.on_acknowledged(1, 2, 1) is None
     assert writer.on_acknowledged(2, 3, 1) is None
     assert writer.on_clock(1_000) is None
-    assert writer.on_snapshot(snapshot(Reading(3, 1, 1, 0))) is None
+    assert writer.on_commands([], snapshot(Reading(3, 1, 1, 0)), 1) == []
     assert writer.phase is Phase.SERVING
 
 
@@ -367,7 +366,7 @@ def rule_2_a_row_loaded_before_the_base_is_never_used(kind: type[Writer]) -> Non
     position = Reading(1, 0, 0, -1)
     writer = serving(kind, [opening()], position)
     writer.on_commands([received(0, Fill(cents=5))], snapshot(position), 0)
-    writer.on_snapshot(snapshot(Reading(3, 1, 1, 0)))  # the database has the commit: the overlay forgets it
+    writer.on_commands([], snapshot(Reading(3, 1, 1, 0)), 1)  # the database has the commit: the overlay forgets it
     late = snapshot(Reading(2, 1, 0, -1))  # a replica that does not have it
     assert is_doubt(writer.on_commands([received(1, Spend(cents=5))], late, 0))
 
@@ -386,14 +385,14 @@ def rule_3_an_own_entry_stays_until_the_database_shows_its_epoch_and_seq(kind: t
     for offset in (7, 8):
         assert writer.on_acknowledged(offset - 6, offset, 1) is None
     for before_it in (Reading(6, 0, 5, 4), Reading(7, 6, 0, 4)):
-        writer.on_snapshot(snapshot(before_it))
+        writer.on_commands([], snapshot(before_it), 1)
         assert [writer.overlay.answered("purse/1", id_) for id_ in ("c7", "c8")] == [True, True]
     shows_the_first = snapshot(Reading(8, 6, 1, 7), rows=purse(version=1, cents=5))
-    writer.on_snapshot(shows_the_first)
+    writer.on_commands([], shows_the_first, 1)
     assert [writer.overlay.answered("purse/1", id_) for id_ in ("c7", "c8")] == [False, True]
     [spent] = appended(writer.on_commands([received(9, Spend(cents=10))], shows_the_first, 1))
     assert (spent.outcome, spent.version) == ("accepted", 3)
-    writer.on_snapshot(snapshot(Reading(10, 6, 3, 9)))
+    writer.on_commands([], snapshot(Reading(10, 6, 3, 9)), 1)
     assert len(writer.overlay) == 0
 
 
@@ -403,7 +402,7 @@ def rule_3_an_entry_read_before_the_opening_stays_until_the_position_is_beyond_i
     again = received(5, Fill(cents=5), id_="a")
     assert writer.on_commands([again], snapshot(Reading(1, 0, 0, -1)), 0) == []
     assert writer.overlay.answered("purse/1", "a")
-    assert writer.on_snapshot(snapshot(Reading(2, 0, 1, 0))) is None
+    assert writer.on_commands([], snapshot(Reading(2, 0, 1, 0)), 1) == []
     assert len(writer.overlay) == 0
 
 
@@ -463,7 +462,7 @@ def rule_7_a_writer_runs_ahead_by_a_bounded_number_of_commits(kind: type[Writer]
     assert len(writer.on_commands(batch, snapshot(START), 0)) == 2
     assert [writer.on_acknowledged(offset - 3, offset, 1) for offset in (4, 5)] == [None, None]
     assert writer.room == 0
-    writer.on_snapshot(snapshot(Reading(5, 3, 1, 2)))
+    writer.on_commands([], snapshot(Reading(5, 3, 1, 2)), 1)
     assert writer.room == 3
 
 
@@ -498,7 +497,6 @@ def rule_10_another_version_of_the_write_model_waits(kind: type[Writer]) -> None
 def rule_10_another_generation_or_version_while_serving_opens_again(kind: type[Writer]) -> None:
     for changed in (snapshot(START, generation="h"), snapshot(START, fits=False)):
         assert is_doubt(serving(kind).on_commands([received(0, Fill(cents=5))], changed, 0))
-        assert is_doubt(serving(kind).on_snapshot(changed))
 
 
 STEAL = CommandType("purse", "Steal")
