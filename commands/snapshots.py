@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -56,35 +56,32 @@ class SnapshotReader:
         found = self._versions.items()
         return {view.removeprefix(states): version for view, version in found if view.startswith(states)}
 
-    def ask(self, streams: Iterable[tuple[str, str]], outcomes: Iterable[tuple[str, str]]) -> Question:
+    def ask(self, streams: Collection[tuple[str, str]], outcomes: Collection[tuple[str, str]]) -> Question:
         """Send the query for the states of these (context, stream), and for which of these (stream, command id) have an outcome.
 
         It does not wait for the result: use the connection for nothing else before `answer`. Both raise psycopg.Error.
         """
         by_context: dict[str, list[str]] = defaultdict(list)
         for context, stream in streams:
-            by_context[context].append(stream)
-        return self._ask(by_context, list(outcomes))
+            if snapshot_view_name(context) in self._tables:
+                by_context[context].append(stream)
+        parameters: list[Any] = [texts(names) for names in by_context.values()]
+        parameters += [AGENT, self.events_topic, AGENT]
+        outcomes_table = self._tables.get(OUTCOMES) if outcomes else None
+        if outcomes_table:
+            parameters += [texts([stream for stream, _ in outcomes]), texts([command_id for _, command_id in outcomes])]
+        query = _query(tuple(self._tables[snapshot_view_name(context)] for context in by_context), outcomes_table)
+        pipeline = self.connection.pipeline()
+        pipeline.__enter__()  # `_answer` leaves it; until then the server works while the handler does
+        cursor = self.connection.execute(query, parameters, binary=True)
+        return Question(streams, outcomes, list(by_context), pipeline, cursor)
 
     def answer(self, question: Question) -> Snapshot:
         """The result of the query."""
         snapshot = self._answer(question)
         if snapshot is None:  # a switch changed a table since the names were read
-            snapshot = self._answer(self._ask(question.streams, question.outcomes))
+            snapshot = self._answer(self.ask(question.streams, question.outcomes))
         return snapshot or Snapshot({}, "", fits=False)
-
-    def _ask(self, streams: Mapping[str, list[str]], outcomes: Sequence[tuple[str, str]]) -> Question:
-        there = {context: names for context, names in streams.items() if snapshot_view_name(context) in self._tables}
-        parameters: list[Any] = [texts(names) for names in there.values()]
-        parameters += [AGENT, self.events_topic, AGENT]
-        outcomes_table = self._tables.get(OUTCOMES) if outcomes else None
-        if outcomes_table:
-            parameters += [texts([stream for stream, _ in outcomes]), texts([command_id for _, command_id in outcomes])]
-        query = _query(tuple(self._tables[snapshot_view_name(context)] for context in there), outcomes_table)
-        pipeline = self.connection.pipeline()
-        pipeline.__enter__()  # `_answer` leaves it; until then the server works while the handler does
-        cursor = self.connection.execute(query, parameters, binary=True)
-        return Question(streams, outcomes, list(there), pipeline, cursor)
 
     def _answer(self, question: Question) -> Snapshot | None:
         """None where the snapshot has other table names than those the query used."""
@@ -119,10 +116,9 @@ class SnapshotReader:
 class Question(NamedTuple):
     """A query that was sent, and where its result will be."""
 
-    streams: Mapping[str, list[str]]
-    """By context."""
-    outcomes: Sequence[tuple[str, str]]
-    contexts: Sequence[str]
+    streams: Collection[tuple[str, str]]
+    outcomes: Collection[tuple[str, str]]
+    contexts: list[str]
     """Those whose table is known, in the order of the result's states."""
     pipeline: AbstractContextManager[Any]
     cursor: psycopg.Cursor[Any]
