@@ -78,9 +78,9 @@ def receive(record: Record, intake: Intake) -> Received:
         )
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
-    received = _validated(record, envelope, intake)
     if envelope.correlation_id is UNSET and envelope.causation_id is UNSET:
-        return received
+        return _validated(record, envelope, intake)
+    received = _validated(record, envelope, intake)
     if wrong := bad_relation(envelope.correlation_id, envelope.causation_id):
         return msgspec.structs.replace(received, command=None, rejection=reason("malformed", wrong))
     return msgspec.structs.replace(received, correlation_id=envelope.correlation_id, causation_id=envelope.causation_id)
@@ -140,39 +140,44 @@ def _hash(value: bytes) -> str:
     return hashlib.blake2b(value, digest_size=16).hexdigest()
 
 
+class _Rejected(Exception):
+    def __init__(self, code: str, message: str, unknown: CommandType | None = None) -> None:
+        self.reason = reason(code, message)
+        self.unknown = unknown
+
+
 def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     name = envelope.stream.partition("/")[0]
     # every rejection needs the context: without it the stream's state would be taken for empty
     context = intake.contexts.get(name)
-
-    def rejected(code: str, problem: str, unknown: CommandType | None = None) -> Received:
-        rejection = reason(code, problem)
-        where = (record.offset, envelope.stream, envelope.id)
-        return Received(*where, fingerprint, context=context, rejection=rejection, unknown=unknown)
-
-    body = bytes(envelope.data)
     try:
         fingerprint = fingerprint_of(envelope)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        fingerprint = _hash(body)
-        return rejected("malformed", f"the body can't be read: {error}")
-    size = len(record.value or b"")
-    if size > intake.max_bytes:
-        return rejected("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}")
-    if context is None:
-        return rejected("malformed", f"no context is called '{name}'", CommandType(name, ""))
-    kind = context.commands.get(envelope.type)
-    if kind is None:
-        problem = f"'{name}' knows no command '{envelope.type}'"
-        return rejected("malformed", problem, CommandType(name, envelope.type))
-    if holds_nul(body):
-        return rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
+        rejection = reason("malformed", f"the body can't be read: {error}")
+        where = (record.offset, envelope.stream, envelope.id, _hash(bytes(envelope.data)))
+        return Received(*where, context=context, rejection=rejection)
     try:
-        command = validator(kind)(body)
-    except ValidationError as error:
-        return rejected("malformed", _summary(error))
-    except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
-        return rejected("failed", in_words(error))
+        size = len(record.value or b"")
+        if size > intake.max_bytes:
+            raise _Rejected("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}")
+        if context is None:
+            raise _Rejected("malformed", f"no context is called '{name}'", CommandType(name, ""))
+        kind = context.commands.get(envelope.type)
+        if kind is None:
+            unknown = CommandType(name, envelope.type)
+            raise _Rejected("malformed", f"'{name}' knows no command '{envelope.type}'", unknown)
+        body = bytes(envelope.data)
+        if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
+            raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
+        try:
+            command = validator(kind)(body)
+        except ValidationError as error:
+            raise _Rejected("malformed", _summary(error)) from error
+        except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
+            raise _Rejected("failed", in_words(error)) from error
+    except _Rejected as why:
+        where = (record.offset, envelope.stream, envelope.id, fingerprint)
+        return Received(*where, context=context, rejection=why.reason, unknown=why.unknown)
     return Received(
         record.offset, envelope.stream, envelope.id, fingerprint, envelope.expected_version, context, command
     )
