@@ -209,7 +209,7 @@ def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> 
 
 
 def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control records, say, if somebody writes in Kafka's transactions."""
+    """Control records, for example, after a transaction."""
     monkeypatch.setattr(write, "MOST_RECORDS", SHORT)
     there = [Record(0, offset, 1, None, b"garbage") for offset in (0, 1, 95, 96)]
     monkeypatch.setattr(write, "read_held", lambda *_, **__: iter([(there, 97), ([], 100)]))
@@ -412,9 +412,7 @@ def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) 
 
 
 @pytest.mark.parametrize(("state", "done"), [("loading", "ready"), ("past-loading", "past")])
-def test_a_build_that_was_finished_since_it_was_seen_is_nobodys_to_abandon(
-    bank: Bookkeeper, state: str, done: str
-) -> None:
+def test_a_build_that_was_finished_since_it_was_seen_is_not_abandoned(bank: Bookkeeper, state: str, done: str) -> None:
     world = bank.world
     with connect(world, "builder") as db, connect(world, "another") as other:
         begin(db, [all_views()["balances"]], world.events_topic, code_set(all_views()), "core")
@@ -487,7 +485,7 @@ def test_trim_never_touches_commands(world: Settings, tmp_path: Path) -> None:
 
 
 def test_a_handler_takes_over_on_the_archive(world: Settings, tmp_path: Path) -> None:
-    """The read model stands at the log's beginning, which only the archive holds: earlier commands are known all the same."""
+    """The read model is at the log's beginning, which only the archive holds: the handler still finds the earlier commands."""
     world = world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
     set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 100))
@@ -661,7 +659,7 @@ def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tm
 
 
 def test_an_archive_that_a_database_finds_there_is_taken_as_it_is(bank: Bookkeeper) -> None:
-    """After a restore from before it was known, or a new start of the database beside it."""
+    """After a restore from before the database had its id, or with an empty database."""
     archive_log(bank.world)
     identity = Store(bank.world).read(IDENTITY)
     with connect(bank.world, "test") as db:

@@ -1,4 +1,4 @@
-"""Every read of the log that has an end arrives there exactly, or says that it did not: whoever reads, wherever the source ends."""
+"""Every read of a range ends exactly at its end, or raises an error, wherever Kafka or the archive ends."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class Weighed:
 
 
 class FilledTwice(Filled):
-    """Would be stored under a name that nobody reads."""
+    """Its stored name is in no union."""
 
 
 @pytest.mark.parametrize(

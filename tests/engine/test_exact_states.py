@@ -1,4 +1,4 @@
-"""Whoever folds a state, it is what the database gives back; and numbers are taken as they are written, or not at all."""
+"""Every reader folds the state that the database gives back; numbers are decoded exactly, or refused."""
 
 from __future__ import annotations
 

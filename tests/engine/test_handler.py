@@ -269,7 +269,7 @@ def test_a_recreated_commands_topic_is_refused_at_the_start_and_in_the_middle(
     set_up(world)
     with handler(world) as running:
         until(lambda: len(openings(world)) == 4, "serving")
-        _make_anew(world, world.commands_topic)
+        _recreate(world, world.commands_topic)
         ended_with(
             running, TopicChanged, TopicMissing, LogChanged
         )  # whichever check sees it first, or that it was gone
@@ -281,7 +281,7 @@ def test_a_recreated_commands_topic_is_refused_at_the_start_and_in_the_middle(
 
 def test_a_recreated_events_topic_is_refused(world: Settings) -> None:
     set_up(world)
-    _make_anew(world, world.events_topic)
+    _recreate(world, world.events_topic)
     with handler(world) as running:
         ended_with(running, ContractBroken)
     assert openings(world) == []
@@ -302,7 +302,7 @@ def test_a_state_that_this_code_can_not_read_is_named_with_what_to_do(world: Set
     assert "STATE_VERSION" in str(error)
 
 
-def _make_anew(world: Settings, name: str) -> None:
+def _recreate(world: Settings, name: str) -> None:
     from infra.log.topics import describe, ensure
 
     before = describe(world, name).id
@@ -508,7 +508,7 @@ def test_topics_are_shown_made_and_checked(world: Settings, samefold: Samefold) 
 def test_a_handler_whose_name_another_process_takes_ends_and_does_not_linger_without_partitions(
     world: Settings,
 ) -> None:
-    """Kafka tells it by an error of its own or as a fatal one; either is the end."""
+    """Kafka reports it as an ordinary or a fatal error; either ends the handler."""
     set_up(world)
     with handler(world, "h1") as first:
         until(lambda: len(openings(world)) == world.partitions, "the first one has all partitions")
@@ -611,14 +611,14 @@ def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(
         opened = len(openings(world))
         send(world, command("accounts/bob", "rob", "Rob"), command("nowhere/bob", "nowhere", "Steal"))
         partitions = {partition_of(stream, world.partitions) for stream in ("accounts/bob", "nowhere/bob")}
-        until(lambda: len(commits(world)) == 5 - (here in partitions), "garbage is malformed as ever")
-        assert len(openings(world)) == opened, "nobody tosses it to and fro"
+        until(lambda: len(commits(world)) == 5 - (here in partitions), "garbage is still rejected as malformed")
+        assert len(openings(world)) == opened, "no handler opens the partition again"
         assert not {("accounts/ada", "steal"), ("accounts/ada", "d1")} & {
             (c.stream, c.command_id) for c in commits(world)
         }
         with connect(world, "test") as db:
             assert drop_other_types(db, world.events_topic) == [("accounts", "Steal")]
-        until(lambda: any(c.command_id == "steal" for c in commits(world)), "nobody knows it any more: malformed")
+        until(lambda: any(c.command_id == "steal" for c in commits(world)), "no release knows it any more: malformed")
     project(world)
     keys = [("accounts/ada", "steal"), ("accounts/ada", "d1"), ("accounts/bob", "rob")]
     found = outcomes(world, keys)

@@ -96,7 +96,9 @@ def test_the_same_id_with_another_body_is_told_and_exits_1(world: Settings, same
         same = {"stream": "accounts/ada", "id": "d1", "type": "Deposit", "data": {"on": "2026-01-02", "cents": 5}}
         file = written(tmp_path / "same.jsonl", json.dumps(same))
         done = samefold("send", str(file), "--wait", "--json", settings=world)
-        assert (done.returncode, json.loads(done.stdout)["other_body"]) == (0, 0), "the order of members tells nothing"
+        assert (done.returncode, json.loads(done.stdout)["other_body"]) == (0, 0), (
+            "the order of members does not matter"
+        )
         file = written(tmp_path / "other.jsonl", json.dumps(same | {"data": {"cents": 6, "on": "2026-01-02"}}))
         done = samefold("send", str(file), "--wait", "--json", settings=world)
         assert (done.returncode, json.loads(done.stdout)["other_body"]) == (1, 1)
@@ -119,9 +121,9 @@ def test_a_line_that_is_too_large_names_itself_and_keeps_no_other_back(
     huge = json.dumps(LINE | {"id": "2", "data": {"x": "x" * 1_100_000}})
     lines = [json.dumps(LINE), "", huge, json.dumps(LINE | {"id": "3"})]
     done = samefold("send", str(written(tmp_path / "c.jsonl", *lines)), settings=world)
-    said = " ".join(done.stderr.split())
+    error = " ".join(done.stderr.split())
     assert (done.returncode, done.stdout) == (1, "")
-    assert "1 of 3 commands are too large for the log, line 3." in said
+    assert "1 of 3 commands are too large for the log, line 3." in error
     assert len(records_of(world, world.commands_topic)) == 2
 
 

@@ -233,7 +233,7 @@ def test_what_json_would_make_another_value_of_is_refused(kind: Any, value: Any)
     state = record(kind)
     with pytest.raises(Lost, match="State can't be stored"):
         through_json(state, state(value))
-    if value != "\ud800":  # which costs too much to look for in each text: whoever writes it first finds it
+    if value != "\ud800":  # too costly to check in each text: it fails when it is written first
         with pytest.raises(Lost, match="State can't be stored"):
             giving_exactly(state, lambda state, event: event)(None, state(value))
 

@@ -150,7 +150,7 @@ def test_it_refuses_a_log_that_ends_before_the_read_models_position() -> None:
     assert writer.on_position(snapshot(Reading(5, 0, 4, 4)), 4) == Refuse("events-shorter-than-position")
 
 
-def test_it_refuses_a_log_of_commands_that_was_made_anew() -> None:
+def test_it_refuses_a_recreated_commands_topic() -> None:
     writer = fresh(Writer)
     assert take_over(writer, [opening(topic_id="another"), commit(0, 1)]) == Refuse("commands-topic-recreated")
 
@@ -334,7 +334,7 @@ def test_after_a_doubt_nothing_but_the_log_and_the_database_is_believed() -> Non
     writer = in_doubt()
     writer.on_clock(31)
     writer.on_confirmed()
-    # both commits were lost: the commands are decided again, on the state that the log tells
+    # both commits were lost: the commands are decided again, on the log's state
     writer.on_position(snapshot(START), 2)
     writer.on_opened(2)
     assert writer.on_log(records([opening(), opening(), opening()])) == Serve(0)
@@ -503,7 +503,7 @@ STEAL = CommandType("purse", "Steal")
 
 
 def rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_release(kind: type[Writer]) -> None:
-    """With what is behind it, until it is answered or no longer live; before it and of other types, all is as ever."""
+    """So are the commands behind it, until it has an outcome or its type is no longer live. Others are decided as usual."""
 
     def stolen(offset: int, unknown: CommandType) -> Received:
         return msgspec.structs.replace(malformed(offset), unknown=unknown)
