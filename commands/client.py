@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import sys
 import time
 from collections import Counter
@@ -29,15 +30,15 @@ from infra.settings import Settings
 
 CHUNK = 5_000
 POLL_S = 0.1
-LOOK_S = 1.0
+QUERY_S = 1.0
 REPORT_S = 5.0
-"""Beyond the time in which an append counts as lost: the producer looks for such only now and then."""
+"""After the time-out of an append: the producer reports time-outs only now and then."""
 MOST_RANGES = 20
 CORE_CHANNEL = "samefold_core"
 
 
 class BadCommandLine(SamefoldError):
-    """A line of a file of commands is not a command."""
+    """A line of a file is not a command."""
 
 
 class NotSent(SamefoldError):
@@ -45,7 +46,7 @@ class NotSent(SamefoldError):
 
 
 class OutcomeMissing(SamefoldError):
-    """No outcome came in time."""
+    """Some commands have no outcome in time."""
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +61,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Summary:
-    """What became of the commands that were waited for."""
+    """The outcomes of the commands that were waited for. `other_body`: ids that were used before for another command."""
 
     accepted: int = 0
     rejected: int = 0
@@ -71,13 +72,11 @@ class Summary:
         return asdict(self) | {"rejected_by_code": dict(self.rejected_by_code)}
 
 
-def read_commands(file: Path) -> list[Command]:
-    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked). Raises BadCommandLine."""
-    return list(read_lines(file).values())
-
-
 def read_lines(file: Path) -> dict[int, Command]:
-    """The commands of a file by the numbers of their lines. Raises BadCommandLine naming the first wrong line."""
+    """The commands of a file of JSON lines (`-`: standard input; `.gz` is unpacked), by line number.
+
+    Raises BadCommandLine for the first wrong line.
+    """
     commands = {}
     try:
         for number, line in enumerate(_lines(file), start=1):
@@ -93,16 +92,12 @@ def read_lines(file: Path) -> dict[int, Command]:
 def send_all(
     settings: Settings, commands: Iterable[Command], progress: Callable[[int], None], lines: Sequence[int] = ()
 ) -> None:
-    """Append commands in order and wait for all acknowledgements; `progress` gets the number newly acknowledged.
-
-    Raises NotSent, which names the commands by their `lines`, or counts them from 1, and KafkaAway. Sending the same commands again
-    is safe: ids that have an outcome keep it.
-    """
+    """As `Sender.send`, over a connection of its own. Raises NotSent, KafkaAway."""
     Sender(settings).send(commands, progress, lines)
 
 
 class Sender:
-    """Appends commands, as often as there are some, over one connection. Raises KafkaAway when it is made."""
+    """Appends commands over one connection. Its constructor raises KafkaAway."""
 
     def __init__(self, settings: Settings) -> None:
         self._topic = describe(settings, settings.commands_topic)
@@ -110,85 +105,63 @@ class Sender:
         self._timeout_s = settings.ack_timeout_s + REPORT_S
 
     def send(self, commands: Iterable[Command], progress: Callable[[int], None], lines: Sequence[int] = ()) -> None:
-        """As `send_all`. One call at a time. Raises NotSent."""
-        known = _Known(progress, lines)
-        for command in commands:
-            self._begin(known.another(), command, known)
+        """Append commands in order and wait for all acknowledgements. `progress` gets the number newly acknowledged.
+
+        Raises NotSent, which names the commands by `lines`, or counts them from 1. It is safe to send the same commands again: an
+        id that has an outcome keeps it. One call at a time.
+        """
+        missing = set(lines)
+        too_large: list[int] = []
+        failed: list[KafkaError] = []
+
+        def reported(number: int, error: KafkaError | None, _: Message | None) -> None:
+            if error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                failed.append(error)
+                return
+            missing.discard(number)
+            if error is None:
+                progress(1)
+            else:
+                too_large.append(number)
+
+        count = len(lines)
+        for number, command in zip(lines or itertools.count(1), commands, strict=bool(lines)):
+            missing.add(number)
+            count = len(lines) or number
+            self._append(command, partial(reported, number), failed)
             self._producer.poll(0)
-            if known.error is not None:
+            if failed:
                 break
         deadline = time.monotonic() + self._timeout_s
         while len(self._producer.now) and time.monotonic() < deadline:
             self._producer.poll(POLL_S)
-        known.require_all()
+        message, hint = [], []
+        if missing:
+            why = failed[0].str() if failed else "there is no acknowledgement"
+            message.append(f"{len(missing)} of {count} commands may be missing in the log, {_ranges(missing)}: {why}.")
+            hint.append("Send the same file again: commands that are in the log already are not done twice.")
+        if too_large:
+            message.append(f"{len(too_large)} of {count} commands are too large for the log, {_ranges(too_large)}.")
+            hint.append("Make them smaller, or leave them out.")
+        if message:
+            raise NotSent(" ".join(message), " ".join(hint))
 
-    def _begin(self, number: int, command: Command, known: _Known) -> None:
+    def _append(self, command: Command, reported: Callable[..., None], failed: list[KafkaError]) -> None:
         partition = partition_of(command.stream, self._topic.partitions)
         value, key = encode(command), command.stream.encode()
-        told = partial(known.told, number)
-        while known.error is None:
+        while not failed:
             producer = self._producer.now
             try:
-                producer.produce(self._topic.name, value, key=key, partition=partition, on_delivery=told)
+                producer.produce(self._topic.name, value, key=key, partition=partition, on_delivery=reported)
             except BufferError:
                 self._producer.poll(POLL_S)
             except KafkaException as error:
                 if clients.is_finished(error.args[0]):
                     self._producer.renew(producer, error.args[0])
-                told(error.args[0], None)
+                reported(error.args[0], None)
                 return
             else:
                 return
-
-
-class _Known:
-    """What is known of each of some commands, by its place among them; of as many as there are `lines`, if these are given."""
-
-    def __init__(self, progress: Callable[[int], None], lines: Sequence[int]) -> None:
-        self.error: KafkaError | None = None
-        """The first that may have kept others back too."""
-        self._progress = progress
-        self._lines = lines
-        self._open = set(range(len(lines)))
-        self._too_large: list[int] = []
-        self._begun = 0
-
-    def another(self) -> int:
-        """The place of the next one."""
-        number, self._begun = self._begun, self._begun + 1
-        self._open.add(number)
-        return number
-
-    def told(self, number: int, error: KafkaError | None, _: Message | None) -> None:
-        if error is None:
-            self._open.discard(number)
-            self._progress(1)
-        elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._open.discard(number)
-            self._too_large.append(number)
-        else:
-            self.error = self.error or error
-
-    def require_all(self) -> None:
-        """Raises NotSent naming what is not, or may not be, in the log."""
-        message, cure = [], []
-        count = max(len(self._lines), self._begun)
-        if self._open:
-            why = self.error.str() if self.error else "there is no acknowledgement"
-            message.append(
-                f"{len(self._open)} of {count} commands may be missing in the log, {self._named(self._open)}: {why}."
-            )
-            cure.append("Send the same file again: what is in the log already is not done twice.")
-        if self._too_large:
-            message.append(
-                f"{len(self._too_large)} of {count} commands are too large for the log, {self._named(self._too_large)}."
-            )
-            cure.append("Make what is too large smaller, or leave it out.")
-        if message:
-            raise NotSent(" ".join(message), " ".join(cure))
-
-    def _named(self, numbers: Iterable[int]) -> str:
-        return _ranges(self._lines[number] if self._lines else number + 1 for number in numbers)
 
 
 def _ranges(lines: Iterable[int]) -> str:
@@ -199,13 +172,13 @@ def _ranges(lines: Iterable[int]) -> str:
             found[-1] = (found[-1][0], line)
         else:
             found.append((line, line))
-    told = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in found[:MOST_RANGES])
+    named = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in found[:MOST_RANGES])
     more = f" and others up to {found[-1][1]}" if len(found) > MOST_RANGES else ""
-    return f"{'lines' if found[0][0] < found[-1][1] else 'line'} {told}{more}"
+    return f"{'lines' if found[0][0] < found[-1][1] else 'line'} {named}{more}"
 
 
 def answered(settings: Settings, commands: Sequence[Command]) -> int:
-    """How many of the commands have an outcome already; 0 where the read model is not set up yet."""
+    """How many of the commands have an outcome already."""
     with connect(settings, "samefold send") as connection:
         keys = [(command.stream, command.id) for command in commands]
         try:
@@ -234,8 +207,8 @@ def wait_for(
                     "Are a handler and an agent running (`samefold run all`)? The commands are in the log and will be answered.",
                 )
             if missing:
-                # a notification may be missed by a moment; the time-out makes up for it
-                for _ in connection.notifies(timeout=LOOK_S, stop_after=1):
+                # a commit right before the query sends no notification after it; then the time-out ends the wait
+                for _ in connection.notifies(timeout=QUERY_S, stop_after=1):
                     pass
     return summary
 
@@ -247,7 +220,7 @@ def _take_found(connection: psycopg.Connection[Any], missing: dict[tuple[str, st
         try:
             answers = outcomes_of(connection, keys[start : start + CHUNK])
         except ReadModelNotSetUp:
-            break  # nothing can have an outcome before the first agent has started
+            break  # no agent has started yet
         for key, outcome in answers.items():
             command = missing.pop(key)
             if outcome.fingerprint != fingerprint_of(command):
@@ -259,7 +232,7 @@ def _take_found(connection: psycopg.Connection[Any], missing: dict[tuple[str, st
                 summary.rejected_by_code[str(outcome.code)] += 1
         found += len(answers)
         if not answers:
-            break  # outcomes come in the order of sending, more or less: the rest is not there yet either
+            break  # outcomes come roughly in the order of sending: the others are not there yet either
     return found
 
 
@@ -285,17 +258,10 @@ def _command(line: bytes, where: str) -> Command:
     problem = bad_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id)
     if problem:
         raise BadCommandLine(f"{where}: {problem}.", "Nothing was sent.")
-    # a copy: what msgspec calls Raw is a view into the line
+    # a copy: msgspec's Raw is a view into the line
     data = msgspec.Raw(bytes(fields.data))
-    command = Command(
-        fields.id,
-        fields.stream,
-        fields.type,
-        data,
-        fields.expected_version,
-        fields.correlation_id,
-        fields.causation_id,
-    )
+    relation = fields.correlation_id, fields.causation_id
+    command = Command(fields.id, fields.stream, fields.type, data, fields.expected_version, *relation)
     try:
         fingerprint_of(command)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

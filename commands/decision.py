@@ -1,4 +1,4 @@
-"""From a received command and its stream's state to the commit that records the answer, whatever the answer is."""
+"""Decides a received command on its stream's state: the result is always a commit, which records events or a rejection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Versioned(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """A commit, the bytes it is in the log, and the stream after it."""
+    """A commit, its bytes in the log, and the stream after it."""
 
     commit: Commit
     value: bytes
@@ -30,9 +30,9 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_bytes: int) -> Decided:
-    """Decide a command on the state of its stream. Pure; never raises for what a command or a domain may do.
+    """Decide a command on the state of its stream. Pure; raises nothing that depends on the command or the domain's code.
 
-    A refusal, a version conflict, a defect of the domain's code and a commit of more than `max_bytes` are recorded rejections.
+    A refusal, a version conflict, a defect of the domain's code and a commit of more than `max_bytes` become rejections.
     """
     if received.rejection is not None:
         return _rejection(received, before, received.rejection, epoch, seq)
@@ -52,14 +52,14 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
                 raise TypeError(f"decide returned a {name}, which is not in the context's Event union")
             name, decode = stored
             data = msgspec.Raw(encode_value(event))
-            # read back, as every reader will: what can't be read would stop them all
+            # decoded as every reader does: an event that can't be decoded would stop them all
             read = decode(data)
             if read != event:
                 require_same(event, read)
             state = context.fold(state, read)
             records.append(EventRecord(name, data))
         if records:
-            encode_value(state)  # or the agents would stop at it
+            encode_value(state)  # a state that can't be encoded would stop the agents
         after = Versioned(before.version + len(events), state)
         commit = _commit(received, after.version, records, None, epoch, seq)
         value = encode(commit)
@@ -67,7 +67,9 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         return _rejection(received, before, reason(refusal.code, refusal.message), epoch, seq)
     except MemoryError:
         raise
-    except Exception as error:  # a defect of the domain repeats on every try; only a recorded answer gets past it
+    except (
+        Exception
+    ) as error:  # a defect of the domain's code: it would repeat on every attempt and block the partition
         return _rejection(received, before, reason("failed", in_words(error)), epoch, seq)
     if len(value) > max_bytes:
         too_large = f"its events take {len(value)} bytes, more than {max_bytes}"

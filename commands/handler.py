@@ -1,7 +1,7 @@
-"""The handler: a thin shell around the writers of the partitions that the group gave to this process.
+"""The handler: a thin shell around the writers of the partitions that the consumer group assigned to this process.
 
-Reads `commands` in batches, lets each partition's `Writer` decide, carries out what it says. Several handlers share the partitions
-through a consumer group; safety does not rest on it. One thread; librdkafka's own threads do the sending and fetching.
+It reads `commands` in batches, lets each partition's `Writer` decide, and carries out the actions that the writer returns. Handlers
+share the partitions through the group; correctness does not depend on it. One thread; librdkafka's own threads send and fetch.
 """
 
 from __future__ import annotations
@@ -67,58 +67,55 @@ DATABASE_RETRY_S = 0.25
 BEHIND_RETRY_S = 0.02
 WAIT_S = 0.2
 CHECK_S = 5.0
+"""Between two checks of the topics and the command types."""
 CHECK_WITHIN_S = 2.0
-"""Commands wait meanwhile."""
+"""Commands wait while a check runs."""
 CONFIRM_S = (0.05, 0.3)
 CONFIRM_WITHIN_S = 20.0
 GROUPS_S = 1.0
-"""How often a handler that may have to wait for those of another release asks whether they are there."""
+"""Between two queries for the groups of other releases."""
 
 
-class WorldChanged(SamefoldError):
-    """Topics and positions do not belong together any more."""
+class LogChanged(SamefoldError):
+    """Topics and positions are inconsistent: a topic was recreated, trimmed or deleted."""
 
 
 class HandlerFenced(SamefoldError):
-    """Another process runs under this handler's name: this process must end."""
+    """Another process joined the group under this handler's name."""
 
 
 class GroupSilent(SamefoldError):
-    """Kafka has not answered what the group was asked."""
+    """The group's coordinator did not answer in time."""
+
+
+class KafkaClientFailed(SamefoldError):
+    """Kafka's client refused a record or an offset: a defect, or the topic changed."""
 
 
 class _NotJoined(Exception):
-    """The consumer can't go on, and was no member of the group yet."""
+    """The consumer failed before it became a member of the group."""
 
     def __init__(self, error: KafkaError) -> None:
         self.error = error
 
 
-class NotTaken(SamefoldError):
-    """Kafka's client refuses a record or a place to read from: a defect, or a topic that is not as it was."""
-
-
 @dataclass(slots=True)
-class _Lot:
-    """Commands of one partition in order, for its writer in the epoch in which they were read. In another one they mean nothing."""
+class _Batch:
+    """Commands of one partition in order, for its writer in the epoch in which they were read. In another epoch they are stale."""
 
     writer: Writer
     epoch: int
     commands: list[Received]
 
-    @property
-    def stands(self) -> bool:
-        return self.writer.phase is Phase.SERVING and self.writer.epoch == self.epoch
 
-
-Lots = Mapping[int, _Lot]
+Batches = Mapping[int, _Batch]
 """By partition."""
 
 
 class Handler:
-    """One handler process. `run` returns after `stop`; it raises a named error when it must not go on.
+    """One handler process. `run` returns after `stop`, and raises a named error when the process must end.
 
-    While the database reads what a batch of commands wants, the next batch is received: `_asked` is the one under way.
+    While the database reads the states for one batch of commands, the next batch is received.
     """
 
     def __init__(self, settings: Settings, name: str) -> None:
@@ -127,42 +124,43 @@ class Handler:
         self.group = release.group_of(settings.group_prefix)
         self.stopping = threading.Event()
         self.writers: dict[int, Writer] = {}
-        self._asked: tuple[Lots, Question] | None = None
-        self._held: dict[int, _Lot] = {}
+        self._query: tuple[Batches, Question] | None = None
+        """The batches whose states the database is reading."""
+        self._held: dict[int, _Batch] = {}
         self._paused: set[int] = set()
         self._next: dict[int, int] = {}
-        """By partition that is served, the offset of the next command to take."""
-        self._holes: dict[int, tuple[int, int]] = {}
-        """By partition, what was to come and what came instead. If it comes again, the hole is the topic's own."""
+        """Offset of the next command by partition, while its writer serves."""
+        self._gaps: dict[int, tuple[int, int]] = {}
+        """By partition, the offset expected and the one received. Received twice, the gap is the topic's own."""
         self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
         self._due_check = time.monotonic() + CHECK_S
-        self._due_types = time.monotonic() + CHECK_S
-        self._said: dict[int, str] = {}
+        self._status = logs.StatusLog(log, f"handler {name}")
+        self._progress: dict[int, str] = {}
+        """The last log line by partition."""
         self._refused: set[int] = set()
-        """Partitions whose reads are refused, which was said."""
+        """Partitions whose reads fail, which was logged."""
         self._is_member = False
-        """The group has given it partitions, or none, since it last joined."""
-        self._asking_group: dict[int, tuple[Writer, float]] = {}
-        """By partition, who asked the group whether it still is the assignee, and when."""
+        """The group has assigned partitions, or none, since the last join."""
+        self._confirming: dict[int, tuple[Writer, float]] = {}
+        """By partition, the writer that asked the group for confirmation, and when."""
         self._finished: tuple[KafkaError, bool] | None = None
-        """Why the consumer can't go on, and whether it was a member then: its partitions are taken away right after."""
+        """Why the consumer failed, and whether it was a member then: its partitions are revoked right after."""
         self._alive: list[str] = []
         self._due_groups = 0.0
         self._error: SamefoldError | None = None
         self._database: psycopg.Connection[Any] | None = None
-        self._database_is_away = False
 
     def stop(self) -> None:
         self.stopping.set()
 
     def run(self) -> None:
-        """Serve until stopped. Waits out Kafka and PostgreSQL being away, at the start too."""
-        there = self._until_there()
-        if there is None:
+        """Serve until stopped. Waits while Kafka or PostgreSQL is unavailable, at the start too."""
+        found = self._wait_for_topics()
+        if found is None:
             return
-        commands, events = self._topics = there
+        commands, events = self._topics = found
         self._events = events.name
         self._intake = Intake(commands.id, commands.partitions, self.settings.max_command_bytes)
         self._connection = clients.Connection(f"handler {self.name}")
@@ -183,57 +181,49 @@ class Handler:
             self._close()
 
     def _turn(self) -> None:
+        """One round of the loop: receive a batch, decide the one before, have the states for this one read."""
         self._producer.poll(0)
         now = time.monotonic()
         for writer in list(self.writers.values()):
-            self._do(writer, writer.on_clock(now))
-        self._check_topics(now)
-        lots = self._poll()
-        self._require_answer()
-        if self._asked:
-            self._decide(*self._asked)
-        # from here on nothing is asked, and the connection is free
+            self._execute(writer, writer.on_clock(now))
+        batches = self._poll()
+        self._require_confirmation()
+        if self._query:
+            self._decide(*self._query)
+        # from here on no query is pending, and the connection is free
         now = time.monotonic()
         self._run_timers(now)
-        self._check_types(now)
-        self._ask(self._due(lots, now))
+        self._check(now)
+        self._request(self._due(batches, now))
 
-    def _check_topics(self, now: float) -> None:
-        """A topic that is made anew or gets more partitions while we run is as wrong as at the start."""
+    def _check(self, now: float) -> None:
+        """Topics may be recreated, and a restored database may lack command types, while no command comes in that would show it."""
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
-        commands, events = self._topics
         with suppress(clients.KafkaAway):
-            commands = self._same(commands)
-            events = self._same(events)
-        self._topics = commands, events
-
-    def _same(self, topic: topics.Topic) -> topics.Topic:
-        found = topics.describe(self.settings, topic.name, admin=self._admin)
-        topics.require_same(topic, found)
-        return found
-
-    def _check_types(self, now: float) -> None:
-        """A restored database may lack them, and no API appends what would have us look."""
-        if now < self._due_types:
-            return
-        self._due_types = now + CHECK_S
+            commands, events = (self._unchanged(topic) for topic in self._topics)
+            self._topics = commands, events
         if not any(writer.phase is Phase.SERVING for writer in self.writers.values()):
             return
         try:
             snapshot = self._snapshots().read()
             if snapshot.fits and snapshot.unrecorded:
-                self._first(snapshot)
+                self._before_opening(snapshot)
         except (psycopg.Error, DatabaseAway) as error:
             self._database_away(error)
 
+    def _unchanged(self, topic: topics.Topic) -> topics.Topic:
+        found = topics.describe(self.settings, topic.name, admin=self._admin)
+        topics.require_same(topic, found)
+        return found
+
     # ── commands in ──
 
-    def _poll(self) -> dict[int, _Lot]:
-        """What has arrived: wait for the first, unless there is something to do, and take what is there."""
+    def _poll(self) -> dict[int, _Batch]:
+        """Wait for the first command, unless there is something else to do, and take all that have arrived."""
         try:
-            messages = self._consumer.consume(1, self._patience())
+            messages = self._consumer.consume(1, self._poll_timeout())
             if messages:
                 messages += self._consumer.consume(self.settings.handler_batch, 0)
         except KafkaException as raised:
@@ -243,45 +233,45 @@ class Handler:
             messages = []
         self._require_consumer()
         serving = {p: writer for p, writer in self.writers.items() if writer.phase is Phase.SERVING}
-        lots: dict[int, _Lot] = {}
+        batches: dict[int, _Batch] = {}
         again: set[int] = set()
         for message in messages:
             if error := message.error():
                 self._on_consumer_error(error, message.partition())
-                self._holes.pop(message.partition(), None)
+                self._gaps.pop(message.partition(), None)
                 again.add(message.partition())
                 continue
             record = _record(message)
             if (writer := serving.get(record.partition)) and record.partition not in again:
-                if record.offset != self._next[record.partition] and not self._passes_over(record, again):
+                if record.offset != self._next[record.partition] and not self._is_gap(record, again):
                     continue
                 self._next[record.partition] = record.offset + 1
-                lot = lots.get(record.partition)
-                if lot is None:
+                batch = batches.get(record.partition)
+                if batch is None:
                     self._refused.discard(record.partition)
-                    lot = lots[record.partition] = _Lot(writer, writer.epoch, [])
+                    batch = batches[record.partition] = _Batch(writer, writer.epoch, [])
                 received = receive(record, self._intake)
                 if (headers := message.headers()) and (kept := tracing.kept(headers)):
                     received = msgspec.structs.replace(received, headers=kept)
-                lot.commands.append(received)
-        if self._rebalanced:  # librdkafka has paused what is kept, and may have missed that we resumed it
+                batch.commands.append(received)
+        if self._rebalanced:  # librdkafka paused the partitions that we keep, and may have missed that we resumed one
             self._rebalanced = False
             again |= serving.keys()
         for partition in (again & serving.keys()) - self._paused:
             self._read_on(serving[partition])
-        if lots:
+        if batches:
             self._connection.seen()
             reach("command read")
-        return lots
+        return batches
 
-    def _passes_over(self, record: Record, again: set[int]) -> bool:
-        """Whether a record is taken that is not the next: if it came twice in its place. Else its partition is read `again`."""
-        wanted = self._next[record.partition]
-        if record.offset < wanted:
+    def _is_gap(self, record: Record, again: set[int]) -> bool:
+        """Whether the topic has no records before this one: it was received twice. The first time its partition is read `again`."""
+        expected = self._next[record.partition]
+        if record.offset < expected:
             return False
-        if self._holes.get(record.partition) == (wanted, record.offset):
+        if self._gaps.get(record.partition) == (expected, record.offset):
             return True
-        self._holes[record.partition] = wanted, record.offset
+        self._gaps[record.partition] = expected, record.offset
         again.add(record.partition)
         return False
 
@@ -291,16 +281,16 @@ class Handler:
             self._require_consumer()
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             if (writer := self.writers.get(partition)) is not None and writer.phase is not Phase.SERVING:
-                # it was assigned from where the topic began some seconds ago, and librdkafka reads no more of it; whether the
-                # next command is still there, only its writer knows
-                raise NotTaken(f"Commands of partition {partition} were deleted while it was assigned.", AGAIN)
-            raise WorldChanged(
+                # assigned from the topic's beginning of some seconds ago; librdkafka reads no more of it. Whether the next
+                # command is still there, only its writer knows
+                raise KafkaClientFailed(f"Commands of partition {partition} were deleted while it was assigned.", AGAIN)
+            raise LogChanged(
                 f"'{self.settings.commands_topic}' does not hold the next command any more: {error.str()}.",
-                "The topic was trimmed or made anew. Restore it, or, if its commands may be lost for good, start with new topics.",
+                "The topic was trimmed or recreated. Restore it, or, if its commands may be lost for good, start with new topics.",
             )
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise WorldChanged(
-                f"Topic '{self.settings.commands_topic}' is gone.", "Restore it: its id is part of every position."
+            raise LogChanged(
+                f"Topic '{self.settings.commands_topic}' was deleted.", "Restore it: its id is part of every position."
             )
         if clients.may_pass(error):
             return
@@ -315,7 +305,7 @@ class Handler:
             self._finished = error, self._is_member
 
     def _require_consumer(self) -> None:
-        """That the consumer can go on. Raises HandlerFenced, _NotJoined."""
+        """Raises HandlerFenced or _NotJoined where the consumer failed."""
         if self._finished is None:
             return
         error, was_member = self._finished
@@ -326,102 +316,107 @@ class Handler:
             "Give each handler a name of its own (`samefold run handler --name`), and start it again.",
         )
 
-    def _due(self, lots: dict[int, _Lot], now: float) -> Lots:
-        """What is to be decided next: commands that were held until now, and behind them those that have just come."""
+    def _due(self, batches: dict[int, _Batch], now: float) -> Batches:
+        """The commands to decide next: those that were held back, followed by those that have just arrived."""
         for partition, held in list(self._held.items()):
-            if partition in lots:
-                held.commands += lots.pop(partition).commands
+            if partition in batches:
+                held.commands += batches.pop(partition).commands
             if now >= self._due_database:
-                lots[partition] = self._held.pop(partition)
-        return lots
+                batches[partition] = self._held.pop(partition)
+        return batches
 
-    def _ask(self, lots: Lots) -> None:
-        """Have the database read what the writers want for these commands, as many of them as there is room for."""
-        wanted: dict[int, _Lot] = {}
+    def _is_current(self, batch: _Batch) -> bool:
+        writer = batch.writer
+        is_assigned = self.writers.get(writer.partition) is writer
+        return is_assigned and writer.phase is Phase.SERVING and writer.epoch == batch.epoch
+
+    def _request(self, batches: Batches) -> None:
+        """Have the database read what the writers need for these commands, as many of them as there is room for."""
+        wanted: dict[int, _Batch] = {}
         streams: set[tuple[str, str]] = set()
         outcomes: set[tuple[str, str]] = set()
-        for partition, lot in lots.items():
-            writer = lot.writer
-            if self.writers.get(partition) is not writer or not lot.stands:
+        for partition, batch in batches.items():
+            if not self._is_current(batch):
                 continue
-            now = lot.commands[: max(writer.room, 0)]
-            if rest := lot.commands[len(now) :]:
-                self._hold(partition, _Lot(writer, lot.epoch, rest), BEHIND_RETRY_S)
-            wanted[partition] = _Lot(writer, lot.epoch, now)
+            writer = batch.writer
+            now = batch.commands[: max(writer.room, 0)]
+            if rest := batch.commands[len(now) :]:
+                self._hold(partition, _Batch(writer, batch.epoch, rest), BEHIND_RETRY_S)
+            wanted[partition] = _Batch(writer, batch.epoch, now)
             its_streams, its_outcomes = writer.wants(now)
             streams |= its_streams
             outcomes |= its_outcomes
         if not wanted:
             return
         try:
-            self._asked = wanted, self._snapshots().ask(streams, outcomes)
+            self._query = wanted, self._snapshots().ask(streams, outcomes)
         except (psycopg.Error, DatabaseAway) as error:
-            self._not_answered(wanted, error)
+            self._retry(wanted, error)
 
-    def _decide(self, lots: Lots, question: Question) -> None:
-        """Let the writers decide on what the database answered."""
-        self._asked = None
+    def _decide(self, batches: Batches, question: Question) -> None:
+        """Let the writers decide on the states that the database read."""
+        self._query = None
         try:
             snapshot = self._reader.answer(question)
         except (psycopg.Error, DatabaseAway) as error:
-            self._not_answered(lots, error)
+            self._retry(batches, error)
             return
         reach("states loaded")
         now = time.monotonic()
-        for partition, lot in lots.items():
-            writer = lot.writer
-            if self.writers.get(partition) is not writer or not lot.stands:
+        for partition, batch in batches.items():
+            if not self._is_current(batch):
                 continue
-            actions = writer.on_commands(lot.commands, snapshot, now)
+            writer = batch.writer
+            actions = writer.on_commands(batch.commands, snapshot, now)
             for action in actions:
-                self._do(writer, action)
+                self._execute(writer, action)
             _count(actions)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
                 self._read_on(writer)
 
     def _read_on(self, writer: Writer) -> None:
-        """Take commands of the writer's partition, from the next on.
+        """Read commands of the writer's partition, from the next one on.
 
-        It is told from where: librdkafka before 2.13.2 takes an error that it gives for a record (its issue 4844), and after a
-        pause, ours or its own while it rebalances, would go on behind a command that was never taken.
+        The seek is needed: librdkafka before 2.13.2 takes an error for a record (its issue 4844), and after a pause, ours or its
+        own while it rebalances, would go on behind a command that was never delivered.
         """
         here = TopicPartition(self.settings.commands_topic, writer.partition, self._next[writer.partition])
         self._paused.discard(writer.partition)
         try:
             self._consumer.seek(here)
             self._consumer.resume([here])
-        except KafkaException as error:  # in a delivery report: what is raised from there can't be caught
+        except KafkaException as error:  # in a delivery report, from where an exception can't be caught
             if error.args[0].code() in _NOT_YET:
                 self._later(writer, BEHIND_RETRY_S, lambda: self._read_on(writer))
             elif not clients.is_finished(error.args[0]):
-                self._error = NotTaken(f"No commands can be read: {error.args[0].str()}.", AGAIN)
+                self._error = KafkaClientFailed(f"No commands can be read: {error.args[0].str()}.", AGAIN)
 
-    def _not_answered(self, lots: Lots, error: psycopg.Error | DatabaseAway) -> None:
-        """Try again a moment later, with these commands before those that are held already."""
+    def _retry(self, batches: Batches, error: psycopg.Error | DatabaseAway) -> None:
+        """Retry these commands a moment later, before those that are held already."""
         self._database_away(error)
-        for partition, lot in lots.items():
-            if self.writers.get(partition) is lot.writer and lot.stands:
+        for partition, batch in batches.items():
+            if self._is_current(batch):
                 after = self._held.pop(partition, None)
-                lot.commands += after.commands if after else []
-                self._hold(partition, lot, DATABASE_RETRY_S)
+                batch.commands += after.commands if after else []
+                self._hold(partition, batch, DATABASE_RETRY_S)
 
-    def _hold(self, partition: int, lot: _Lot, seconds: float) -> None:
-        """Keep commands that can't be decided yet, and read no more of that partition: back-pressure, not memory."""
-        self._held[partition] = lot
+    def _hold(self, partition: int, batch: _Batch, seconds: float) -> None:
+        """Keep commands that can't be decided yet, and pause their partition: back-pressure, not memory."""
+        self._held[partition] = batch
         self._due_database = time.monotonic() + seconds
         self._paused.add(partition)
         self._consumer.pause([TopicPartition(self.settings.commands_topic, partition)])
 
-    def _patience(self) -> float:
+    def _poll_timeout(self) -> float:
         """How long to wait for commands, in seconds: not at all while there is something else to do."""
-        if self._asked or any(due <= time.monotonic() for due, _ in self._timers.values()):
+        if self._query or any(due <= time.monotonic() for due, _ in self._timers.values()):
             return 0
         busy = self._held or any(writer.phase is not Phase.SERVING for writer in self.writers.values())
         return BUSY_S if busy else IDLE_S
 
-    # ── what the writers say ──
+    # ── the writers' actions ──
 
-    def _do(self, writer: Writer, action: Action | None) -> None:
+    def _execute(self, writer: Writer, action: Action | None) -> None:
         while action is not None:
             if self.writers.get(writer.partition) is not writer:
                 return
@@ -439,7 +434,7 @@ class Handler:
                 self._produce(stream.encode(), value, partition, acknowledged, headers)
                 reach("commit sent")
             case Load():
-                # not now: the connection may be asked something already
+                # later: a query may be pending on the connection
                 self._later(writer, 0, lambda: self._load(writer))
             case Open():
                 opening = Opening(writer=self.name, commands_topic_id=writer.commands_topic_id)
@@ -450,22 +445,24 @@ class Handler:
             case Serve(offset):
                 reach("opening read")
                 metrics.HANDLER_EPOCHS.inc()
-                self._say(writer, f"epoch {writer.epoch}, serving from command {offset}")
+                self._log_progress(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 self._next[partition] = offset
-                self._holes.pop(partition, None)
+                self._gaps.pop(partition, None)
                 self._read_on(writer)
             case Wait(why):
-                self._say(writer, why)
+                self._log_progress(writer, why)
                 self._later(writer, WAIT_S, writer.start)
             case Confirm(why, doubt):
                 if doubt:
                     metrics.HANDLER_DOUBTS.labels(doubt).inc()
-                self._say(writer, why, logging.ERROR if doubt is Doubt.COMMAND else logging.INFO)
+                self._log_progress(writer, why, logging.ERROR if doubt is Doubt.COMMAND else logging.INFO)
                 self._held.pop(partition, None)
                 self._consumer.pause([TopicPartition(self.settings.commands_topic, partition)])
                 self._later(writer, random.uniform(*CONFIRM_S), lambda: self._confirm(writer))
             case Refuse(why):
-                self._error = _refused(why, self.settings)
+                message, hint = _REFUSALS[why]
+                names = {"commands": self.settings.commands_topic, "events": self._events}
+                self._error = LogChanged(message.format(**names), hint)
         return None
 
     def _produce(
@@ -487,9 +484,9 @@ class Handler:
                 self._producer.poll(0.05)
             except KafkaException as error:
                 if not clients.is_finished(error.args[0]):
-                    self._error = NotTaken(f"The producer takes no record: {error.args[0].str()}.", AGAIN)
+                    self._error = KafkaClientFailed(f"The producer takes no record: {error.args[0].str()}.", AGAIN)
                     return
-                # as all that it had under way, this is in doubt: each writer that is told so opens again
+                # in doubt, as are all records that it had in flight: each writer that gets such a report opens again
                 self._producer.renew(producer, error.args[0])
                 on_delivery(error.args[0], None)
                 return
@@ -498,27 +495,27 @@ class Handler:
         try:
             snapshot = self._snapshots().read()
             reach("position loaded")
-            if snapshot.fits and (action := self._first(snapshot)):
+            if snapshot.fits and (action := self._before_opening(snapshot)):
                 return action
             # after the snapshot, so that the end can't be older than the position
-            here = TopicPartition(self.settings.events_topic, writer.partition)
+            here = TopicPartition(self._events, writer.partition)
             first, end = self._log_reader.get_watermark_offsets(here, timeout=topics.TIMEOUT_S)
             position = snapshot.positions.get(writer.partition)
             if position and first > position.next_offset and self._archived(writer.partition) < first:
                 return Refuse("events-trimmed")
         except (psycopg.Error, DatabaseAway) as error:
             self._database_away(error)
-            return Wait("the database is away")
+            return Wait("PostgreSQL is unavailable")
         except KafkaException as error:
             if not clients.may_pass(error.args[0]):
                 raise
-            return Wait("Kafka is away")
+            return Wait("Kafka is unavailable")
         except clients.KafkaAway:
-            return Wait("Kafka is away")
+            return Wait("Kafka is unavailable")
         return writer.on_position(snapshot, end)
 
-    def _first(self, snapshot: Snapshot) -> Action | None:
-        """What comes before opening where another release's handlers may be there too: one of all groups decides."""
+    def _before_opening(self, snapshot: Snapshot) -> Action | None:
+        """Record this code's command types; where another release's handlers run too, only one of the groups decides."""
         if snapshot.unrecorded:
             if not self._reader.shows_this_code:
                 return Wait(
@@ -532,7 +529,7 @@ class Handler:
         return None
 
     def _deciding(self) -> str:
-        """The group of handlers that decides while those of several releases run."""
+        """The group of handlers that decides while handlers of several releases run."""
         now = time.monotonic()
         if now >= self._due_groups:
             self._alive = release.alive(self._admin, self.settings.group_prefix)
@@ -542,28 +539,28 @@ class Handler:
     def _archived(self, partition: int) -> int:
         """The offset up to which a partition of the log is archived."""
         assert self._database is not None, "a snapshot was just read from it"
-        return ends_of(self._database, self.settings.events_topic).get(partition, 0)
+        return ends_of(self._database, self._events).get(partition, 0)
 
     def _read_log(self, writer: Writer, start: int, stop: int) -> Action:
         action: Action | None = None
         try:
             for records in read_range(
-                self.settings, self.settings.events_topic, writer.partition, start, stop, consumer=self._log_reader
+                self.settings, self._events, writer.partition, start, stop, consumer=self._log_reader
             ):
                 action = writer.on_log(records)
                 if not isinstance(action, ReadLog):
                     break
-        except (clients.KafkaAway, DatabaseAway) as error:  # the database tells what is archived
+        except (clients.KafkaAway, DatabaseAway) as error:  # the database knows what is archived
             log.warning("handler %s: %s", self.name, error)
             return writer.start()
         return writer.start() if action is None else action  # without a record, nothing was read up to the opening
 
     def _confirm(self, writer: Writer) -> Action | None:
-        """Ask the group: the commit of an offset succeeds only for the member that it holds to be the assignee now.
+        """Ask the group: it lets only the partition's current assignee commit an offset.
 
-        One question a partition at a time, so that its answer is to what was asked after this doubt.
+        One commit a partition at a time, so that its answer comes after this doubt.
         """
-        if writer.partition in self._asking_group:
+        if writer.partition in self._confirming:
             self._later(writer, CONFIRM_S[1], lambda: self._confirm(writer))
             return None
         offset = TopicPartition(self.settings.commands_topic, writer.partition, max(writer.last_command + 1, 0))
@@ -573,54 +570,54 @@ class Handler:
             if clients.is_finished(error.args[0]):
                 self._on_consumer_error(error.args[0])
             return Confirm(f"not confirmed by the group: {error.args[0].str()}")
-        self._asking_group[writer.partition] = writer, time.monotonic()
+        self._confirming[writer.partition] = writer, time.monotonic()
         return None
 
-    def _confirmed(self, failed: KafkaError | None, offsets: list[TopicPartition]) -> None:
+    def _on_commit(self, failed: KafkaError | None, offsets: list[TopicPartition]) -> None:
         """The group's answer."""
         for offset in offsets:
-            writer, _ = self._asking_group.pop(offset.partition, (None, 0.0))
+            writer, _ = self._confirming.pop(offset.partition, (None, 0.0))
             error = failed or offset.error
             if error is not None and _ends(error):
                 self._on_finished(error)
             elif writer is not None:
                 refused = Confirm(f"not confirmed by the group: {error.str()}") if error else None
-                self._do(writer, refused or writer.on_confirmed())
+                self._execute(writer, refused or writer.on_confirmed())
 
-    def _require_answer(self) -> None:
+    def _require_confirmation(self) -> None:
         """Raises GroupSilent: without an answer the partition would wait for ever."""
         late = time.monotonic() - CONFIRM_WITHIN_S
-        for partition, (writer, asked) in self._asking_group.items():
+        for partition, (writer, asked) in self._confirming.items():
             if asked < late and self.writers.get(partition) is writer:
                 raise GroupSilent(f"The group {self.group} has not answered for {CONFIRM_WITHIN_S:.0f} s.", AGAIN)
 
     # ── delivery reports ──
 
     def _acknowledged(self, writer: Writer, epoch: int, seq: int, error: KafkaError | None, message: Message) -> None:
-        """Of one commit, for the writer in the epoch that appended it; a later epoch is none of its business."""
+        """A commit's report, for the writer in the epoch that appended it; in a later epoch it means nothing."""
         reach("commit acknowledged")
         if writer.epoch == epoch:
             offset = None if error else message.offset()
-            self._do(writer, writer.on_acknowledged(seq, offset, time.monotonic()))
+            self._execute(writer, writer.on_acknowledged(seq, offset, time.monotonic()))
 
     def _opened(self, writer: Writer, opening: int, error: KafkaError | None, message: Message) -> None:
-        """Of an opening, for the try that appended it."""
+        """An opening's report, for the attempt that appended it."""
         reach("opening acknowledged")
         if writer.openings == opening:
-            self._do(writer, writer.on_opened(None if error else message.offset()))
+            self._execute(writer, writer.on_opened(None if error else message.offset()))
 
     # ── the group ──
 
     def _join(self) -> None:
         self._finished = None
         self._is_member = False
-        self._asking_group.clear()
+        self._confirming.clear()
         self._consumer = clients.group_consumer(
             self.settings,
             self.group,
             instance=self.name,
             connection=self._connection,
-            on_commit=self._confirmed,
+            on_commit=self._on_commit,
             on_finished=self._on_finished,
         )
         self._consumer.subscribe(
@@ -628,7 +625,7 @@ class Handler:
         )
 
     def _rejoin(self, error: KafkaError) -> None:
-        """Join once more. A broker that stands still is sent a join twice, takes both, and fences the member that goes on."""
+        """Join again. A broker that was frozen may receive a join twice, make two members of it, and fence the one in use."""
         log.warning("handler %s: joins its group again: %s", self.name, error.str())
         with suppress(KafkaException):
             self._consumer.close()
@@ -638,15 +635,14 @@ class Handler:
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         self._is_member = self._rebalanced = True
-        # the writer says later from where; what is not there any more would be an error until then
+        # the writer seeks later; until then an offset that was deleted would be an error
         first = self._topics[0].first
         starts = [TopicPartition(p.topic, p.partition, first.get(p.partition, 0)) for p in assigned]
         consumer.incremental_assign(starts)
         consumer.pause(assigned)
+        limits = Limits(self.settings.run_ahead, self.settings.max_commit_bytes, self.settings.ack_timeout_s)
         for partition in sorted(p.partition for p in assigned):
-            limits = Limits(self.settings.run_ahead, self.settings.max_commit_bytes, self.settings.ack_timeout_s)
-            writer = Writer(partition, self._intake.topic_id, limits)
-            self.writers[partition] = writer
+            writer = self.writers[partition] = Writer(partition, self._intake.topic_id, limits)
             self._later(writer, 0, writer.start)
 
     def _on_lost(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
@@ -660,11 +656,10 @@ class Handler:
 
     def _drop(self, partitions: list[int]) -> None:
         for partition in partitions:
-            self.writers.pop(partition, None)
-            self._held.pop(partition, None)
+            for kept in (self.writers, self._held, self._timers):
+                kept.pop(partition, None)
             self._paused.discard(partition)
             self._refused.discard(partition)
-            self._timers.pop(partition, None)
 
     # ── time, database, end ──
 
@@ -675,7 +670,7 @@ class Handler:
         for partition, (due, then) in list(self._timers.items()):
             if now >= due and (writer := self.writers.get(partition)):
                 del self._timers[partition]
-                self._do(writer, then())
+                self._execute(writer, then())
 
     def _snapshots(self) -> SnapshotReader:
         if self._database is None or self._database.closed:
@@ -684,10 +679,8 @@ class Handler:
             )
             for topic in self._topics:
                 check_contract(self._database, Contract.of(topic))
-            self._reader = SnapshotReader(self._database, self.settings.events_topic)
-            if self._database_is_away:
-                self._database_is_away = False
-                log.info("handler %s: the database answers again", self.name)
+            self._reader = SnapshotReader(self._database, self._events)
+            self._status.well("database", "PostgreSQL answers again")
         return self._reader
 
     def _database_away(self, error: psycopg.Error | DatabaseAway) -> None:
@@ -696,42 +689,52 @@ class Handler:
         if self._database is not None:
             self._database.close()
             self._database = None
-        if not self._database_is_away:
-            self._database_is_away = True
-            log.warning("handler %s: the database does not answer; waiting for it", self.name)
+        self._status.wrong("database", "PostgreSQL does not answer; waiting for it")
 
-    def _until_there(self) -> tuple[topics.Topic, topics.Topic] | None:
-        """None after `stop`."""
-        said = False
+    def _wait_for_topics(self) -> tuple[topics.Topic, topics.Topic] | None:
+        """The topics (commands, events); None after `stop`."""
         while True:
             try:
                 return topics.ensure(self.settings)
             except clients.KafkaAway as error:
-                if not said:
-                    log.warning("handler %s: %s Waiting for it.", self.name, error.message)
-                    said = True
+                self._status.wrong("kafka", f"{error.message} Waiting for it.", "away")
                 if self.stopping.wait(1):
                     return None
 
-    def _say(self, writer: Writer, what: str, level: int = logging.INFO) -> None:
-        """One log line a change, not one a try."""
+    def _log_progress(self, writer: Writer, what: str, level: int = logging.INFO) -> None:
+        """One log line a change, not one an attempt."""
         kind = what.rstrip("0123456789")
-        if self._said.get(writer.partition) != kind:
-            self._said[writer.partition] = kind
+        if self._progress.get(writer.partition) != kind:
+            self._progress[writer.partition] = kind
             log.log(level, "handler %s, partition %d: %s", self.name, writer.partition, what)
 
     def _close(self) -> None:
         with suppress(KafkaException):
             self._producer.now.flush(5)
-        if not self._asking_group:
-            self._consumer.close()  # which waits for what was asked; a static member does not say that it leaves
+        if not self._confirming:
+            self._consumer.close()  # it would wait for the commits; a static member leaves without a message
         self._log_reader.close()
         if self._database is not None:
             self._database.close()
 
 
 _NOT_YET = {KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_IN_PROGRESS, KafkaError._OUTDATED}
-"""Of a partition that librdkafka does not fetch yet, pauses itself, or does not fetch any more: what is polled next says so."""
+"""Of a partition that librdkafka does not fetch yet, pauses itself, or does not fetch any more: the next poll shows which."""
+_REFUSALS = {
+    "events-shorter-than-position": (
+        "The read model's position lies beyond the end of '{events}': it was recreated or lost records.",
+        "Restore the topic, or start with an empty database and new topics.",
+    ),
+    "events-trimmed": (
+        "'{events}' does not reach back to the read model's position: it was trimmed without an archive.",
+        "Restore the topic: what is missing was never applied.",
+    ),
+    "commands-topic-recreated": (
+        "'{commands}' is not the topic that earlier commits were decided from: it was recreated.",
+        "Restore the topic, or start with new topics and an empty database.",
+    ),
+}
+"""Message and hint by the reason of a `Refuse`."""
 _ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
 _REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
 
@@ -745,7 +748,7 @@ def _count(actions: Sequence[Action]) -> None:
     _ACCEPTED.inc(len(appends) - len(rejections))
     if rejections:
         _REJECTED.inc(len(rejections))
-        # refusals are the business's own affair, and their codes too many to be labels
+        # the domain's refusals are one label: their codes are too many
         for why, count in Counter(one.code if one.code in RECORDED else "refused" for one in rejections).items():
             metrics.HANDLER_REJECTIONS.labels(why).inc(count)
 
@@ -768,25 +771,6 @@ def _record(message: Message) -> Record:
     return Record(message.partition(), message.offset(), message.timestamp()[1], message.key(), message.value())
 
 
-def _refused(why: str, settings: Settings) -> WorldChanged:
-    match why:
-        case "events-shorter-than-position":
-            return WorldChanged(
-                f"The read model's position lies beyond the end of '{settings.events_topic}': it was made anew or lost records.",
-                "Restore the topic, or start with an empty database and new topics.",
-            )
-        case "events-trimmed":
-            return WorldChanged(
-                f"'{settings.events_topic}' does not reach back to the read model's position: it was trimmed without an archive.",
-                "Restore the topic: what is missing was never applied.",
-            )
-        case _:
-            return WorldChanged(
-                f"'{settings.commands_topic}' is not the topic that earlier commits were decided from: it was made anew.",
-                "Restore the topic, or start with new topics and an empty database.",
-            )
-
-
 def main() -> NoReturn:
     """`python -m commands.handler --name NAME`: serve until SIGTERM or SIGINT. Exit code 1 after an error."""
     arguments = argparse.ArgumentParser(prog="python -m commands.handler")
@@ -804,7 +788,7 @@ def main() -> NoReturn:
         metrics.serve(settings)
         handler.run()
 
-    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    # not sys.exit: it would wait for requests to an unavailable broker, and a process may die at any point
     os._exit(exit_code_of(work, log, f"handler {name}"))
 
 

@@ -1,7 +1,7 @@
-"""From the bytes of a record in `commands` to something that can be decided, or to a rejection that can be recorded.
+"""Decodes and checks the records of `commands`: the result is a command to decide, or a rejection to record.
 
-Nothing that arrives may stop a partition: whatever fails here fails again on every try, so it becomes a recorded rejection, under
-its own stream and id where it has usable ones, else under a reserved stream and an id derived from where it stands.
+No record may stop a partition. A failure here would repeat on every attempt, so it becomes a rejection: under the command's
+own stream and id if they are valid, else under a reserved stream and an id derived from the record's offset.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What the command records of one topic are checked against."""
+    """What the records of the `commands` topic are checked against."""
 
     topic_id: str
     partitions: int
     max_bytes: int = 262_144
-    """Of a command's record; larger ones are rejected as too-large."""
+    """Larger records are rejected as too-large."""
     contexts: Mapping[str, Context] = field(default_factory=contexts)
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A command as the writer takes it: either `command` is there, or `rejection` says why not. `context` is None if unknown."""
+    """A checked command, for the writer: either `command` or `rejection` is set. `context` is None if unknown."""
 
     offset: int
     stream: str
@@ -56,15 +56,15 @@ class Received(msgspec.Struct, frozen=True):
     command: Any = None
     rejection: Reason | None = None
     unknown: CommandType | None = None
-    """What this code does not know; another release may."""
+    """Its type if this code does not know it; another release may."""
     correlation_id: str | UnsetType = UNSET
     causation_id: str | UnsetType = UNSET
     headers: Headers | None = None
-    """The trace's, for the record of its commit."""
+    """The trace's headers, for the commit's record."""
 
 
 def receive(record: Record, intake: Intake) -> Received:
-    """Check everything about a record that does not need the stream's state. Never raises for what a record may hold."""
+    """Check everything that does not need the stream's state. Raises nothing, whatever the record holds."""
     try:
         envelope = decode_command(record.value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -80,54 +80,47 @@ def receive(record: Record, intake: Intake) -> Received:
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
     if envelope.correlation_id is UNSET and envelope.causation_id is UNSET:
         return _validated(record, envelope, intake)
-    return _related(_validated(record, envelope, intake), envelope)
-
-
-def _related(received: Received, envelope: Command) -> Received:
+    received = _validated(record, envelope, intake)
     if wrong := bad_relation(envelope.correlation_id, envelope.causation_id):
         return msgspec.structs.replace(received, command=None, rejection=reason("malformed", wrong))
     return msgspec.structs.replace(received, correlation_id=envelope.correlation_id, causation_id=envelope.causation_id)
 
 
 def bad_name(stream: str, command_id: str) -> str | None:
-    """What is wrong with a stream's name or a command's id, or None. Both end up as keys in the log and the database."""
+    """What is wrong with a stream's name or a command's id, or None. Both become keys in the log and the database."""
     plain = stream.isascii() and command_id.isascii() and command_id.isprintable()
     if plain and len(stream) <= MAX_ID_BYTES and 0 < len(command_id) <= MAX_ID_BYTES and _STREAM(stream):
-        return None  # as almost all are, and told in half the time
-    for name, value, pattern in (("stream", stream, _STREAM), ("id", command_id, _ID)):
-        if len(value) > MAX_ID_BYTES or len(value.encode(errors="replace")) > MAX_ID_BYTES:
-            return f"the {name} is longer than {MAX_ID_BYTES} bytes"
-        if not pattern(value):
-            form = "'<context>/<id>'" if name == "stream" else "at least one character"
-            return f"the {name} must be {form}, without control characters"
-    return None
+        return None  # almost all are plain, and this check takes half the time
+    return _problem("stream", stream, _STREAM, "'<context>/<id>'") or _problem("id", command_id)
 
 
 def bad_relation(correlation_id: str | UnsetType, causation_id: str | UnsetType) -> str | None:
-    """What is wrong with a command's correlation or causation id, or None. Both stay in the log."""
-    for name, value in (("correlation_id", correlation_id), ("causation_id", causation_id)):
-        if value is UNSET:
-            continue
-        if len(value.encode(errors="replace")) > MAX_ID_BYTES:
-            return f"the {name} is longer than {MAX_ID_BYTES} bytes"
-        if not _ID(value):
-            return f"the {name} must be at least one character, without control characters"
-    return None
+    """What is wrong with a command's correlation or causation id, or None."""
+    ids = (("correlation_id", correlation_id), ("causation_id", causation_id))
+    return next((wrong for name, value in ids if value is not UNSET and (wrong := _problem(name, value))), None)
+
+
+def _problem(
+    name: str, value: str, fits: Callable[[str], object] = _ID, form: str = "at least one character"
+) -> str | None:
+    if len(value.encode(errors="replace")) > MAX_ID_BYTES:
+        return f"the {name} is longer than {MAX_ID_BYTES} bytes"
+    return None if fits(value) else f"the {name} must be {form}, without control characters"
 
 
 def fingerprint_of(command: Command) -> str:
-    """Tells whether a repeated id came with the same command: type, body (order of members apart) and expected version.
+    """A hash of type, body (whatever its members' order) and expected version: the same for a repeated command.
 
-    Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be read as what it says.
+    Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be decoded exactly.
     """
     return _hash(_encode_sorted((command.type, command.expected_version, _decode_any(command.data))))
 
 
 def _as_written(text: str) -> float:
-    """A number with a fraction or an exponent. Raises ValueError where a float would be another number than what is written.
+    """A number with a fraction or an exponent, as a float. Raises ValueError where the float is another number.
 
-    pydantic reads such a number as a float, also for a Decimal: two that become one float would be one command, and neither
-    what was sent. Accepted is what a float is written as, in its shortest form: 0.1 is, 0.1000000000000000055 is not.
+    pydantic reads it as a float, even for a Decimal: two different numbers could become one command. Accepted is the shortest form
+    of a float: 0.1, not 0.1000000000000000055.
     """
     number = float(text)
     with localcontext() as context:
@@ -147,38 +140,44 @@ def _hash(value: bytes) -> str:
     return hashlib.blake2b(value, digest_size=16).hexdigest()
 
 
+class _Rejected(Exception):
+    def __init__(self, code: str, message: str, unknown: CommandType | None = None) -> None:
+        self.reason = reason(code, message)
+        self.unknown = unknown
+
+
 def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
     name = envelope.stream.partition("/")[0]
-    # found first, and given to every rejection: without it the stream's state would be taken for nothing
+    # every rejection needs the context: without it the stream's state would be taken for empty
     context = intake.contexts.get(name)
     try:
         fingerprint = fingerprint_of(envelope)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return _rejected(
-            record, envelope, _hash(bytes(envelope.data)), "malformed", f"the body can't be read: {error}", context
-        )
-    size = len(record.value or b"")
-    if size > intake.max_bytes:
-        problem = f"the command takes {size} bytes, more than {intake.max_bytes}"
-        return _rejected(record, envelope, fingerprint, "too-large", problem, context)
-    if context is None:
-        problem = f"no context is called '{name}'"
-        return _rejected(record, envelope, fingerprint, "malformed", problem, unknown=CommandType(name, ""))
-    kind = context.commands.get(envelope.type)
-    if kind is None:
-        problem = f"'{name}' knows no command '{envelope.type}'"
-        unknown = CommandType(name, envelope.type)
-        return _rejected(record, envelope, fingerprint, "malformed", problem, context, unknown=unknown)
-    body = bytes(envelope.data)
-    if b"\\u0000" in body and holds_nul(body):  # asked twice: a call costs every command more than this does
-        problem = "the body holds a NUL character, which PostgreSQL can't store"
-        return _rejected(record, envelope, fingerprint, "malformed", problem, context)
+        rejection = reason("malformed", f"the body can't be read: {error}")
+        where = (record.offset, envelope.stream, envelope.id, _hash(bytes(envelope.data)))
+        return Received(*where, context=context, rejection=rejection)
     try:
-        command = validator(kind)(body)
-    except ValidationError as error:
-        return _rejected(record, envelope, fingerprint, "malformed", _summary(error), context)
-    except Exception as error:  # a defect in a command's own checks; it would repeat on every try
-        return _rejected(record, envelope, fingerprint, "failed", in_words(error), context)
+        size = len(record.value or b"")
+        if size > intake.max_bytes:
+            raise _Rejected("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}")
+        if context is None:
+            raise _Rejected("malformed", f"no context is called '{name}'", CommandType(name, ""))
+        kind = context.commands.get(envelope.type)
+        if kind is None:
+            unknown = CommandType(name, envelope.type)
+            raise _Rejected("malformed", f"'{name}' knows no command '{envelope.type}'", unknown)
+        body = bytes(envelope.data)
+        if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
+            raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
+        try:
+            command = validator(kind)(body)
+        except ValidationError as error:
+            raise _Rejected("malformed", _summary(error)) from error
+        except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
+            raise _Rejected("failed", in_words(error)) from error
+    except _Rejected as why:
+        where = (record.offset, envelope.stream, envelope.id, fingerprint)
+        return Received(*where, context=context, rejection=why.reason, unknown=why.unknown)
     return Received(
         record.offset, envelope.stream, envelope.id, fingerprint, envelope.expected_version, context, command
     )
@@ -186,17 +185,17 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
 
 @cache
 def validator(kind: type) -> Callable[[bytes], Any]:
-    """From the JSON of a command to the command. Raises pydantic.ValidationError, and what a command's own checks may raise."""
+    """The function from JSON to a command. It raises pydantic.ValidationError, and whatever the command's own checks raise."""
     return TypeAdapter(kind).validator.validate_json
 
 
 def holds_nul(body: bytes) -> bool:
-    """Whether the JSON of a command has a NUL character in some text, which PostgreSQL can't store."""
+    """Whether a text in this JSON has a NUL character, which PostgreSQL can't store."""
     return b"\\u0000" in body and _NUL.search(body) is not None
 
 
 def _summary(error: ValidationError) -> str:
-    """Where and what, never the value itself: it may be long, or nobody else's business."""
+    """Where and what, but not the value: it may be long or confidential."""
     return "; ".join(
         f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
@@ -204,23 +203,8 @@ def _summary(error: ValidationError) -> str:
 
 
 def reason(code: str, message: str) -> Reason:
-    """A reason that any log, database and terminal can hold, whatever the input put into it."""
+    """A reason without control characters and of bounded length, whatever input the message quotes."""
     return Reason(code, "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message[:MAX_MESSAGE]))
-
-
-def _rejected(
-    record: Record,
-    envelope: Command,
-    fingerprint: str,
-    code: str,
-    message: str,
-    context: Context | None = None,
-    unknown: CommandType | None = None,
-) -> Received:
-    why = reason(code, message)
-    return Received(
-        record.offset, envelope.stream, envelope.id, fingerprint, context=context, rejection=why, unknown=unknown
-    )
 
 
 def _under_derived_id(record: Record, intake: Intake, code: str, message: str) -> Received:
@@ -234,5 +218,5 @@ def _under_derived_id(record: Record, intake: Intake, code: str, message: str) -
 
 
 def reserved_stream(partition: int) -> str:
-    """Where rejections stand whose record names no usable stream. No command can name it: contexts begin with a letter."""
+    """The stream of rejections whose record has no valid one. No command can name it: contexts begin with a letter."""
     return f"-/{partition}"

@@ -1,4 +1,4 @@
-"""What became of commands: their rows in the outcomes view, read by whoever gave them in."""
+"""Reads the outcomes of commands from their view."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReadModelNotSetUp(SamefoldError):
 
 
 class Outcome(NamedTuple):
-    """The first and only answer to a command. `fingerprint` tells whether a repeated id came with the same command."""
+    """The only answer to a command. An id with another `fingerprint` was used before for another command."""
 
     stream: str
     command_id: str
@@ -58,10 +58,9 @@ def live_table(connection: psycopg.Connection[Any], view: str) -> str:
 
 @cache
 def outcomes_query(table: str) -> bytes:
-    """For (streams, command ids, topic, view of the outcomes): the live table, the outcomes in `table`, and their positions.
+    """The query for (streams, command ids, topic, view of the outcomes): the live table, the outcomes in `table`, their positions.
 
-    One statement reads the pointer, the rows and the positions. Where it names another table than the one that was asked, a switch
-    came in between: the answer means nothing, and is asked for once more, from the other table.
+    If the live table is not `table`, a switch came in between: ignore the outcomes and query the live table.
     """
     return _QUERY.format(table=sql.Identifier(table), partition=sql.Identifier(PARTITION)).as_bytes()
 

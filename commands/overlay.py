@@ -1,7 +1,7 @@
-"""What a writer has appended, or read up to its opening, and the database does not show yet.
+"""The commits that a writer appended, or read up to its opening, and that the database does not show yet.
 
-The newest state of each stream, every outcome (rejected ones too). An entry stays until the database's own position row proves that
-the database shows it: never on an acknowledgement alone, or a command would be decided on a state that is missing it.
+It holds the newest state of each stream and every outcome (rejections too). An entry stays until the database's own position shows
+it. An acknowledgement is not enough: a command would be decided on a state that lacks the commit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from infra.log.rule import Counted, Reading
 
 
 class Inconsistent(Exception):
-    """A row and the overlay don't meet: the snapshot is older or newer than it may be. The writer opens again."""
+    """There is a gap between a row and the overlay: the snapshot is too old or too new. The writer opens again."""
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
@@ -29,7 +29,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Stream:
-    """A stream's part of the overlay: its state if known, else the commits to fold onto its row."""
+    """A stream's part of the overlay: its state if known, else the commits to fold on its row."""
 
     __slots__ = ("entries", "state", "unfolded")
 

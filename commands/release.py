@@ -1,8 +1,8 @@
-"""Which release's handlers decide, while those of several run side by side.
+"""Which release's handlers decide while handlers of several releases run.
 
-Handlers that know the same commands share one consumer group; those of another release have a group of their own, and so
-hold all partitions beside them. Of the groups that fit the live write model, the one that knows most types of commands decides;
-the others wait, and take over when it has no members left. The group's name says all that they need to know of each other:
+Handlers that know the same commands share one consumer group. Those of another release have their own group, which is assigned all
+partitions too. Of the groups that fit the live write model, the one that knows most command types decides; the others wait, and
+take over when it has no members left. A group's name holds all that the others need to know:
 
     samefold-handler.rooms-v1.orders-v2.7-1f0c3b5a      7 types of commands, of two contexts
 """
@@ -24,7 +24,7 @@ from projections.engine.store.command_types import CommandType, own_types
 
 
 class OtherReleaseRuns(SamefoldError):
-    """Handlers of another release are there, and know commands that would be malformed."""
+    """Handlers of another release run, and know commands that would be rejected as malformed."""
 
 
 _NAME = re.compile(r"(?P<contexts>(?:\.[a-z][a-z0-9_]*-v\d+)*)\.(?P<count>\d+)-(?P<hash>[0-9a-f]{8})")
@@ -39,7 +39,7 @@ def group_of(prefix: str) -> str:
 
 
 def deciding(groups: Iterable[str], prefix: str, live: Mapping[str, int]) -> str:
-    """Of these groups, the one that decides; `live` is the version of each context's states."""
+    """The group that decides, of these groups; `live` is the version of each context's states."""
     return max(groups, key=lambda group: _rank(group, prefix, live))
 
 
@@ -51,7 +51,7 @@ def alive(admin: Admin, prefix: str) -> list[str]:
 
 
 def require_alone(settings: Settings, types: Collection[CommandType]) -> None:
-    """That no other release's handlers run before these types, which this code does not know, are taken out.
+    """Require that no other release's handlers run, before these types, which this code does not know, are removed.
 
     Raises OtherReleaseRuns, KafkaAway.
     """
@@ -61,14 +61,14 @@ def require_alone(settings: Settings, types: Collection[CommandType]) -> None:
     others = [group for group in alive(Admin(settings), settings.group_prefix) if group != own]
     if others:
         raise OtherReleaseRuns(
-            f"Handlers of another release run, in {', '.join(others)}. These commands would be malformed from now on: "
+            f"Handlers of another release run, in {', '.join(others)}. These commands would be rejected as malformed: "
             f"{', '.join(sorted(map(str, types)))}.",
-            "End that release's API, then its handlers, which Kafka counts for some seconds more, and run the command again.",
+            "Stop that release's API, then its handlers, wait until Kafka has noticed (some seconds), and run the command again.",
         )
 
 
 def _groups(client: AdminClient, within_s: float) -> list[ConsumerGroupListing]:
-    """Raises KafkaException, also where one of the brokers that the client knows does not answer; another one may not know it."""
+    """Raises KafkaException, also where only one of the brokers does not answer: it may be the one that knows a group."""
     found = client.list_consumer_groups(request_timeout=within_s).result()
     if found.errors:
         raise KafkaException(found.errors[0])
@@ -76,7 +76,7 @@ def _groups(client: AdminClient, within_s: float) -> list[ConsumerGroupListing]:
 
 
 def _rank(group: str, prefix: str, live: Mapping[str, int]) -> tuple[int, str]:
-    """Larger for those that know more; smallest where the group does not fit what is live."""
+    """Larger for groups that know more command types; smallest where the group does not fit the live write model."""
     found = _NAME.fullmatch(group.removeprefix(_stem(prefix)))
     if found is None:
         return -1, ""

@@ -1,9 +1,9 @@
-"""Reads the write model: positions, versions, states and outcomes in one snapshot of the primary (rules 1 and 10)."""
+"""Reads the write model: positions, live versions, states and outcomes, in one snapshot of the primary (rules 1 and 10)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -21,7 +21,7 @@ from infra.log.rule import Reading
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.commit import prepare
 from projections.engine.views.binary_arrays import texts
-from projections.engine.views.core_views import OUTCOMES, agent_views, code_set, snapshot_view_name
+from projections.engine.views.core_views import OUTCOMES, OUTCOMES_VERSION, agent_views, code_set, snapshot_view_name
 
 AGENT = "core"
 
@@ -37,7 +37,7 @@ class SnapshotReader:
         self._versions: dict[str, int] = {}
 
     def read(self) -> Snapshot:
-        """The snapshot without any state or outcome, and which commands are live. Raises psycopg.Error."""
+        """A snapshot without states and outcomes, but with the live command types. Raises psycopg.Error."""
         snapshot = self.answer(self.ask((), ()))
         live, own = live_types(self.connection), own_types()
         others = {CommandType(name, "") for name in self.states.keys() - contexts().keys()}
@@ -46,7 +46,7 @@ class SnapshotReader:
 
     @property
     def shows_this_code(self) -> bool:
-        """Whether the newest snapshot's views are those of this code: its agents fold whatever its commands lead to."""
+        """Whether the newest snapshot's live views are those of this code: then agents can fold all of its events."""
         return self._versions == code_set(agent_views(AGENT))
 
     @property
@@ -56,39 +56,35 @@ class SnapshotReader:
         found = self._versions.items()
         return {view.removeprefix(states): version for view, version in found if view.startswith(states)}
 
-    def ask(self, streams: Iterable[tuple[str, str]], outcomes: Iterable[tuple[str, str]]) -> Question:
-        """Have the server read the states of these (context, stream), and which of these (stream, command id) have an outcome.
+    def ask(self, streams: Collection[tuple[str, str]], outcomes: Collection[tuple[str, str]]) -> Question:
+        """Send the query for the states of these (context, stream), and for which of these (stream, command id) have an outcome.
 
-        Does not wait for it. The connection is of no other use before `answer`. Raises psycopg.Error, there too; what may
-        pass is for the caller to wait out.
+        It does not wait for the result: use the connection for nothing else before `answer`. Both raise psycopg.Error.
         """
         by_context: dict[str, list[str]] = defaultdict(list)
         for context, stream in streams:
-            by_context[context].append(stream)
-        return self._ask(by_context, list(outcomes))
-
-    def answer(self, question: Question) -> Snapshot:
-        """What the server found, all of it in one snapshot."""
-        snapshot = self._answer(question)
-        if snapshot is None:  # a switch moved a table since the names were read
-            snapshot = self._answer(self._ask(question.streams, question.outcomes))
-        return snapshot or Snapshot({}, "", fits=False)
-
-    def _ask(self, streams: Mapping[str, list[str]], outcomes: Sequence[tuple[str, str]]) -> Question:
-        there = {context: names for context, names in streams.items() if snapshot_view_name(context) in self._tables}
-        parameters: list[Any] = [texts(names) for names in there.values()]
+            if snapshot_view_name(context) in self._tables:
+                by_context[context].append(stream)
+        parameters: list[Any] = [texts(names) for names in by_context.values()]
         parameters += [AGENT, self.events_topic, AGENT]
         outcomes_table = self._tables.get(OUTCOMES) if outcomes else None
         if outcomes_table:
             parameters += [texts([stream for stream, _ in outcomes]), texts([command_id for _, command_id in outcomes])]
-        query = _query(tuple(self._tables[snapshot_view_name(context)] for context in there), outcomes_table)
+        query = _query(tuple(self._tables[snapshot_view_name(context)] for context in by_context), outcomes_table)
         pipeline = self.connection.pipeline()
-        pipeline.__enter__()  # `_answer` leaves it: until then the server works, and nobody waits for it
+        pipeline.__enter__()  # `_answer` leaves it; until then the server works while the handler does
         cursor = self.connection.execute(query, parameters, binary=True)
-        return Question(streams, outcomes, list(there), pipeline, cursor)
+        return Question(streams, outcomes, list(by_context), pipeline, cursor)
+
+    def answer(self, question: Question) -> Snapshot:
+        """The result of the query."""
+        snapshot = self._answer(question)
+        if snapshot is None:  # a switch changed a table since the names were read
+            snapshot = self._answer(self.ask(question.streams, question.outcomes))
+        return snapshot or Snapshot({}, "", fits=False)
 
     def _answer(self, question: Question) -> Snapshot | None:
-        """None when the table names known here are not those of the snapshot."""
+        """None where the snapshot has other table names than those the query used."""
         question.pipeline.__exit__(None, None, None)
         row = question.cursor.fetchone()
         assert row is not None
@@ -118,19 +114,18 @@ class SnapshotReader:
 
 
 class Question(NamedTuple):
-    """What was asked for, and where the answer will be."""
+    """A query that was sent, and where its result will be."""
 
-    streams: Mapping[str, list[str]]
-    """By context."""
-    outcomes: Sequence[tuple[str, str]]
-    contexts: Sequence[str]
-    """Those whose table is known, in the order of the answer's states."""
+    streams: Collection[tuple[str, str]]
+    outcomes: Collection[tuple[str, str]]
+    contexts: list[str]
+    """Those whose table is known, in the order of the result's states."""
     pipeline: AbstractContextManager[Any]
     cursor: psycopg.Cursor[Any]
 
 
 class _Found(msgspec.Struct, array_like=True):
-    """The answer. What PostgreSQL aggregated from no rows at all is None."""
+    """The result. An aggregate over no rows is None."""
 
     states: list[list[tuple[str, int, msgspec.Raw]] | None]
     """By context: (stream, version, state)"""
@@ -148,8 +143,6 @@ _decode_found: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
 @cache
 def _wanted() -> dict[str, int]:
     """The versions of the write model that this code can decide on, by view."""
-    from projections.engine.views.core_views import OUTCOMES_VERSION
-
     return {OUTCOMES: OUTCOMES_VERSION} | {
         snapshot_view_name(context.name): context.state_version for context in contexts().values()
     }
@@ -157,7 +150,7 @@ def _wanted() -> dict[str, int]:
 
 @cache
 def _query(state_tables: tuple[str, ...], outcomes_table: str | None) -> bytes:
-    """All of it in one statement, which sees one snapshot by itself, and in one value, which msgspec reads in no time."""
+    """One statement, and so one snapshot; one value, which msgspec decodes quickly."""
     states = [_STATES.format(sql.Identifier(table)) for table in state_tables]
     outcomes = _OUTCOMES.format(sql.Identifier(outcomes_table)) if outcomes_table else sql.SQL("null")
     return _FOUND.format(sql.SQL(", ").join(states), outcomes).as_bytes()

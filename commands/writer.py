@@ -1,11 +1,11 @@
 """The writer of one partition, as a state machine without I/O (docs/protocol.md, ADR 10).
 
-Facts go in (a reading of the database, an acknowledgement, records, the clock), actions come out; `commands/handler.py`
-carries them out, a model checker may as well. The way of a partition:
+Facts go in (a database snapshot, an acknowledgement, records, the clock), actions come out. `commands/handler.py` carries them out,
+and so does a model checker. The phases of a partition:
 
     LOADING ──position──▶ OPENING ──acknowledged at o──▶ READING ──record at o consumed──▶ SERVING
        ▲                                                                                      │
-       └──────── the group confirms ◀──────────── DEPOSED ◀───── any doubt, from any phase ───┘
+       └──────── the group confirms ◀────────── UNCONFIRMED ◀──── any doubt, from any phase ──┘
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ class Phase(Enum):
     OPENING = "opening"
     READING = "reading up to its opening"
     SERVING = "serving"
-    DEPOSED = "deposed"
+    UNCONFIRMED = "waiting for the group's confirmation"
 
 
 class Doubt(StrEnum):
     """Why a writer gives up its epoch."""
 
     OPENING = "opening"
-    """It was not acknowledged, or something else stands where it should."""
+    """It was not acknowledged, or its offset holds another record."""
     ACKNOWLEDGEMENT = "acknowledgement"
-    """Of a commit: out of line, without an offset, or late."""
-    SUPERSEDED = "superseded"
+    """Of a commit: out of order, without an offset, or late."""
+    FENCED = "fenced"
     """Another writer opened the partition."""
     GENERATION = "generation"
     """Rows or pointers were changed by a switch, a replay or a restore."""
     DATABASE = "database"
-    """It is older than it was, or what it tells does not hang together."""
+    """It is older than before, or a row does not match the log."""
     COMMAND = "command"
-    """One that only another release's handlers can decide."""
+    """Only another release's handlers can decide it."""
     EVENT = "event"
-    """In the log before the opening, of a newer code's: states that hold it come from the database alone."""
+    """A newer release wrote an event before the opening. Only an agent of that release can fold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One consistent reading of the read model (rule 1): everything in it comes from one database snapshot.
+    """What one database snapshot shows of the read model (rule 1).
 
     `positions` by partition; `rows` by stream, absent where there is none; `outcomes` holds the (stream, command id) that have one;
-    `generation` and `fits` (the live versions are those of this code) are rule 10. With the position come `unknown`, the
-    commands that are live and that this code can't decide, and `unrecorded`, those of this code that are not live.
+    `generation` and `fits` (the live versions are those of this code) are rule 10. `unknown` are the live command types
+    that this code can't decide, `unrecorded` those of this code that are not live.
     """
 
     positions: Mapping[int, Reading]
@@ -76,7 +76,7 @@ class Load(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Append an opening, and tell `on_opened` the offset of its acknowledgement."""
+    """Append an opening, and pass the offset of its acknowledgement to `on_opened`."""
 
 
 class ReadLog(NamedTuple):
@@ -93,32 +93,32 @@ class Serve(NamedTuple):
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """Append a commit; its acknowledgement goes into `on_acknowledged`."""
+    """Append a commit, and pass the offset of its acknowledgement to `on_acknowledged`."""
 
     seq: int
     stream: str
     value: bytes
     headers: Headers | None = None
     reason: Reason | None = None
-    """Why the command is rejected, if it is."""
+    """Why the command is rejected; None if it is accepted."""
 
 
 class Wait(NamedTuple):
-    """Nothing can be done now; load again a moment later. `why` is for people."""
+    """Load again a moment later. `why` is for the log."""
 
     why: str
 
 
 class Confirm(NamedTuple):
-    """Ask the group, from now on, whether this process is the assignee (rule 6); then `on_confirmed`, after a jittered pause."""
+    """Ask the group, after a jittered pause, whether this process is the assignee (rule 6); then call `on_confirmed`."""
 
     why: str
     doubt: Doubt | None = None
-    """None where the group was asked already, and has not confirmed it yet."""
+    """None for a further attempt."""
 
 
 class Refuse(NamedTuple):
-    """This world breaks a promise: stop, with the error of that name."""
+    """Topics and positions are inconsistent: stop the process. `why` names the error."""
 
     why: str
 
@@ -138,7 +138,7 @@ _NOTHING = Versioned(0, None)
 
 
 class Writer:
-    """One partition's writer. Every method that takes a fact returns what is to be done about it."""
+    """One partition's writer. Every method that takes a fact returns the action that follows from it."""
 
     def __init__(self, partition: int, commands_topic_id: str, limits: Limits) -> None:
         self.partition = partition
@@ -147,9 +147,9 @@ class Writer:
         self.phase = Phase.LOADING
         self.openings = 0
         self.left: tuple[int, CommandType] | None = None
-        """The command that this partition was given up for: its offset, and its type."""
+        """Offset and type of the command that only another release can decide."""
         self.unfolded: tuple[int, str] | None = None
-        """Events that this code can't fold stand before this offset, and why it can't: an agent must have folded them."""
+        """An agent must have folded the log up to this offset: this code can't, and why."""
         self._forget()
 
     def _forget(self) -> None:
@@ -166,7 +166,7 @@ class Writer:
 
     @property
     def room(self) -> int:
-        """How many commands may be decided before the read model must have caught up (rule 7)."""
+        """How many commands may be decided before the read model must catch up (rule 7)."""
         return self.limits.run_ahead - len(self.overlay)
 
     # ── taking over ──
@@ -177,19 +177,19 @@ class Writer:
         return Load()
 
     def on_position(self, snapshot: Snapshot, log_end: int) -> Action:
-        """The database's position, read before the opening is appended, so that it can't lie beyond it."""
+        """The database's position, read before the opening is appended: so it can't lie beyond the opening."""
         position = snapshot.positions.get(self.partition)
         if position is None:
-            return Wait("the read model has no positions yet: start an agent")
+            return Wait("the read model has no positions yet; start an agent")
         if not snapshot.fits:
             return Wait("the live write model is another version than this code's")
         if self.left and self.left[1] in snapshot.unknown and position.command_offset < self.left[0]:
             return Wait(
-                f"a command waits for a handler of the release that knows '{self.left[1]}': start one, or if no release does any "
-                "more, `samefold switch` with this code"
+                f"a command waits for a handler of the release that knows '{self.left[1]}'; start one, or if no release knows it "
+                "any more, run `samefold switch` with this code"
             )
         if self.unfolded and position.next_offset <= self.unfolded[0]:
-            return Wait(f"{self.unfolded[1]} This partition waits until an agent has folded the event")
+            return Wait(f"{self.unfolded[1]} This partition waits until an agent has folded it")
         if log_end < position.next_offset:
             return Refuse("events-shorter-than-position")
         if log_end - position.next_offset > self.limits.run_ahead:
@@ -203,7 +203,7 @@ class Writer:
         return Open()
 
     def on_opened(self, offset: int | None) -> Action:
-        """The opening's acknowledgement. Without an exact offset it is none (rule 4)."""
+        """The opening was acknowledged, or was not: then `offset` is None (rule 4)."""
         if self.phase is not Phase.OPENING:
             return Wait("already past this opening")
         if offset is None or offset < self.base:
@@ -213,17 +213,17 @@ class Writer:
         return ReadLog(self.reading.next_offset, offset + 1)
 
     def on_log(self, records: Sequence[Record]) -> Action:
-        """Records of `events` up to the opening. It is read only when the record at its offset was consumed (rule 4)."""
+        """Records of `events` up to the opening. Reading ends only when the record at its offset was consumed (rule 4)."""
         for record in records:
             entry = decode_event(record)
             if isinstance(entry, Opening) and entry.commands_topic_id != self.commands_topic_id:
-                return Refuse("commands-topic-made-anew")
+                return Refuse("commands-topic-recreated")
         self.reading, counted, _ = read(self.reading, records)
         self.overlay.add_read(counted)
         if self.reading.next_offset <= self.epoch:
             return ReadLog(self.reading.next_offset, self.epoch + 1)
         if (self.reading.epoch, self.reading.seq) != (self.epoch, 0):
-            return self._doubt(Doubt.OPENING, "what stands at the opening's offset is not the opening")
+            return self._doubt(Doubt.OPENING, "the record at the opening's offset is not the opening")
         self.last_command = self.reading.command_offset
         self.phase = Phase.SERVING
         return Serve(self.last_command + 1)
@@ -267,30 +267,23 @@ class Writer:
             actions.append(Append(self.seq, command.stream, decided.value, command.headers, decided.commit.reason))
         if actions and self.unacknowledged_since is None:
             self.unacknowledged_since = now
-        # only now: what `wants` left out because the overlay had it must be in the overlay until the batch is decided
+        # not before: `wants` left out what the overlay had, so the overlay must keep it until the batch is decided
         self._evict(snapshot)
         return actions
 
-    def on_snapshot(self, snapshot: Snapshot) -> Action | None:
-        """A reading of the database without rows, while serving: what does it show? Not between `wants` and `on_commands`."""
-        if action := self._distrust(snapshot):
-            return action
-        self._evict(snapshot)
-        return None
-
     def _distrust(self, snapshot: Snapshot) -> Action | None:
-        """May this snapshot's rows be used (rules 2 and 10)? None: yes."""
+        """The doubt if this snapshot's rows may not be used (rules 2 and 10), else None."""
         position = snapshot.positions.get(self.partition)
         if position is None or position.next_offset < self.base:
             return self._doubt(Doubt.DATABASE, "the database is older than it was: restored, or a replica that lags")
         if snapshot.generation != self.generation or not snapshot.fits:
             return self._doubt(Doubt.GENERATION, "the read model's generation changed")
         if position.epoch > self.epoch:
-            return self._doubt(Doubt.SUPERSEDED, "another writer opened this partition")
+            return self._doubt(Doubt.FENCED, "another writer opened this partition")
         return None
 
     def _evict(self, snapshot: Snapshot) -> None:
-        """Drop what the database shows by its own position row; rows older than that may not be used from now on (rules 2, 3)."""
+        """Drop what the database shows at its position; from now on no older rows may be used (rules 2, 3)."""
         position = snapshot.positions[self.partition]
         if self.overlay.evict(position, self.epoch):
             self.base = position.next_offset
@@ -308,30 +301,28 @@ class Writer:
         return None
 
     def on_clock(self, now: float) -> Action | None:
-        """A commit whose acknowledgement never comes is in doubt too (rule 5)."""
+        """A commit that is not acknowledged in time is in doubt too (rule 5)."""
         since = self.unacknowledged_since
         if self.phase is Phase.SERVING and since is not None and now - since > self.limits.ack_timeout_s:
-            return self._doubt(Doubt.ACKNOWLEDGEMENT, "a commit has no acknowledgement in time")
+            return self._doubt(Doubt.ACKNOWLEDGEMENT, "a commit was not acknowledged in time")
         return None
 
     # ── doubt ──
 
     def on_confirmed(self) -> Action:
-        """The group, asked after the doubt arose, says that this process is the assignee (rule 6)."""
+        """The group, asked after the doubt arose, confirmed this process as the assignee (rule 6)."""
         return self.start()
 
     def _doubt(self, doubt: Doubt, why: str) -> Action:
-        """There is one way back: forget everything, be confirmed, open again."""
+        """The only way back: forget everything, get confirmed, open again."""
         self._forget()
-        self.phase = Phase.DEPOSED
+        self.phase = Phase.UNCONFIRMED
         return Confirm(why, doubt)
 
     def _leave(self, offset: int, kind: CommandType) -> Action:
-        """To a handler that knows it: what this code would record could never be taken back."""
+        """Leave the command to a handler that knows it: a rejection by this code could never be taken back."""
         self.left = (offset, kind)
-        why = (
-            f"command '{kind}' at offset {offset} is live, and unknown to this code: left to another release's handler"
-        )
+        why = f"command '{kind}' at offset {offset} is live but unknown to this code; another release must decide it"
         return self._doubt(Doubt.COMMAND, why)
 
     def _decide(self, command: Received, snapshot: Snapshot) -> Decided:

@@ -76,7 +76,7 @@ MUTATIONS = [
         "commands/writer.py",
         "        if seq != self.acknowledged + 1 or offset != self.epoch + seq:",
         "        if False:",
-        "tests/engine/test_handler.py -k deposed",
+        "tests/engine/test_handler.py -k fenced_writer",
     ),
     Mutation(
         "a restored database is trusted",
@@ -216,7 +216,7 @@ MUTATIONS = [
         "projections/engine/live/startup.py",
         "    if promised.topic_id != contract.topic_id:",
         "    if False:",
-        "tests/engine/test_handler.py -k made_anew",
+        "tests/engine/test_handler.py -k recreated",
     ),
     Mutation(
         "topics are not looked at again",
@@ -340,7 +340,7 @@ MUTATIONS = [
     Mutation(
         "a handler takes a hole among the commands for the topic's own",
         "commands/handler.py",
-        " and not self._passes_over(record, again)",
+        " and not self._is_gap(record, again)",
         " and record.offset < self._next[record.partition]",
         "proofs/chaos/test_refused_reads.py -k asked_for_again",
     ),
@@ -396,15 +396,15 @@ MUTATIONS = [
     Mutation(
         "a line that is not acknowledged is taken for sent",
         "commands/client.py",
-        "        if self._open:",
-        "        if False:",
+        "        if missing:\n            why",
+        "        if False:\n            why",
         "tests/engine/test_send.py -k not_acknowledged",
     ),
     Mutation(
         "a line that is too large keeps others back",
         "commands/client.py",
-        "        elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:",
-        "        elif False:",
+        "            if error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE:",
+        "            if error is not None:",
         "tests/engine/test_send.py -k too_large",
     ),
     Mutation(

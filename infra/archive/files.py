@@ -1,6 +1,6 @@
-"""An archive file: Parquet with one row per record of the log, in offset order, as bytes.
+"""The format of archive files: Parquet, one row per record of the log, in offset order.
 
-The same records give the same bytes as long as pyarrow is the same, so whoever archives a range anew makes the same file.
+With one version of pyarrow, the same records always give the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH = 1_000
 
 
 def encode(rows: Sequence[Row], about: Mapping[str, str]) -> bytes:
-    """The file of these rows; `about` stands in its metadata, for whoever finds it without the manifest."""
+    """The file of these rows, with `about` in its metadata."""
     columns: list[Any] = list(zip(*rows, strict=True)) or [[] for _ in SCHEMA]
     columns[4] = [one and [{"key": key, "value": value} for key, value in one] for one in columns[4]]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
@@ -48,15 +48,15 @@ def encode(rows: Sequence[Row], about: Mapping[str, str]) -> bytes:
 
 
 def rows_of(content: bytes) -> Iterator[Row]:
-    """The rows of a file, as `encode` was given them. Raises pyarrow.ArrowInvalid, OSError for what is none."""
+    """The rows of a file, headers included. Raises pyarrow.ArrowInvalid, OSError for another content."""
     for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(BATCH, use_threads=False):
         for offset, time_ms, key, value, headers in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield offset, time_ms, key, value, headers and [(one["key"], one["value"]) for one in headers]
 
 
 def decode(content: bytes, partition: int) -> Iterator[list[Record]]:
-    """The records of a file, in batches. Raises pyarrow.ArrowInvalid, OSError for what is none."""
-    new = tuple.__new__  # what Record() comes to, in half the time
+    """The records of a file, in batches. Raises pyarrow.ArrowInvalid, OSError for another content."""
+    new = tuple.__new__  # as Record(), in half the time
     file = pq.ParquetFile(pa.BufferReader(content))
     for batch in file.iter_batches(BATCH, columns=["offset", "time_ms", "key", "value"], use_threads=False):
         columns = [column.to_pylist() for column in batch.columns]

@@ -1,17 +1,14 @@
-"""What `samefold archive` and its commands do: partition by partition, on an engine."""
+"""The jobs behind `samefold archive` and its commands: partition by partition, on an engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
-from infra.archive.check import Checked, Portion, check_partition
 from infra.archive.manifest import ArchiveFile, ends_of, files_of
+from infra.archive.read import Checked, Portion, check_partition
 from infra.archive.store import adopt
-from infra.archive.trim import Cut, plan, trim
 from infra.archive.write import Archived, archive_partition, shares
 from infra.database.connect import connect, naming
-from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silent
@@ -20,7 +17,7 @@ from projections.engine.rebuild.engines import EngineFor, Local, Progress, Silen
 def archive_log(
     settings: Settings, *, engine_for: EngineFor | None = None, progress: Progress | None = None
 ) -> list[Archived]:
-    """Archive the log up to its ends of now; what was done, by partition.
+    """Archive the log up to its current ends; the results by partition.
 
     Raises what `archive_partition` raises, ContractBroken.
     """
@@ -39,7 +36,7 @@ def archive_log(
 def check_archive(
     settings: Settings, *, engine_for: EngineFor | None = None, progress: Progress | None = None
 ) -> list[Checked]:
-    """Read all files of the archive again; what was found, by partition. Raises ManifestBroken, ArchiveAway, ContractBroken."""
+    """Read and check all files of the archive; the results by partition. Raises ManifestBroken, ArchiveAway, ContractBroken."""
     progress = progress or Silent()
     with naming(settings), connect(settings, "samefold archive check") as connection:
         topic = require_contract(settings, connection)
@@ -51,23 +48,9 @@ def check_archive(
     return engine.run(check_partition, work, records, progress.advance)
 
 
-def plan_trim(settings: Settings, *, before: datetime | None = None, keep: int = 0) -> tuple[Topic, list[Cut]]:
-    """What `trim_log` would cut. Raises ContractBroken, KafkaAway, DatabaseAway."""
-    with naming(settings), connect(settings, "samefold archive trim") as connection:
-        topic = require_contract(settings, connection)
-        return topic, plan(settings, topic, connection, before=before, keep=keep)
-
-
-def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress | None = None) -> list[Cut]:
-    """Check the archive's files and cut. Raises what `trim` raises."""
-    progress = progress or Silent()
-    progress.begin("check", sum(cut.records for cut in cuts))
-    return trim(settings, topic, cuts, progress.advance)
-
-
 @dataclass(frozen=True, slots=True)
 class PartitionNow:
-    """Of a partition: Kafka holds [first, end), the archive [0, archived) in so many files; `size` is theirs in bytes.
+    """A partition's status: Kafka holds [first, end), the archive [0, archived); `size` is in bytes.
 
     `until_ms` is the time of the newest archived record, in ms since the epoch; None where there is none.
     """
@@ -83,7 +66,7 @@ class PartitionNow:
 
 
 def status(settings: Settings) -> list[PartitionNow]:
-    """What is archived and what is trimmed. Raises ContractBroken, ManifestBroken, KafkaAway, DatabaseAway."""
+    """The status of each partition. Raises ContractBroken, ManifestBroken, KafkaAway, DatabaseAway."""
     with naming(settings), connect(settings, "samefold archive status") as connection:
         topic = require_contract(settings, connection)
         files = files_of(connection, topic.name)

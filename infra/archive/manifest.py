@@ -1,7 +1,6 @@
-"""The archive's manifest: which files hold the log's beginning, partition by partition.
+"""The archive's manifest: the table `archive_files`. A file that it does not list is not part of the archive.
 
-The table `archive_files` is the only truth about which files count. A partition's files are a chain from offset 0 on, which the
-table's constraints keep whole, and a row never changes.
+A partition's files are a chain from offset 0 on, which the table's constraints keep complete. A row never changes.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from infra.log.rule import START, Reading
 
 
 class ManifestBroken(SamefoldError):
-    """The manifest's files do not follow one another: somebody changed the table by hand."""
+    """The manifest's files do not form a chain: another program changed the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A file that counts. It holds the records with offsets in [start.next_offset, end.next_offset)."""
+    """A file of the archive. It holds the records with offsets in [start.next_offset, end.next_offset)."""
 
     topic: str
     topic_id: str
@@ -35,7 +34,7 @@ class ArchiveFile:
     """In bytes."""
     sha256: str
     last_ms: int | None
-    """Newest record's time in ms since the epoch; None without records."""
+    """Time of the newest record in ms since the epoch; None without records."""
     start: Reading
     end: Reading
 
@@ -56,9 +55,9 @@ select {_COLUMNS} from archive_files f where f.topic = %s and f.partition = %s o
 def files_of(
     connection: Connection, topic: str, partition: int | None = None, start: int = 0, stop: int | None = None
 ) -> list[ArchiveFile]:
-    """The files of a topic (of one of its partitions) that reach into [start, stop), by partition, each file following the last.
+    """The files of a topic, or of one of its partitions, that overlap [start, stop), by partition and offset.
 
-    None where the archive is that of another topic of the same name. Raises ManifestBroken, psycopg.Error.
+    Files of another topic of the same name are left out. Raises ManifestBroken, psycopg.Error.
     """
     asked = {"topic": topic, "partition": partition, "start": start, "stop": stop}
     files = [_file(row) for row in connection.execute(_FILES, asked)]
@@ -72,13 +71,13 @@ def files_of(
 
 
 def end_of(connection: Connection, topic: str, partition: int) -> Reading:
-    """Up to where a partition is archived. Raises psycopg.Error."""
+    """The reading state at which a partition's archive ends. Raises psycopg.Error."""
     row = connection.execute(_END, (topic, partition)).fetchone()
     return _file(row).end if row else START
 
 
 def ends_of(connection: Connection, topic: str, entered_before: datetime | None = None) -> Mapping[int, int]:
-    """By partition, the offset below which everything is archived, and was before a time; 0 for those that are not named."""
+    """By partition, the offset up to which the log is archived, or was at a time. Partitions without files are left out."""
     found = connection.execute(
         "select f.partition, max(f.end_offset) from archive_files f join topics t using (topic, topic_id) "
         "where f.topic = %s and (%s::timestamptz is null or f.at <= %s) group by 1",
@@ -97,5 +96,5 @@ def _file(row: tuple[Any, ...]) -> ArchiveFile:
 def _broken(file: ArchiveFile) -> ManifestBroken:
     return ManifestBroken(
         f"The archive's manifest does not lead to {file.path}: the file before it ends elsewhere.",
-        "Nobody but `samefold archive` may write to archive_files: restore the table from a backup.",
+        "Only `samefold archive` may write to archive_files. Restore the table from a backup.",
     )

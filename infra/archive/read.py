@@ -1,12 +1,10 @@
-"""The archive's records: the beginning of the log, where Kafka need not hold it any more.
-
-A file is read wholly and its hash compared with the manifest's before any record leaves it.
-"""
+"""Reads and checks the archive's files. A file's hash is compared with the manifest's before any of its records is returned."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from infra.archive.files import decode
 from infra.archive.manifest import ArchiveFile, files_of
@@ -14,26 +12,27 @@ from infra.archive.store import Store, opened
 from infra.database.connect import connect, naming
 from infra.errors import SamefoldError
 from infra.log.records import Record
+from infra.log.rule import read
 from infra.settings import Settings
 
 
 class ArchiveDamaged(SamefoldError):
-    """A file of the archive is not what was written."""
+    """A file of the archive differs from the manifest."""
 
 
 class ArchiveMissing(SamefoldError):
-    """A file that the manifest names is not there."""
+    """A file that the manifest lists does not exist."""
 
 
 def content_of(store: Store, file: ArchiveFile) -> bytes:
-    """A file's bytes, whose hash is the manifest's. Raises ArchiveMissing, ArchiveDamaged, ArchiveAway."""
-    cure = "Restore it from a copy of the archive; `samefold archive check` names every file that differs."
+    """A file's bytes, with the manifest's hash. Raises ArchiveMissing, ArchiveDamaged, ArchiveAway."""
+    hint = "Restore it from a copy of the archive; `samefold archive check` lists every file that differs."
     content = store.read(file.path)
     if content is None:
-        raise ArchiveMissing(f"The archive lacks {file.path}, which its manifest names.", cure)
+        raise ArchiveMissing(f"The archive lacks {file.path}, which its manifest lists.", hint)
     found = hashlib.sha256(content).hexdigest()
     if found != file.sha256:
-        raise ArchiveDamaged(f"{file.path} is damaged: its hash is {found[:16]}…, not {file.sha256[:16]}….", cure)
+        raise ArchiveDamaged(f"{file.path} is damaged: its hash is {found[:16]}…, not {file.sha256[:16]}….", hint)
     return content
 
 
@@ -45,8 +44,7 @@ def records_of(store: Store, file: ArchiveFile) -> Iterator[list[Record]]:
 def read_archived(
     settings: Settings, topic: str, partition: int, start: int, stop: int | None = None
 ) -> Iterator[tuple[list[Record], int]]:
-    """The archived records with offsets in [start, stop), in batches, each with the offset after it; nothing where `start` is not
-    archived.
+    """The archived records of [start, stop), in batches, each with the offset after it; none where `start` is not archived.
 
     Raises ArchiveMissing, ArchiveDamaged, WrongArchive, ManifestBroken, ArchiveAway, DatabaseAway.
     """
@@ -67,3 +65,65 @@ def read_archived(
             if wanted:
                 yield wanted, wanted[-1].offset + 1
         yield [], end
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A task: check one partition of the archive."""
+
+    settings: Settings
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class Checked:
+    """A task's result; `wrong` has a sentence for each file that differs."""
+
+    partition: int
+    files: int = 0
+    records: int = 0
+    size: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def check_partition(portion: Portion, advance: Callable[[int], None] = lambda _count: None) -> Checked:
+    """Check all files of a partition. Raises WrongArchive, ManifestBroken, ArchiveAway, DatabaseAway."""
+    with naming(portion.settings), connect(portion.settings, "samefold archive check") as connection:
+        store = opened(portion.settings, connection, portion.topic)
+        files = files_of(connection, portion.topic, portion.partition)
+    found = Checked(portion.partition)
+    for file in files:
+        try:
+            check_file(store, file)
+        except (ArchiveDamaged, ArchiveMissing) as error:
+            found.wrong.append(error.message)
+        found.files, found.records, found.size = found.files + 1, found.records + file.rows, found.size + file.size
+        advance(file.end.next_offset - file.start.next_offset)
+    return found
+
+
+def check_file(store: Store, file: ArchiveFile) -> None:
+    """Check a file's hash, the offsets of its records, and that they lead from its first reading state to its last.
+
+    Raises ArchiveDamaged, ArchiveMissing, ArchiveAway.
+    """
+    reading, rows, last = file.start, 0, file.start.next_offset - 1
+    for records in records_of(store, file):
+        for record in records:
+            if not last < record.offset < file.end.next_offset:
+                raise _differs(file, f"offset {record.offset} is out of place")
+            last = record.offset
+        rows += len(records)
+        reading, _, _ = read(reading, records)
+    if rows != file.rows:
+        raise _differs(file, f"it holds {rows} records, not {file.rows}")
+    if reading._replace(next_offset=file.end.next_offset) != file.end:
+        raise _differs(file, "its records lead to another reading state")
+
+
+def _differs(file: ArchiveFile, why: str) -> ArchiveDamaged:
+    return ArchiveDamaged(
+        f"{file.path} differs from the manifest: {why}.",
+        "Another program changed the table or wrote the file. Restore both from backups of the same time.",
+    )

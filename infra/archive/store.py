@@ -1,6 +1,6 @@
-"""Where archive files lie: a folder, or what else fsspec knows. Which of them count says the manifest, never a listing.
+"""The store of the archive's files: a folder, or any file system of fsspec.
 
-Credentials come from the environment of fsspec's own libraries, so they are in no setting and no message of ours.
+Credentials come from the environment of fsspec's libraries, so no setting and no message holds them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from infra.settings import Settings
 
 
 class ArchiveAway(SamefoldError):
-    """The archive's store does not answer, refuses, or is not known."""
+    """The archive's store is unavailable, refuses access, or is not known to fsspec."""
 
 
 class WrongArchive(SamefoldError):
-    """A process has another archive than the one that the database knows."""
+    """A process reaches another archive than the database's."""
 
 
 IDENTITY = "_samefold-archive"
-"""The file that says which archive this is; the database knows it by the same. Tools that read Parquet pass such names over."""
+"""The file with the archive's id, which the database has too. Tools that read Parquet skip such names."""
 
 
 class Store:
-    """Files by their path below `archive_url`, each put wholly or not at all."""
+    """Files by their path below `archive_url`. A file is written completely or not at all."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises ArchiveAway for a URL that fsspec does not know."""
@@ -49,15 +49,16 @@ class Store:
         self._is_local = isinstance(self._files, LocalFileSystem)
 
     def put(self, path: str, content: bytes) -> bool:
-        """Write a file under its name, durably. Two that put the same content at once do no harm.
+        """Write a file durably. Two processes may put the same content at once.
 
-        False where somebody swept it away before it had its name. Raises ArchiveAway.
+        False where another archiver swept the file before it had its name. Raises ArchiveAway.
         """
         with self._naming():
             if self._is_local:
                 placed = _place(Path(self._root), path, content)
             else:
-                placed = self._has(path, content) or self._files.pipe_file(self._at(path), content) is None
+                # not every store replaces a file in one step
+                placed = self.read(path) == content or self._files.pipe_file(self._at(path), content) is None
         reach("file placed")
         return placed
 
@@ -75,16 +76,12 @@ class Store:
         return []
 
     def remove(self, path: str) -> None:
-        """It may be gone already. Raises ArchiveAway."""
+        """Remove a file if it exists. Raises ArchiveAway."""
         with self._naming(), suppress(FileNotFoundError):
             self._files.rm_file(self._at(path))
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
-
-    def _has(self, path: str, content: bytes) -> bool:
-        """Whether it is there already: not every store replaces a file in one step."""
-        return self.read(path) == content
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
@@ -95,30 +92,30 @@ class Store:
         except Exception as error:  # each of fsspec's libraries has errors of its own
             why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
             raise ArchiveAway(
-                f"The archive at {self._url} does not answer as it should: {why}.",
-                "Look whether the store is there and lets you in; its library reads credentials from its own environment.",
+                f"The archive at {self._url} is unavailable: {why}.",
+                "Check that the store is running and grants access; its library reads credentials from its own environment.",
             ) from error
 
 
 def opened(settings: Settings, connection: Connection, topic: str) -> Store:
-    """The archive of a topic: the one that the database knows, whatever the same URL means on this machine.
+    """The store of a topic's archive, checked to be the one that the database knows.
 
     Raises WrongArchive, ArchiveAway, psycopg.Error.
     """
     store = Store(settings)
     known = _known(connection, topic)
-    found = (store.read(IDENTITY) or b"").strip() if known else b""  # written by hand, it ends with a line's end
+    found = (store.read(IDENTITY) or b"").strip() if known else b""  # a file written by hand ends with a newline
     if known and found != known.encode():
         raise WrongArchive(
-            f"The archive at {settings.archive}, as a process on {socket.gethostname()} reaches it, is not the one that the "
-            f"database knows, {known}: its file {IDENTITY} {'says otherwise' if found else 'is not there'}.",
-            "Set SAMEFOLD_ARCHIVE_URL, wherever a process runs, to what leads to that one. If only that file was lost, write it.",
+            f"The archive at {settings.archive}, as a process on {socket.gethostname()} reaches it, is not the database's, "
+            f"{known}: its file {IDENTITY} {'has another id' if found else 'is missing'}.",
+            "Set SAMEFOLD_ARCHIVE_URL to the database's archive on every machine. If only that file was lost, write it again.",
         )
     return store
 
 
 def adopt(settings: Settings, connection: Connection, topic: str, *, empty: bool) -> None:
-    """Let the database know this archive from now on, unless it knows one. `empty`: none of its files counts yet.
+    """Record this archive's id in the database, unless it has one. `empty`: the manifest lists no file yet.
 
     Raises ArchiveAway, psycopg.Error.
     """
@@ -128,7 +125,7 @@ def adopt(settings: Settings, connection: Connection, topic: str, *, empty: bool
     updated = connection.execute(
         "update topics set archive = %s where topic = %s and archive is null", (identity, topic)
     )
-    # of several that begin at once, or after one that died right here, one identity counts
+    # several processes may start at once, or one may have died right here: only the database's id counts
     if not found and (known := _known(connection, topic)) and (empty or updated.rowcount == 1):
         store.put(IDENTITY, known.encode())
 
@@ -157,7 +154,7 @@ def _place(root: Path, path: str, content: bytes) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Make a folder's entries last through a power failure."""
+    """Make a folder's entries durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,12 +1,12 @@
-"""Trimming: Kafka gives up the beginning of the log, as far as the archive holds it and nobody is about to read it.
+"""Trimming: deletes the beginning of the log from Kafka, where the archive holds it.
 
-Readers do well without it, for they go on in the archive (`source.read_range`). What is asked for here is more than they need:
-that nobody has to, and that a database restored from a backup finds the manifest that it knew.
+Readers would continue in the archive (`source.read_range`). The limits here are stricter: no agent or build needs the deleted
+records, and a database restored from a backup still has its manifest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import zip_longest
@@ -14,24 +14,26 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from infra.archive.check import check_file
 from infra.archive.files import Row, rows_of
 from infra.archive.manifest import ArchiveFile, ends_of, files_of
-from infra.archive.read import content_of
+from infra.archive.read import check_file, content_of
 from infra.archive.store import Store, opened
-from infra.database.connect import Connection
+from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import clients
-from infra.log.source import Headers, NotHeld, read_held
+from infra.log.records import Headers
+from infra.log.source import NotHeld, read_held
 from infra.log.topics import TIMEOUT_S, Topic, describe, offsets_at, require_same
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
+from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.build_locks import builder, by_whom
 from projections.engine.rebuild.builds import FILLING, abandon_dead, builds_of, claim_of
+from projections.engine.rebuild.engines import Progress, Silent
 
 
 class TrimRefused(SamefoldError):
-    """Kafka does not trim the topic."""
+    """Kafka refuses to delete records."""
 
 
 class ArchiveDiffers(SamefoldError):
@@ -39,7 +41,7 @@ class ArchiveDiffers(SamefoldError):
 
 
 class Limit(NamedTuple):
-    """An offset below which somebody allows a partition to be cut, and who that is."""
+    """An offset up to which a partition may be trimmed, and what needs the records from there on."""
 
     offset: int
     whose: str
@@ -47,7 +49,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A partition's records with offsets in [first, to) are to go. `held` says who keeps more from going, "" for nobody."""
+    """Delete a partition's records with offsets in [first, to). `held` is what needs the others, "" if nothing does."""
 
     partition: int
     first: int
@@ -59,10 +61,17 @@ class Cut:
         return self.to - self.first
 
 
-def plan(
+def plan_trim(settings: Settings, *, before: datetime | None = None, keep: int = 0) -> tuple[Topic, list[Cut]]:
+    """The topic, and what may be deleted: see `_plan`. Raises ContractBroken, KafkaAway, DatabaseAway."""
+    with naming(settings), connect(settings, "samefold archive trim") as connection:
+        topic = require_contract(settings, connection)
+        return topic, _plan(settings, topic, connection, before=before, keep=keep)
+
+
+def _plan(
     settings: Settings, topic: Topic, connection: Connection, *, before: datetime | None = None, keep: int = 0
 ) -> list[Cut]:
-    """What may be cut of records older than `before`, if given, but for the newest `keep` of each partition.
+    """The records that may be deleted: older than `before`, if given, without the newest `keep` of each partition.
 
     Raises KafkaAway, psycopg.Error.
     """
@@ -84,20 +93,20 @@ def _cut(partition: int, first: int, wanted: int, limits: list[Limit]) -> Cut:
     return Cut(partition, first, to, lowest.whose if lowest.offset < wanted else "")
 
 
-def trim(
-    settings: Settings, topic: Topic, cuts: list[Cut], advance: Callable[[int], None] = lambda _count: None
-) -> list[Cut]:
-    """Cut each partition, by the limits as they are now, once its files are checked and hold what is to go; what was cut.
+def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Progress | None = None) -> list[Cut]:
+    """Delete each cut's records, within the current limits, after a check that the archive's files hold them. Returns what was cut.
 
     Raises ArchiveDiffers, TopicChanged, WrongArchive, ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, TrimRefused,
     KafkaAway, DatabaseAway.
     """
     reach("trim planned")
+    progress = progress or Silent()
+    progress.begin("check", sum(cut.records for cut in cuts))
     done = []
     with builder(settings, "archive trim") as connection:
         abandon_dead(connection, builds_of(connection))
         store = opened(settings, connection, topic.name)
-        now = {cut.partition: cut for cut in plan(settings, topic, connection)}
+        now = {cut.partition: cut for cut in _plan(settings, topic, connection)}
         for cut in cuts:
             to = min(cut.to, now[cut.partition].to)
             first = cut.first
@@ -110,9 +119,9 @@ def trim(
                         check_file(store, file)
                         start, stop = max(file.start.next_offset, first), min(file.end.next_offset, to)
                         _compare(settings, store, file, start, stop)
-                        advance(stop - start)
+                        progress.advance(stop - start)
                 except NotHeld:
-                    continue  # another trim has cut this partition meanwhile
+                    continue  # another process trimmed this partition meanwhile
                 break
             if to <= first:
                 continue
@@ -124,16 +133,15 @@ def trim(
 
 
 def _compare(settings: Settings, store: Store, file: ArchiveFile, start: int, stop: int) -> None:
-    """Raises ArchiveDiffers unless the file and Kafka have the very same records in [start, stop)."""
+    """Raises ArchiveDiffers unless the file and Kafka have the same records in [start, stop)."""
     archived = (row for row in rows_of(content_of(store, file)) if start <= row[0] < stop)
     for mine, theirs in zip_longest(archived, _held(settings, file.topic, file.partition, start, stop)):
         if mine != theirs:
             at = min(row[0] for row in (mine, theirs) if row)
             raise ArchiveDiffers(
-                f"{file.path} does not hold what Kafka at {settings.kafka} does: offset {at} of {file.topic}[{file.partition}] "
-                "differs.",
-                "Nothing of it was deleted. The archive was made from another Kafka: put it and its rows in archive_files aside, "
-                "and archive again.",
+                f"{file.path} differs from Kafka at {settings.kafka} at offset {at} of {file.topic}[{file.partition}].",
+                "None of its records was deleted. The archive was made from another Kafka: move it and its rows in archive_files "
+                "away, and archive again.",
             )
 
 
@@ -156,7 +164,7 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
             Limit(
                 known.get(partition, 0),
                 f"a database restored to {settings.archive_restore_days:g} days ago (SAMEFOLD_ARCHIVE_RESTORE_DAYS): "
-                "it would not know what was archived since",
+                "its manifest would lack what was archived since",
             ),
         )
     agents = (
@@ -167,7 +175,7 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
     for build in builds_of(connection):
         if build.state in FILLING and by_whom(connection, claim_of(build)):
             for partition in topic.end:
-                yield partition, Limit(0, f"the build {build.table}, which is being made")
+                yield partition, Limit(0, f"the build {build.table}, which is loading")
     builds = (
         "select p.partition, p.next_offset, b.table_name, b.state from builds b join build_positions p on p.build = b.id "
         "where p.topic = %s and b.state in ('ready', 'old')"
@@ -177,7 +185,7 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
 
 
 def _delete(settings: Settings, topic: str, partition: int, to: int) -> None:
-    admin = clients.admin(settings)  # a name of its own: without one it would end before the answer comes
+    admin = clients.admin(settings)  # a variable: without one the client would be freed before the answer comes
     try:
         [future] = clients.delete_records(admin, [TopicPartition(topic, partition, to)]).values()
         future.result(TIMEOUT_S)
@@ -187,6 +195,6 @@ def _delete(settings: Settings, topic: str, partition: int, to: int) -> None:
         if clients.may_pass(error.args[0]):
             raise clients.away(settings, error) from error
         raise TrimRefused(
-            f"Kafka does not trim {topic}[{partition}]: {error.args[0].str()}.",
-            "The account needs the right to delete records of the topic.",
+            f"Kafka refuses to delete records of {topic}[{partition}]: {error.args[0].str()}.",
+            "Give the account the right to delete records of the topic.",
         ) from error

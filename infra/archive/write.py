@@ -1,8 +1,8 @@
-"""Archiving: the log up to now into files, each entered in the manifest once.
+"""Archiving: writes the log up to now into files, and enters each in the manifest.
 
-A file is put under a name that says its range and its content, and then entered by one INSERT, which succeeds for one archiver
-only: a partition's files are a chain (`archive_files`). Killed between the two, it leaves a file that nobody names. Such a file
-is swept once the chain has passed its beginning, for then nothing can enter it any more, whoever wakes up and whenever.
+A file's name has its range and its hash. One INSERT enters it, which succeeds for one archiver only: a partition is one chain
+(`archive_files`). An archiver that dies in between leaves a file that the manifest does not list. A later archiver removes it once
+the chain extends beyond the file's first offset: then no archiver can enter it any more.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from infra.archive.files import Row, encode
 from infra.archive.manifest import ArchiveFile, end_of, files_of
 from infra.archive.store import Store, opened
 from infra.database.connect import Connection, connect, naming
-from infra.log.records import Record
+from infra.log.records import Headers, Record
 from infra.log.rule import Reading, read
-from infra.log.source import Headers, LogTrimmed, NotHeld, read_held
+from infra.log.source import LogTrimmed, NotHeld, read_held
 from infra.log.topics import Topic
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 
 MOST_RECORDS = 50_000
-"""Of one file: it ends at a multiple of this, at the latest."""
+"""A file ends at a multiple of this at the latest."""
 MOST_BYTES = 64_000_000
-"""Of the records of one file, about; it is made in memory."""
+"""Approximate limit for the records of one file, which is built in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One partition to be archived, up to an offset: what a task is told. `records` of it were not archived when it was made."""
+    """A task: archive one partition up to `end`. `records` is how many are new."""
 
     settings: Settings
     topic: str
@@ -46,7 +46,7 @@ class Share:
 
 @dataclass(slots=True)
 class Archived:
-    """What a task did to its partition. `first` and `end`: the range of offsets that it put there itself."""
+    """A task's result. [`first`, `end`) are the offsets that it archived itself."""
 
     partition: int
     first: int
@@ -64,7 +64,7 @@ class _Range(NamedTuple):
 
 
 def shares(settings: Settings, topic: Topic, archived: Mapping[int, int]) -> list[Share]:
-    """What there is to archive of a topic, up to its ends as they were described; the largest first. `archived`: see `ends_of`."""
+    """The tasks that archive a topic up to its ends, the largest first. `archived`: see `ends_of`."""
     found = [
         Share(settings, topic.name, topic.id, partition, end, max(end - archived.get(partition, 0), 0))
         for partition, end in topic.end.items()
@@ -73,7 +73,7 @@ def shares(settings: Settings, topic: Topic, archived: Mapping[int, int]) -> lis
 
 
 def archive_partition(share: Share, advance: Callable[[int], None] = lambda _count: None) -> Archived:
-    """Archive a partition up to the share's end. Whatever others do at once, each record is archived once.
+    """Archive a partition up to the share's end. Several archivers may run: each record is archived once.
 
     Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, WrongArchive, ArchiveAway, KafkaAway,
     DatabaseAway.
@@ -87,7 +87,7 @@ def archive_partition(share: Share, advance: Callable[[int], None] = lambda _cou
                 reach("range read")
                 file, content = _made(share, one)
                 if not (store.put(file.path, content) and _enter(connection, file)):
-                    break  # somebody else has been here; go on where the chain ends now
+                    break  # another archiver was faster: go on where the chain ends now
                 reach("file entered")
                 done.files, done.records, done.size = done.files + 1, done.records + file.rows, done.size + file.size
                 done.end = file.end.next_offset
@@ -99,7 +99,7 @@ def archive_partition(share: Share, advance: Callable[[int], None] = lambda _cou
 
 
 def _ranges(share: Share, at: Reading) -> Iterator[_Range]:
-    """What is to be archived from `at` on, a file at a time."""
+    """The ranges to archive from `at` on, one a file."""
     rows: list[Row] = []
     size = 0
     next_boundary = _boundary_after(at.next_offset)
@@ -123,7 +123,7 @@ def _read(share: Share, start: int, headers: dict[int, Headers]) -> Iterator[tup
     except NotHeld as error:
         raise LogTrimmed(
             f"{share.topic}[{share.partition}] does not hold offset {start} any more, where the archive ends.",
-            "It was trimmed without `samefold archive trim`, or the database was restored to before that: restore either.",
+            "It was trimmed without `samefold archive trim`, or the database was restored to before the trim. Restore either.",
         ) from error
 
 
@@ -156,11 +156,11 @@ def _folder(share: Share) -> str:
 
 
 _URL_SAFE = str.maketrans("+/", "-_")
-"""librdkafka gives an id in the base64 that has a slash; Kafka's own tools write it like this."""
+"""librdkafka encodes a topic's id with slashes; Kafka's own tools write it like this."""
 
 
 def _enter(connection: Connection, file: ArchiveFile) -> bool:
-    """Whether this file is now the end of the chain. Once it is, it stays in it for ever."""
+    """Append this file to the chain; whether it is in it now."""
     (first, *start), (end, *after) = file.start, file.end
     what = (file.topic_id, file.path, file.rows, file.size, file.sha256, file.last_ms)
     try:
@@ -171,7 +171,7 @@ def _enter(connection: Connection, file: ArchiveFile) -> bool:
             (file.topic, file.partition, first, end, first, *what, *start, *after),
         )
     except errors.ForeignKeyViolation:
-        return False  # the database was restored: the chain does not reach so far
+        return False  # the database was restored: the chain ends before this file
     return entered.rowcount == 1
 
 
@@ -179,10 +179,10 @@ _NAME = re.compile(r"(\d{20})-\d{20}-[0-9a-f]{16}\.parquet(\.[0-9a-f]{32}\.tmp)?
 
 
 def _sweep(store: Store, connection: Connection, share: Share) -> int:
-    """Remove what archivers that were killed or overtaken left: files that begin below the chain's end and are not in it."""
+    """Remove the files that killed or slower archivers left: those that begin below the chain's end and are not in it."""
     files = files_of(connection, share.topic, share.partition)
     chain = {file.path for file in files}
-    end = files[-1].end.next_offset if files else 0  # of the same statement, or a file entered since would be swept
+    end = files[-1].end.next_offset if files else 0  # from the same query, or a file entered since would be removed
     swept = 0
     for name in store.names(_folder(share)):
         path = f"{_folder(share)}/{name}"

@@ -133,7 +133,7 @@ def trim(
 
     Never `commands`, and never beyond the slowest agent, a build that is made or could catch up, or what a restored database knows.
     """
-    from infra.archive.jobs import plan_trim, trim_log
+    from infra.archive.trim import plan_trim, trim_log
     from infra.settings import Settings
     from infra.terminal import Stages, show, stdout
 

@@ -23,7 +23,7 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
-    from infra.log.history import history_of
+    from infra.log.source import history_of
     from infra.settings import Settings
     from infra.terminal import print_json, stdout, table
 

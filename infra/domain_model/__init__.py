@@ -1,4 +1,4 @@
-"""How the files in `domain/` are found, checked, and their states stored.
+"""Finds and checks the contexts in `domain/`, and says which types events and states may have.
 
 Samefold's: an update replaces it.
 """

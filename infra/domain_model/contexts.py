@@ -1,7 +1,4 @@
-"""The bounded contexts of `domain/`, found rather than registered.
-
-A context is a module of `domain/` with `decide`. Its unions `Command` and `Event` and its class `State` say all the rest.
-"""
+"""The bounded contexts of `domain/`. They need no registration: a context is a module of `domain/` with a function `decide`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from infra.domain_model import storable
 from infra.errors import SamefoldError
 
 RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
-"""Codes that the handler itself rejects commands with."""
+"""The handler's own rejection codes."""
 
 
 class BadContext(SamefoldError):
@@ -33,9 +30,9 @@ class BadContext(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One bounded context. Names of commands and events are those that are stored in the log. Raises BadContext.
+    """One bounded context, with commands and events by their names in the log. Its constructor raises BadContext.
 
-    Whoever folds does it with `fold`, from `initial` on: then the state is exactly what the database would give back.
+    Fold with `fold`, from `initial` on: then the state is exactly the one that the database would return.
     """
 
     name: str
@@ -45,13 +42,13 @@ class Context:
     state_version: int
     decide: Callable[[Any, Any], list[Any]]
     evolve: Callable[[Any, Any], Any]
-    """As the author wrote it: what it gives may not be what JSON gives back."""
+    """The author's function. Its result may differ from what JSON gives back."""
     initial: Any = field(init=False)
     """The state of a stream without events."""
     fold: Callable[[Any, Any], Any] = field(init=False)
-    """The state after an event. Raises storable.Lost, and whatever `evolve` raises."""
+    """The state after an event. Raises storable.Lost, and what `evolve` raises."""
     stored: dict[type, tuple[str, Callable[[Any], Any]]] = field(init=False)
-    """By class of event: its stored name, and how it is read."""
+    """Stored name and decoder by class of event."""
 
     def __post_init__(self) -> None:
         try:
@@ -59,7 +56,7 @@ class Context:
                 storable.require_exact(event)
             object.__setattr__(self, "fold", storable.giving_exactly(self.state, self.evolve))
         except storable.NotExact as error:
-            raise BadContext(f"domain.{self.name}: {error}", error.cure) from error
+            raise BadContext(f"domain.{self.name}: {error}", error.hint) from error
         try:
             object.__setattr__(self, "initial", storable.through_json(self.state, self.state()))
         except storable.Lost as error:
@@ -85,8 +82,8 @@ def contexts() -> dict[str, Context]:
             if (other := owners.setdefault(event, context)) is not context:
                 raise BadContext(
                     f"The event {event.__module__}.{event.__qualname__} is in the `Event` of two contexts, "
-                    f"'{other.name}' and '{context.name}': views could not tell whose it is.",
-                    f"Write a class of that name in domain/{context.name}.py and name it in its `Event`; the log stays as it is.",
+                    f"'{other.name}' and '{context.name}': a view could not tell which context it belongs to.",
+                    f"Write a class of that name in domain/{context.name}.py and put it into its `Event`; the log stays as it is.",
                 )
     return found
 
@@ -103,8 +100,8 @@ def context_of(module: ModuleType) -> Context:
         module.State()
     except TypeError as error:
         raise BadContext(
-            f"`State` of {module.__name__} can't be made without arguments: {error}.",
-            "Give every field a default: together they are the state of a stream without events.",
+            f"`State` of {module.__name__} can't be created without arguments: {error}.",
+            "Give every field a default: `State()` is the state of a stream without events.",
         ) from error
     return Context(
         name=module.__name__.rpartition(".")[2],
@@ -118,7 +115,7 @@ def context_of(module: ModuleType) -> Context:
 
 
 def _commands(module: ModuleType) -> dict[str, type]:
-    """A command is what pydantic makes of the JSON in the log, so anything that it can make may stand in one."""
+    """The commands by stored name. A field may have any type that pydantic can read from JSON."""
     commands = _by_stored_name(module, "Command")
     for command in commands.values():
         try:
@@ -132,7 +129,7 @@ def _commands(module: ModuleType) -> dict[str, type]:
 
 
 def _by_stored_name(module: ModuleType, union: str) -> dict[str, type]:
-    """Classes of a union by the name they are stored under; a union of one is the class itself."""
+    """The classes of a union by stored name; a union of one is the class itself."""
     found: dict[str, type] = {}
     members = getattr(module, union)
     for member in get_args(members) or (members,):
@@ -146,28 +143,28 @@ def _by_stored_name(module: ModuleType, union: str) -> dict[str, type]:
             raise BadContext(
                 f"`{union}` of {module.__name__} has two classes that are stored as '{name}': "
                 f"{found[name].__name__} and {member.__name__}.",
-                "Name one of them otherwise, or leave out its `stored_as`.",
+                "Rename one of them, or remove its `stored_as`.",
             )
     return found
 
 
 def stored_name(fact: type) -> str:
-    """The name an event or command has in the log: its class name, or `stored_as` where the class was renamed."""
+    """The name of an event or command in the log: its class name, or `stored_as` where the class was renamed."""
     return str(getattr(fact, "stored_as", fact.__name__))
 
 
 def refusals_of(context: Context) -> dict[str, type[Refusal]]:
-    """What the context's business may say no with, by code, in the order of the codes.
+    """The context's refusals by code, sorted.
 
-    Those of its module, those that it imports by name, and those of modules of `domain/` that are no contexts. Raises
-    BadContext where two have one code, or one has a code that means something else in a recorded outcome.
+    They are those of its module, those that it imports by name, and those of modules of `domain/` that are no contexts. Raises
+    BadContext where two have the same code, or one has a code of the handler's own.
     """
     home = context.decide.__module__
     imported = {id(value) for value in vars(sys.modules[home]).values()}
     own = [
         refusal
         for refusal in _below(Refusal)
-        if "code" in vars(refusal)  # or it could not be made
+        if "code" in vars(refusal)  # else its class statement failed
         and (refusal.__module__ == home or id(refusal) in imported or _is_shared(refusal))
     ]
     found: dict[str, type[Refusal]] = {}
@@ -182,7 +179,7 @@ def refusals_of(context: Context) -> dict[str, type[Refusal]]:
 
 
 def _is_shared(refusal: type[Refusal]) -> bool:
-    """Whether it stands in a module of `domain/` that is no context."""
+    """Whether it is defined in a module of `domain/` that is no context."""
     there = vars(sys.modules.get(refusal.__module__, domain))
     return refusal.__module__.startswith("domain.") and "decide" not in there and there.get(refusal.__name__) is refusal
 
@@ -201,16 +198,16 @@ def unreadable_state(stream: str, error: Exception) -> UnreadableState:
     return UnreadableState(
         f"The state of stream '{stream}' in the database does not fit this code's State: {error}.",
         "Raise the context's STATE_VERSION, `samefold db revision`, `samefold db upgrade`, `samefold rebuild`: "
-        "the log has all that states are made of.",
+        "it is folded again from the log.",
     )
 
 
 class UnknownEvent(SamefoldError):
-    """A commit that counts holds an event that this code does not know: skipping it would make readers disagree."""
+    """A commit that counts has an event that this code does not know. If it were skipped, readers would disagree."""
 
 
 class UnreadableEvent(SamefoldError):
-    """A commit that counts holds an event whose body does not fit its class."""
+    """A commit that counts has an event whose body does not fit its class."""
 
 
 def decode_event(context: Context, name: str, data: msgspec.Raw | bytes) -> Any:

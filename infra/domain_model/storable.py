@@ -1,8 +1,8 @@
-"""Which types' values JSON gives back exactly, and whether a value is such a one.
+"""Which types JSON gives back exactly, and whether a value has exactly its declared types.
 
-States are JSON in the database, events in the log. A handler that still holds a state and one that reads it must decide the same.
-So a type is refused, by name, unless JSON tells all its values apart; and a state that is not exactly of its types (an `int`
-where a `float` is declared, a time in another zone than UTC) is replaced by what JSON makes of it, before anything is folded on it.
+States are JSON in the database, events in the log. A handler that has a state in memory and one that reads it must decide the same.
+So a type is refused, by name, if JSON can't tell all its values apart; and a state that does not have exactly its types (an `int`
+where a `float` is declared, a time in another zone than UTC) is replaced by what JSON gives back, before the next fold.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _VALUES: dict[type, str] = {
     time: "{0}.__class__ is time and ({0}.tzinfo is None or {0}.tzinfo is UTC) and not {0}.fold",
     NoneType: "{0} is None",
 }
-"""Conditions of exact values, `{0}` being the value's name."""
+"""Python conditions that are true of exact values; `{0}` is the value's name."""
 _CONTAINERS: dict[Any, type] = {
     **{kind: kind for kind in (list, set, frozenset)},
     **dict.fromkeys((Collection, Sequence, MutableSequence), list),
     **dict.fromkeys((AbstractSet, MutableSet), set),
 }
-"""What JSON's arrays are read as, by what is declared."""
+"""The type that a JSON array is decoded to, by declared type."""
 _MAPPINGS = (dict, Mapping, MutableMapping)
 _KEYS = {*_PLAIN, float, datetime, time} - {bool}
 
 
 class NotExact(Exception):
-    """JSON does not give back each value of a type. `where` is the path to it, `cure` what to write instead."""
+    """JSON does not give back every value of a type. `where` is the path to it, `hint` says what to write instead."""
 
-    def __init__(self, where: str, why: str, cure: str) -> None:
+    def __init__(self, where: str, why: str, hint: str) -> None:
         super().__init__(f"{where} {why}")
-        self.cure = cure
+        self.hint = hint
 
 
 class Lost(ValueError):
@@ -55,18 +55,18 @@ class Lost(ValueError):
 
 
 def require_exact(kind: type) -> None:
-    """Raises NotExact where JSON does not give back each value of the type."""
+    """Raises NotExact where JSON does not give back every value of the type."""
     _Conditions().of(kind, "v", kind.__name__)
 
 
 @cache
 def decoder(kind: type) -> Callable[[bytes | str | msgspec.Raw], Any]:
-    """From JSON to a value of the type. Raises msgspec.DecodeError, UnicodeDecodeError."""
+    """The function from JSON to a value of the type. It raises msgspec.DecodeError, UnicodeDecodeError."""
     return msgspec.json.Decoder(kind).decode
 
 
 def through_json(kind: type, value: Any) -> Any:
-    """What JSON makes of a value. Raises Lost where that is another one."""
+    """A value as JSON gives it back. Raises Lost where that is another value."""
     try:
         read = decoder(kind)(encode(value))
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
@@ -76,9 +76,9 @@ def through_json(kind: type, value: Any) -> Any:
 
 
 def giving_exactly(kind: type, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The function, with what it gives as JSON gives it back. That raises Lost where it can't be. Raises NotExact.
+    """The function, with its results as JSON gives them back. It then raises Lost too. Raises NotExact.
 
-    What is exact already costs no more than a look at its types.
+    A result that is exact already costs only a check of its types.
     """
     conditions = _Conditions()
     exact = conditions.of(kind, "v", kind.__name__).replace("v", "(v := function(a, b))", 1)
@@ -88,13 +88,13 @@ def giving_exactly(kind: type, function: Callable[[Any, Any], Any]) -> Callable[
 
 
 def require_same(value: Any, read: Any) -> None:
-    """Raises Lost where what JSON made of a value is not the same value, if maybe of another type."""
+    """Raises Lost where JSON gave back another value; its type may differ."""
     if where := _difference(value, read):
         raise Lost(f"{type(value).__name__} can't be stored: JSON does not give back its {where}")
 
 
 def comparable(value: Any) -> Any:
-    """Of two values that were read from JSON: equal where, and only where, nothing tells them apart. Sets have no order."""
+    """A form in which two values decoded from JSON are equal only if they are identical. Sets have no order."""
     if dataclasses.is_dataclass(value):
         return [comparable(getattr(value, field.name)) for field in dataclasses.fields(value)]
     match value:
@@ -109,7 +109,7 @@ def comparable(value: Any) -> Any:
 
 
 def _difference(value: Any, read: Any, path: str = "value") -> str | None:
-    """Where they differ, as a path; None where they don't."""
+    """The path to the first difference, or None."""
     match value:
         case float() if not math.isfinite(value):
             return f"{path} ({value})"
@@ -130,7 +130,7 @@ def _difference(value: Any, read: Any, path: str = "value") -> str | None:
 
 
 class _Conditions:
-    """Writes, for types, the Python expression that is true of their exact values."""
+    """Generates for types a Python expression that is true of their exact values. Compiled, it keeps the fold fast."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"datetime": datetime, "time": time, "UTC": UTC, "float": float}
@@ -142,7 +142,7 @@ class _Conditions:
         return found
 
     def of(self, kind: Any, value: str, where: str) -> str:
-        """The condition for what `value`, an expression, stands for."""
+        """The condition for a value, given as the expression `value`."""
         kind = _unwrapped(kind)
         origin, arguments = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
@@ -173,7 +173,7 @@ class _Conditions:
             dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
         ):
             return self._record(kind, value, where)
-        raise NotExact(where, f"is {_said(kind)}, whose values JSON does not give back.", _ALLOWED)
+        raise NotExact(where, f"is {_name_of(kind)}, whose values JSON does not give back.", _ALLOWED)
 
     def _tuple(self, kind: Any, arguments: tuple[Any, ...], value: str, where: str) -> str:
         if kind is tuple:
@@ -197,7 +197,7 @@ class _Conditions:
         ):
             raise NotExact(
                 where,
-                f"has keys of type {_said(keys)}, which JSON does not give back.",
+                f"has keys of type {_name_of(keys)}, which JSON does not give back.",
                 "Use str, int, float, bytes, date, datetime, time, timedelta, Decimal, UUID, an Enum or a Literal.",
             )
         made = self._name(dict)
@@ -218,14 +218,14 @@ class _Conditions:
         return f"all(map({self._name(self.function(kind, f'{where}[]'))}, {values}))"
 
     def _record(self, kind: Any, value: str, where: str) -> str:
-        """Of a dataclass or a named tuple, with all that they hold."""
+        """The condition for a dataclass or a named tuple, with its fields."""
         if kind in self._within:
             raise NotExact(where, f"is a {kind.__name__} within a {kind.__name__}: as deep as memory.", _ALLOWED)
         try:
             hints = get_type_hints(kind)
         except NameError as error:
-            cure = "Import what the annotations name at the top of the module (not under TYPE_CHECKING)."
-            raise NotExact(where, f"has an annotation that can't be resolved: {error}.", cure) from error
+            hint = "Import what the annotations name at the top of the module (not under TYPE_CHECKING)."
+            raise NotExact(where, f"has an annotation that can't be resolved: {error}.", hint) from error
         if dataclasses.is_dataclass(kind):
             fields = [field.name for field in dataclasses.fields(kind)]
             _require_plain(kind, where)
@@ -234,7 +234,7 @@ class _Conditions:
         self._within.append(kind)
 
         def each(v: str) -> str:
-            # whatever __post_init__ does is done again when it is read
+            # decoding calls __post_init__ again, with unknown effects
             again = ["False"] if hasattr(kind, "__post_init__") else []
             of_fields = [self.of(hints[name], f"{v}.{name}", f"{where}.{name}") for name in fields]
             return " and ".join([f"{v}.__class__ is {self._name(kind)}", *again, *of_fields])
@@ -247,7 +247,7 @@ class _Conditions:
         return condition
 
     def _name(self, thing: Any) -> str:
-        """A name that stands for the thing."""
+        """A name for the thing in the generated expression."""
         for name, known in self.names.items():
             if known is thing:
                 return name
@@ -256,7 +256,7 @@ class _Conditions:
         return name
 
     def _named(self, value: str, condition: Callable[[str], str]) -> str:
-        """The condition in brackets; the value gets a name if it is more than that."""
+        """The condition in brackets; a value that is no plain name gets one."""
         if value.isidentifier():
             return f"({condition(value)})"
         name = f"x{next(self._number)}"
@@ -264,12 +264,12 @@ class _Conditions:
 
 
 def _is_key(number: Decimal) -> bool:
-    """Whether a decimal comes back from a key of JSON: as a key, -0 becomes 0, and not every NaN can be read."""
+    """Whether a decimal survives as a key of JSON: there -0 becomes 0, and not every NaN can be decoded."""
     return number.is_finite() and bool(number or not number.is_signed())
 
 
 def _require_plain(kind: Any, where: str) -> None:
-    """A dataclass of nothing but its fields, which nobody changes. Raises NotExact."""
+    """Raises NotExact unless a dataclass is immutable and has no state besides its fields."""
     if kind.__eq__ is object.__eq__:
         raise NotExact(
             where, "can't be compared.", "Leave out `eq=False`: what is read back must equal what was stored."
@@ -282,17 +282,17 @@ def _require_plain(kind: Any, where: str) -> None:
     for base in kind.__mro__:
         for name, value in vars(base).items():
             if isinstance(value, cached_property):
-                cure = "Make it a property: what it keeps would be stored."
-                raise NotExact(f"{where}.{name}", "is a cached_property.", cure)
+                hint = "Make it a property: its cached value would be stored."
+                raise NotExact(f"{where}.{name}", "is a cached_property.", hint)
 
 
 def _require_readable(kind: Any, where: str) -> None:
-    """Raises NotExact where no decoder can tell its values apart."""
+    """Raises NotExact where no decoder can tell the type's values apart."""
     try:
         msgspec.json.Decoder(kind)
     except (TypeError, NotImplementedError) as error:
         why = str(error).partition(" - type")[0]
-        raise NotExact(where, f"is {_said(kind)}, which JSON can't tell apart: {why}.", _ALLOWED) from error
+        raise NotExact(where, f"is {_name_of(kind)}, which JSON can't tell apart: {why}.", _ALLOWED) from error
 
 
 def _unwrapped(kind: Any) -> Any:
@@ -301,7 +301,7 @@ def _unwrapped(kind: Any) -> Any:
     return kind
 
 
-def _said(kind: Any) -> str:
+def _name_of(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 

@@ -1,7 +1,7 @@
-"""Kafka clients, all their settings in one place.
+"""Kafka clients, with all their settings.
 
-Every produced key goes through murmur2 (`partitioner`); every consumer starts where it is told or fails (`auto.offset.reset`),
-reads by position and never lets Kafka's group offsets decide anything.
+Producers use murmur2 (`partitioner`). Consumers read by position, never by Kafka's group offsets, and fail where the position is
+missing (`auto.offset.reset`).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 5
 SOON_S = 10.0
-"""A producer that can't go on so soon after another one could not is no accident."""
+"""A new producer that fails within this time is not replaced again."""
 END_S = 5.0
-"""Reports of what is purged come at once; one that does not come counts as lost in time, as any other."""
+"""For the reports of purged records, which come at once. A missing report times out, as any other."""
 
 
 class KafkaAway(SamefoldError):
-    """Kafka does not answer. It may come back: processes wait, commands end."""
+    """Kafka does not answer. Processes wait for it, commands end."""
 
 
 class ProducerRefused(SamefoldError):
-    """Kafka lets no producer of this process go on."""
+    """Every producer of this process fails."""
 
 
 class Connection:
-    """What librdkafka says about its connections, kept down to one log line a change."""
+    """Whether a client is connected to Kafka, with one log line a change."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Connection:
             log.warning("%s: Kafka does not answer; waiting for it", self.name)
 
     def seen(self) -> None:
-        """Anything arrived from the broker."""
+        """A message or report arrived from the broker."""
         if self.away.is_set():
             self.away.clear()
             log.info("%s: Kafka answers again", self.name)
@@ -65,7 +65,7 @@ def _common(settings: Settings) -> dict[str, Any]:
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
         "socket.keepalive.enable": True,
-        # librdkafka 2.8 waits a second at a client's end for metrics that nobody asked for
+        # librdkafka 2.8 would wait a second for its own metrics when a client closes
         "enable.metrics.push": False,
     }
     if settings.kafka_sasl_mechanism:
@@ -79,7 +79,7 @@ def _common(settings: Settings) -> dict[str, Any]:
 
 
 def producer(settings: Settings, *, connection: Connection | None = None) -> Producer:
-    """An idempotent producer, `acks=all`. `linger.ms` is 0: what queues up while a request is under way makes the next batch."""
+    """An idempotent producer, `acks=all`. `linger.ms` is 0: records that queue up during a request are the next batch."""
     return Producer(
         _common(settings)
         | {
@@ -98,10 +98,10 @@ def producer(settings: Settings, *, connection: Connection | None = None) -> Pro
 
 
 class LastingProducer:
-    """An idempotent producer, `now`, and another one in its place when it can't go on, which librdkafka calls a fatal error.
+    """An idempotent producer, `now`, which is replaced after a fatal error of librdkafka.
 
-    What it had under way is reported as failed then, and may be in the log, or get there yet. `poll` and `renew` may be called from
-    several threads.
+    Its records in flight are then reported as failed, but may be in the log, or still get there. `poll` and `renew` may be called
+    from several threads.
     """
 
     def __init__(self, settings: Settings, who: str, connection: Connection | None = None) -> None:
@@ -113,7 +113,7 @@ class LastingProducer:
         self.now = producer(settings, connection=connection)
 
     def poll(self, seconds: float) -> None:
-        """Serve reports. Raises what their callbacks raise, ProducerRefused."""
+        """Serve delivery reports. Raises what their callbacks raise, ProducerRefused."""
         polled = self.now
         try:
             polled.poll(seconds)
@@ -123,18 +123,18 @@ class LastingProducer:
             self.renew(polled, error.args[0])
 
     def renew(self, finished: Producer, error: KafkaError) -> None:
-        """Replace it, unless that is done; all its reports are served before this returns. Raises ProducerRefused."""
+        """Replace it, unless that is done. All its reports are served before this returns. Raises ProducerRefused."""
         with self._lock:
             if self.now is not finished:
                 return
             if time.monotonic() - self._renewed_at < SOON_S:
                 raise ProducerRefused(
-                    f"{self._who}: Kafka lets no producer go on, not even a new one: {error.str()}.",
-                    "The broker's log says why. May this account write to the topic, and with idempotence?",
+                    f"{self._who}: the producer failed, and so did the one that replaced it: {error.str()}.",
+                    "Read the broker's log. Check that this account may write to the topic, and with idempotence.",
                 )
             self._renewed_at = time.monotonic()
             self.now = producer(self._settings, connection=self._connection)
-        log.warning("%s: the producer can't go on (%s); another one is made", self._who, error.str())
+        log.warning("%s: the producer failed (%s) and was replaced", self._who, error.str())
         finished.purge()
         deadline = time.monotonic() + END_S
         while len(finished) and time.monotonic() < deadline:
@@ -145,7 +145,7 @@ class LastingProducer:
                     raise
 
 
-def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection | None) -> Consumer:
+def _consumer(settings: Settings, extra: dict[str, Any]) -> Consumer:
     return Consumer(
         _common(settings)
         | {
@@ -159,7 +159,6 @@ def _consumer(settings: Settings, extra: dict[str, Any], connection: Connection 
             "fetch.wait.max.ms": 100,
         }
         | extra
-        | ({"error_cb": connection.on_error} if connection else {})
     )
 
 
@@ -174,7 +173,7 @@ def group_consumer(
 ) -> Consumer:
     """A consumer that shares a topic's partitions with its group, as a static member named `instance`.
 
-    `on_commit` is told what became of a commit; `on_finished`, when it can't go on: what it polls need not say so.
+    `on_commit` gets the result of a commit, `on_finished` a fatal error, which `poll` need not return.
     """
 
     def on_error(error: KafkaError) -> None:
@@ -192,37 +191,36 @@ def group_consumer(
             "error_cb": on_error,
             "on_commit": on_commit,
         },
-        None,
     )
 
 
-def range_consumer(settings: Settings, *, tells_ends: bool = True, connection: Connection | None = None) -> Consumer:
-    """A consumer for `assign`: no group, and where it `tells_ends`, an event at each partition's end.
+def range_consumer(settings: Settings, *, tells_ends: bool = True) -> Consumer:
+    """A consumer for `assign`, without a group. `tells_ends`: it returns an event at each partition's end.
 
-    One that is to pause must not tell ends: librdkafka before 2.13.2 takes the event for a record (its issue 4844), and leaves out
+    A consumer that pauses must not have these events: librdkafka before 2.13.2 takes one for a record (its issue 4844), and skips
     a record when it is resumed.
     """
-    # a fetch for the partition before would hold up the next one for as long as it may wait
+    # a pending fetch of the partition before would delay the next one
     only = {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": tells_ends, "fetch.wait.max.ms": 5}
-    return _consumer(settings, only, connection)
+    return _consumer(settings, only)
 
 
 def agent_consumer(settings: Settings) -> Consumer:
-    """A consumer for `assign`, which fetches what is new for as long as the agent lives."""
+    """A consumer for `assign`, which fetches new records for as long as the agent runs."""
     only = {
         "group.id": f"{settings.group_prefix}-reader",
-        # partitions share one queue: what waits of one that is far behind holds up the others
+        # partitions share one queue: records of one that is far behind delay the others
         "queued.max.messages.kbytes": 8_192,
-        # a fetch under way holds up the next assignment for as long as it may wait
+        # a pending fetch delays the next assignment
         "fetch.wait.max.ms": 50,
     }
-    return _consumer(settings, only, None)
+    return _consumer(settings, only)
 
 
 def assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
     """Have it read these partitions, each from its offset, and no others.
 
-    librdkafka 2.8 aborts the process when a partition is assigned anew while it is being stopped: it is taken away first.
+    librdkafka 2.8 aborts the process if a partition is assigned again while it is being stopped; hence the `unassign`.
     """
     consumer.unassign()
     consumer.assign(partitions)
@@ -233,9 +231,9 @@ def admin(settings: Settings) -> AdminClient:
 
 
 def delete_records(client: AdminClient, before: list[TopicPartition]) -> dict[TopicPartition, Future[DeletedRecords]]:
-    """Have Kafka delete what is before these offsets.
+    """Have Kafka delete the records before these offsets.
 
-    confluent-kafka 2.9 gives back a reference to the list that it never took: memory would be freed that is still in use.
+    confluent-kafka 2.9 releases a reference to the list that it never took; without the extra one, used memory would be freed.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(before))
     asked: dict[TopicPartition, Future[DeletedRecords]] = client.delete_records(before)
@@ -243,12 +241,12 @@ def delete_records(client: AdminClient, before: list[TopicPartition]) -> dict[To
 
 
 def is_finished(error: KafkaError) -> bool:
-    """Whether the client that says so can't go on. What comes as `_FATAL` does not say of itself that it is fatal."""
+    """Whether the client has failed for good. An error with the code `_FATAL` may lack the flag."""
     return bool(error.fatal()) or error.code() == KafkaError._FATAL
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Whether an error is of the kind that goes away by itself: broker or coordinator away, timed out, moving."""
+    """Whether the error may pass: the broker or coordinator is unavailable or moves, or a request timed out."""
     return bool(error.retriable()) or error.code() in _PASSING
 
 
@@ -259,8 +257,8 @@ _PASSING = {
     KafkaError._TIMED_OUT_QUEUE,
     KafkaError._WAIT_COORD,
     KafkaError._RESOLVE,
-    KafkaError._UNKNOWN_PARTITION,  # of a topic that the client has only heard of, after a broker's restart
-    KafkaError._NOENT,  # of a partition that nobody leads at the moment
+    KafkaError._UNKNOWN_PARTITION,  # after a broker's restart, when the client knows the topic but not its partitions
+    KafkaError._NOENT,  # a partition has no leader at the moment
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,
@@ -273,7 +271,7 @@ _PASSING = {
 
 
 def away(settings: Settings, error: KafkaException | KafkaError) -> KafkaAway:
-    """The named error for Kafka not answering, with the broker's address and without any secret."""
+    """The error for a Kafka that does not answer, with the broker's address and without any secret."""
     return KafkaAway(
         f"Kafka at {settings.kafka} does not answer ({error}).",
         "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_KAFKA_BOOTSTRAP.",

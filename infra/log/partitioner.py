@@ -1,7 +1,4 @@
-"""Which partition a stream lives in: murmur2, as in Kafka's Java clients, so that every client agrees.
-
-librdkafka's own default is CRC32; of 500 keys on 4 partitions it puts 391 elsewhere.
-"""
+"""The partition of a stream: murmur2, as in Kafka's Java clients, so that all clients agree. librdkafka's own default is CRC32."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ def partition_of(stream: str, partitions: int) -> int:
 
 
 def murmur2(key: bytes) -> int:
-    """The 32 bits that Kafka's `Utils.murmur2` makes of a key, unsigned. Taken from there; four bytes a step, so in Python too.
-
-    aiokafka's takes almost twice as long, and a handler asks for the partition of every stream it meets.
-    """
+    """Kafka's `Utils.murmur2`, unsigned. In twice the speed of aiokafka's, as a handler computes it for every new stream."""
     mixed = 0x9747B28C ^ len(key)
     words = len(key) >> 2
     for word in struct.unpack_from(f"<{words}I", key):

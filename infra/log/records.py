@@ -1,8 +1,8 @@
-"""What stands in the topics: commands, and in `events` commits and openings (docs/protocol.md).
+"""The records of the topics: commands, and in `events` commits and openings (docs/protocol.md).
 
-All are JSON objects whose first member is `"samefold": "<kind>/<format>"`. That prefix is the envelope: a record without it is
-none of ours (garbage, void for every reader for ever); one with it must decode, or the reader stops. A reader that skipped what
-it cannot decode would disagree for ever with one that can.
+Each is a JSON object whose first member is `"samefold": "<kind>/<format>"`. That prefix is the envelope: a record without it is
+foreign (garbage, void for every reader); one with it must decode, or the reader stops. A reader that skipped a record that it can't
+decode would disagree with one that can.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ENVELOPE = b'{"samefold":"'
 
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-"""Of a Kafka record. Nothing that counts stands there, only what goes with the trace (`infra/observability/tracing.py`)."""
+"""Of a Kafka record. They hold the trace only (`infra/observability/tracing.py`)."""
 
 
 class UnreadableRecord(SamefoldError):
-    """A record has our envelope, but a kind, format or body that this code does not know."""
+    """A record has Samefold's envelope, but a kind, format or body that this code does not know."""
 
 
 class Record(NamedTuple):
-    """One Kafka record as any client delivers it. `time_ms` is the broker's time (LogAppendTime), in ms since the epoch."""
+    """A Kafka record. `time_ms` is the broker's time (LogAppendTime), in ms since the epoch."""
 
     partition: int
     offset: int
@@ -38,21 +38,21 @@ class Record(NamedTuple):
 
 
 class EventRecord(msgspec.Struct, frozen=True, gc=False):
-    """An event in a commit: its stored name and its body, decoded only by those who want it."""
+    """An event in a commit: its stored name and its body, not decoded."""
 
     type: str
     data: msgspec.Raw
 
 
 class Reason(msgspec.Struct, frozen=True, gc=False):
-    """Why a command was rejected: a stable code and a sentence for people."""
+    """Why a command was rejected: a stable code and a message."""
 
     code: str
     message: str
 
 
 class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
-    """Everything one command did, in one record, which makes it atomic."""
+    """The result of one command: one record, and therefore atomic."""
 
     stream: str
     version: int
@@ -67,18 +67,18 @@ class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
     seq: int
     correlation_id: str | UnsetType = UNSET
     causation_id: str | UnsetType = UNSET
-    """The command's own, see there; what caused the events is the command."""
+    """The command's own (see `Command`); the cause of the events is the command."""
 
 
 class Opening(msgspec.Struct, frozen=True, tag_field="samefold", tag="opening/1"):
-    """A writer takes a partition; the record's own offset is its epoch."""
+    """A writer takes over a partition. The record's offset is the writer's epoch."""
 
     writer: str
     commands_topic_id: str
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"):
-    """A command as it stands in the `commands` topic, its body not yet validated."""
+    """A record of the `commands` topic. The body is not yet validated."""
 
     id: str
     stream: str
@@ -86,9 +86,9 @@ class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"
     data: msgspec.Raw
     expected_version: int | None = None
     correlation_id: str | UnsetType = UNSET
-    """Shared by all that one request or conversation set off, and not stored where nobody gave one: then it is the command's id."""
+    """Shared by all commands of one request or conversation. Not stored if the client gives none; then it is the command's id."""
     causation_id: str | UnsetType = UNSET
-    """Of the message that this command is a consequence of."""
+    """Id of the message that caused this command."""
 
 
 _events_decoder = msgspec.json.Decoder(Commit | Opening)
@@ -99,7 +99,7 @@ _encoder = msgspec.json.Encoder()
 def decode_event(record: Record) -> Commit | Opening | None:
     """The commit or opening in a record of `events`; None for garbage.
 
-    Raises UnreadableRecord for our envelope with an unknown kind or format, or with a body that does not decode.
+    Raises UnreadableRecord for an envelope with an unknown kind or format, or with a body that does not decode.
     """
     value = record.value
     if value is None or not value.startswith(ENVELOPE):
@@ -108,14 +108,13 @@ def decode_event(record: Record) -> Commit | Opening | None:
         return decode_value(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableRecord(
-            f"events[{record.partition}] offset {record.offset} has our envelope but can't be read: {error}",
-            "Nothing was skipped. Run the version of this code that wrote it; "
-            "if nobody's code did, ask who else may write to the topic.",
+            f"events[{record.partition}] offset {record.offset} has Samefold's envelope but can't be decoded: {error}",
+            "Nothing was skipped. Run the release that wrote it. If no release did, check which other programs write to the topic.",
         ) from error
 
 
 decode_value: Callable[[bytes], Commit | Opening] = _events_decoder.decode
-"""The commit or opening in a value that has our envelope. Raises msgspec.DecodeError, UnicodeDecodeError."""
+"""The commit or opening in a value that has the envelope. Raises msgspec.DecodeError, UnicodeDecodeError."""
 
 
 def decode_command(value: bytes) -> Command:
@@ -123,7 +122,7 @@ def decode_command(value: bytes) -> Command:
 
     Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError: the handler records those as rejections.
     """
-    if not value.startswith(ENVELOPE):  # msgspec checks a tag, but does without one
+    if not value.startswith(ENVELOPE):  # msgspec accepts a record without a tag
         raise msgspec.DecodeError(f"it does not begin with {ENVELOPE.decode()}command/1")
     return _command_decoder.decode(value)
 

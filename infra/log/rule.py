@@ -1,8 +1,8 @@
 """The reading rule: which records of `events` count (docs/protocol.md). Every reader, live or batch, applies this one function.
 
 An opening at offset k makes k the current epoch. A commit counts if and only if its epoch is the current one and its `seq`
-is the last one plus one. Anything else is void: no effect anywhere, ever. So a zombie's late append, a resend, a duplicated
-opening or what follows a lost record can do no harm, whatever clocks, leases or group membership say.
+is the last one plus one. Any other record is void: it has no effect, ever. So a zombie's late append, a resend, a duplicated
+opening and the commits after a lost record do no harm, whatever clocks, leases or group membership say.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from infra.log.records import ENVELOPE, Commit, Opening, Record, decode_event, d
 
 
 class Reading(NamedTuple):
-    """How far a partition of `events` has been read: a position, sufficient to go on from."""
+    """How far a partition of `events` has been read: all that a reader needs to go on."""
 
     next_offset: int
     epoch: int
-    """Offset of the opening in force, -1 before the first."""
+    """Offset of the last opening, -1 before the first."""
     seq: int
     command_offset: int
     """Offset in `commands` of the last command whose commit counted, -1 before the first."""
@@ -30,7 +30,7 @@ START = Reading(next_offset=0, epoch=-1, seq=0, command_offset=-1)
 
 
 class Counted(NamedTuple):
-    """A commit that counts, and where it stands."""
+    """A commit that counts, with its record's offset and time."""
 
     offset: int
     time_ms: int
@@ -38,14 +38,14 @@ class Counted(NamedTuple):
 
 
 class Void(NamedTuple):
-    """A record without any effect. `reason` is one of garbage, epoch (written by a superseded writer), seq (after a lost one)."""
+    """A record without any effect. `reason` is one of garbage, epoch (written by a fenced writer), seq (after a lost record)."""
 
     offset: int
     reason: str
 
 
 def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Counted], list[Void]]:
-    """Apply the rule to records of one partition in offset order; those before the position are passed over.
+    """Apply the rule to records of one partition in offset order; records before the position are skipped.
 
     Returns the position after them, the commits that count and the void records. Raises UnreadableRecord.
     """
@@ -64,7 +64,7 @@ def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Cou
         try:
             entry = decode_value(value)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            decode_event(record)  # says it with a name and the place
+            decode_event(record)  # raises the named error
             raise
         if isinstance(entry, Opening):
             epoch, seq = offset, 0

@@ -1,30 +1,29 @@
-"""Reading a range of a topic's partition, without a group: for takeovers, rebuilds, verify and people.
-
-One source: what Kafka does not hold any more comes out of the archive, the rest out of Kafka, without a seam.
-"""
+"""Reads a range of a topic's partition, without a consumer group: from Kafka, and from the archive what Kafka does not hold."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Any
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from infra.errors import SamefoldError
 from infra.log import clients
-from infra.log.records import Record
+from infra.log.partitioner import partition_of
+from infra.log.records import Commit, Headers, Record, decode_event, time_of
+from infra.log.rule import START, read
+from infra.log.topics import describe
 from infra.settings import Settings
 
 BATCH = 1_000
-"""What is handled together stays in the processor's cache: with 10,000, decoding and folding took a quarter longer."""
+"""Small enough for the processor's cache: with 10,000, decoding and folding took a quarter longer."""
 NO_PROGRESS_S = 60.0
-
-Headers: TypeAlias = list[tuple[str, bytes | None]]
 
 
 class LogTrimmed(SamefoldError):
-    """A range of the log that is needed is not there: it was deleted without an archive, or the topic made anew."""
+    """A range of the log is missing: it was deleted without an archive, or the topic was recreated."""
 
 
 class NotHeld(SamefoldError):
@@ -36,8 +35,8 @@ def read_range(
 ) -> Iterator[list[Record]]:
     """The records of `topic[partition]` with offsets in [start, stop), in order, in batches.
 
-    It ends at `stop` and nowhere else: a source that ends before is asked again. The last offset counts as read only when a
-    record at or beyond it, or the partition's end beyond it, was seen.
+    It ends only at `stop`: it reads again where Kafka or the archive ends before. The last offset counts as read only when a record
+    at or beyond it, or the partition's end beyond it, was received.
     Raises LogTrimmed where the range does not exist, KafkaAway after 60 s without progress, and what `archived` raises.
     """
     position = start
@@ -55,11 +54,11 @@ def read_range(
 def archived(
     settings: Settings, topic: str, partition: int, start: int, stop: int | None = None
 ) -> Iterator[tuple[list[Record], int]]:
-    """The records from `start` on that the archive holds, each batch with the offset after it, the last one perhaps empty.
+    """The records from `start` on in the archive, in batches, each with the offset after it; the last batch may be empty.
 
     Raises LogTrimmed where `start` is not archived; ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, DatabaseAway.
     """
-    from infra.archive.read import read_archived  # brings Arrow, which only a trimmed log needs
+    from infra.archive.read import read_archived  # imports Arrow, which only a trimmed log needs
 
     position = start
     for records, position in read_archived(settings, topic, partition, start, stop):
@@ -67,7 +66,7 @@ def archived(
     if position == start:
         raise LogTrimmed(
             f"{topic}[{partition}] does not hold offset {start} any more, and no archive has it.",
-            "It was trimmed without `samefold archive`, or made anew: restore the topic, or the database that knows the archive.",
+            "It was trimmed without `samefold archive`, or recreated: restore the topic, or the database that knows the archive.",
         )
 
 
@@ -81,14 +80,14 @@ def read_held(
     consumer: Consumer | None = None,
     headers: dict[int, Headers] | None = None,
 ) -> Iterator[tuple[list[Record], int]]:
-    """The records of [start, stop) that Kafka holds, in order, in batches, each with the offset after it, the last one perhaps
-    empty; `headers` is told those of records, by offset.
+    """The records of [start, stop) in Kafka, in batches, each with the offset after it; the last batch may be empty.
 
-    Raises NotHeld where Kafka does not hold the next one any more, LogTrimmed where the partition ends before `stop`, KafkaAway.
+    `headers` receives the records' headers by offset. Raises NotHeld where Kafka does not hold the next record any more,
+    LogTrimmed where the partition ends before `stop`, KafkaAway.
     """
     if start >= stop:
         return
-    new = tuple.__new__  # what Record() comes to, in half the time
+    new = tuple.__new__  # as Record(), in half the time
     own = consumer is None
     reader = consumer or clients.range_consumer(settings)
     try:
@@ -127,7 +126,7 @@ def read_held(
                 if position < stop:
                     raise LogTrimmed(
                         f"{topic}[{partition}] ends at {position}, but {stop} records were expected.",
-                        "The topic was made anew or lost records: restore it, or start with an empty database.",
+                        "The topic was recreated or lost records. Restore it, or start with an empty database.",
                     )
                 yield [], position
     finally:
@@ -138,12 +137,33 @@ def read_held(
 
 
 def is_not_held(error: KafkaError) -> bool:
-    """Whether the broker does not hold what was asked for."""
+    """Whether the broker does not hold the requested offset."""
     return error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 
 def named(settings: Settings, topic: str, partition: int, start: int, error: KafkaError) -> SamefoldError:
-    """The named error for one of a consumer's, which was to read from `start` on."""
+    """The named error for an error of a consumer that was to read from `start` on."""
     if is_not_held(error):
         return NotHeld(f"{topic}[{partition}] does not hold offset {start} any more.", "Read it from the archive.")
     return clients.away(settings, error)
+
+
+def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
+    """The commits of a stream in order, as plain data. `void` says why a record has no effect; None where it has.
+
+    Reads the stream's whole partition. Raises TopicMissing, KafkaAway, LogTrimmed, UnreadableRecord.
+    """
+    topic = describe(settings, settings.events_topic)
+    partition, key = partition_of(stream, topic.partitions), stream.encode()
+    reading = START
+    for records in read_range(settings, topic.name, partition, 0, topic.end[partition]):
+        reading, _, voids = read(reading, records)
+        why = {void.offset: void.reason for void in voids}
+        for record in records:
+            void = why.get(record.offset)
+            if record.key == key and void != "garbage":
+                entry = decode_event(record)
+                if isinstance(entry, Commit) and entry.stream == stream:
+                    at = time_of(record.time_ms).isoformat()
+                    where = {"partition": partition, "offset": record.offset, "time": at}
+                    yield msgspec.json.decode(record.value or b"") | {"void": void} | where

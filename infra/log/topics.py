@@ -1,7 +1,7 @@
-"""The two topics: made as the protocol needs them, and checked at each start.
+"""The two topics: creates them with the settings that the protocol needs, and checks them at each start.
 
-Positions in the database mean nothing in another topic of the same name, and a stream lives in another partition when their number
-changes. So a topic is known by its id, and the start is refused, with the cure, when the world is not the one that was promised.
+A position is valid in one topic only, so a topic is identified by its id. The number of partitions may not change either: streams
+would move. Each process refuses to start, with a hint, when either has changed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 TIMEOUT_S = 15.0
 TRY_S = 2.0
-"""How long the first try may take; each further one twice as long."""
+"""Time-out of the first attempt; it doubles with each further one."""
 SETTLE_S = 3.0
-"""A broker that just made a topic may not know it yet."""
+"""A broker that just created a topic may not know it yet."""
 
 
 class TopicMissing(SamefoldError):
@@ -39,7 +39,7 @@ class TopicMissing(SamefoldError):
 
 
 class TopicUnfit(SamefoldError):
-    """A topic has a setting that breaks a promise: it may lose or reorder history."""
+    """A topic has a setting with which it may lose or reorder history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +54,28 @@ class Topic:
 
 
 class TopicChanged(SamefoldError):
-    """A topic is not the one it was: made anew, or with another number of partitions."""
+    """A topic was recreated, or its number of partitions changed."""
 
 
 def require_same(was: Topic, now: Topic) -> None:
-    """Raises TopicChanged for a topic that changed under running processes or since the positions were made."""
+    """Raises TopicChanged for a topic that was recreated or has another number of partitions."""
     if was.id != now.id:
         raise TopicChanged(
-            f"Topic '{now.name}' was made anew: its id was {was.id} and is {now.id}.",
-            "Positions mean nothing in it. Restore the old topic, or start with an empty database and new topics.",
+            f"Topic '{now.name}' was recreated: its id was {was.id} and is {now.id}.",
+            "No position is valid in it. Restore the old topic, or start with an empty database and new topics.",
         )
     if was.partitions != now.partitions:
         raise TopicChanged(
             f"Topic '{now.name}' had {was.partitions} partitions and has {now.partitions}: streams would move between them.",
-            "Partitions can't be taken back. Copy the log into new topics, and start with an empty database.",
+            "Partitions can't be removed. Copy the log into new topics, and start with an empty database.",
         )
 
 
 class Admin:
-    """Asks the brokers, for `timeout_s` at most.
+    """Queries the brokers, and retries until `timeout_s`, with a new client each time.
 
-    librdkafka's admin client may ask the leader that it knows, in the epoch that it knows, and look for no other for 15 minutes,
-    even when told that these are over (2.16). Where nobody leads at the moment it waits in vain (2.8, too). So it is made anew.
+    librdkafka's admin client may query a former leader for 15 minutes, even when the broker reports a new one (2.16), and waits in
+    vain where a partition has no leader (2.8, too).
     """
 
     def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
@@ -84,14 +84,14 @@ class Admin:
         self._client = clients.admin(settings)
 
     def ask(self, question: Callable[[AdminClient, float], T]) -> T:
-        """The answer to a question that may take so many seconds. Raises KafkaAway, KafkaException."""
+        """The result of `question`, which gets the client and a time-out in seconds. Raises KafkaAway, KafkaException."""
         began = time.monotonic()
-        patience = TRY_S
+        within_s = TRY_S
         with _naming(self._settings):
             while True:
                 left = began + self._timeout_s - time.monotonic()
                 try:
-                    return question(self._client, max(min(patience, left), 0.1))
+                    return question(self._client, max(min(within_s, left), 0.1))
                 except (KafkaException, TimeoutError) as error:
                     code = KafkaError._TIMED_OUT if isinstance(error, TimeoutError) else error.args[0].code()
                     if code not in _SETTLING:
@@ -101,12 +101,12 @@ class Admin:
                         self._client = clients.admin(self._settings)
                     if time.monotonic() - began > (SETTLE_S if is_unknown else self._timeout_s):
                         raise
-                patience *= 2
+                within_s *= 2
                 time.sleep(0.05)
 
 
 def ensure(settings: Settings) -> tuple[Topic, Topic]:
-    """Make the topics that are missing, check both, return (commands, events). Raises TopicUnfit, KafkaAway."""
+    """Create the missing topics, check both, return (commands, events). Raises TopicUnfit, TopicMissing, KafkaAway."""
     admin = Admin(settings)
     wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
     existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
@@ -118,8 +118,8 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
     if commands.partitions != events.partitions:
         raise TopicUnfit(
             f"'{commands.name}' has {commands.partitions} partitions and '{events.name}' {events.partitions}; "
-            "the writer of a partition of one writes that partition of the other.",
-            "Make both anew with the same number; streams can't move to other partitions of a topic that is in use.",
+            "a command and its commit need the same partition.",
+            "Recreate both with the same number; streams can't move to other partitions of a topic that is in use.",
         )
     return commands, events
 
@@ -131,8 +131,8 @@ def _make(client: AdminClient, missing: list[NewTopic], within_s: float) -> None
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise TopicMissing(
-                    f"Topic '{name}' does not exist and can't be made: {error.args[0].str()}.",
-                    "Make it with an account that may, with the settings that `samefold topics` checks.",
+                    f"Topic '{name}' does not exist and can't be created: {error.args[0].str()}.",
+                    "Create it with an account that may, and with the settings that `samefold topics` checks.",
                 ) from error
 
 
@@ -170,7 +170,7 @@ def _offsets(
 
 
 def ends(topic: Topic, admin: Admin) -> dict[int, int]:
-    """Each partition's end as it is now, which a topic that was described knows as of then. Raises KafkaAway."""
+    """Each partition's current end. Raises KafkaAway."""
     numbers = range(topic.partitions)
     return admin.ask(lambda client, within_s: _offsets(client, topic.name, numbers, OffsetSpec.latest(), within_s))
 
@@ -178,7 +178,7 @@ def ends(topic: Topic, admin: Admin) -> dict[int, int]:
 def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]:
     """By partition, an offset whose record is from `time_ms` (since the epoch) or later; partitions without one are left out.
 
-    The broker looks into its index: where times are equal, or went back, it need not be the first such record. Raises KafkaAway.
+    It comes from the broker's index: where times are equal, or went back, it need not be the first such record. Raises KafkaAway.
     """
     numbers, then = range(topic.partitions), OffsetSpec.for_timestamp(time_ms)
     found = Admin(settings).ask(lambda client, within_s: _offsets(client, topic.name, numbers, then, within_s))
@@ -195,12 +195,12 @@ _SETTLING = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError._UNKNOWN_PARTITION,
-    KafkaError._NOENT,  # nobody leads at the moment
+    KafkaError._NOENT,  # a partition has no leader at the moment
 }
 
 
 def check(settings: Settings, *, admin: Admin | None = None) -> None:
-    """Refuse topics whose settings would lose history. Raises TopicUnfit naming the setting and the command that cures it."""
+    """Check the topics' settings. Raises TopicUnfit with the command that corrects a setting which would lose history."""
     names = [settings.commands_topic, settings.events_topic]
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
     configs = (admin or Admin(settings)).ask(
@@ -241,13 +241,13 @@ def _promised(settings: Settings) -> dict[str, str]:
 
 
 _WHY = {
-    "cleanup.policy": "compaction and deletion take records that rebuilds need",
+    "cleanup.policy": "compaction removes records that rebuilds need",
     "retention.ms": "history would be deleted after that time",
     "retention.bytes": "history would be deleted beyond that size",
     "message.timestamp.type": "event times must be the broker's, not a client's clock",
-    "min.insync.replicas": "an acknowledged record could stand on fewer replicas than you asked for",
+    "min.insync.replicas": "an acknowledged record could be on fewer replicas than configured",
     "unclean.leader.election.enable": "a replica that lacks acknowledged records could become leader",
-    "max.message.bytes": "commits that the handler lets pass would be refused by the broker",
+    "max.message.bytes": "the broker would refuse commits that the handler accepts",
 }
 
 
@@ -259,7 +259,7 @@ def _fits(key: str, found: str, wanted: str) -> bool:
 
 @contextmanager
 def _naming(settings: Settings) -> Iterator[None]:
-    """Turns Kafka's errors that mean "away" into KafkaAway."""
+    """Raises KafkaAway for Kafka's errors that may pass."""
     try:
         yield
     except KafkaException as error:

@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from infra.archive import write
-from infra.archive.jobs import check_archive, plan_trim, trim_log
+from infra.archive.jobs import check_archive
 from infra.archive.manifest import ArchiveFile, files_of
 from infra.archive.read import read_archived
 from infra.archive.store import IDENTITY
+from infra.archive.trim import plan_trim, trim_log
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.records import Record

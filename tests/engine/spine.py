@@ -38,7 +38,7 @@ def set_up(world: Settings) -> None:
 
 
 def delete(world: Settings, topic: str, to: dict[int, int]) -> None:
-    """What somebody with Kafka's own tools may do, whom nobody holds."""
+    """Delete records of a topic up to these offsets, as Kafka's own tools can."""
     admin = clients.admin(world)
     cuts = [TopicPartition(topic, partition, offset) for partition, offset in to.items()]
     for future in clients.delete_records(admin, cuts).values():
@@ -66,7 +66,7 @@ def send(world: Settings, *commands: Command) -> None:
 
 
 def produce(world: Settings, topic: str, partition: int, key: bytes | None, value: bytes | None) -> None:
-    """Whatever anybody may put into a topic."""
+    """Append any record to a topic."""
     client = clients.producer(world)
     failed: list[object] = []
     client.produce(topic, value, key=key, partition=partition, on_delivery=lambda error, _: failed.append(error))

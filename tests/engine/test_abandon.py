@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from infra.archive.jobs import plan_trim, trim_log
+from infra.archive.trim import plan_trim, trim_log
 from infra.database.connect import SessionEnded, connect
 from infra.settings import Settings
 from projections.engine.rebuild import build_locks as claims

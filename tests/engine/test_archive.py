@@ -20,18 +20,17 @@ import pytest
 from infra import doctor
 from infra.archive import files, read, write
 from infra.archive.files import Row, decode, encode
-from infra.archive.jobs import archive_log, check_archive, plan_trim, status, trim_log
+from infra.archive.jobs import archive_log, check_archive, status
 from infra.archive.manifest import ArchiveFile, ManifestBroken, end_of
 from infra.archive.read import ArchiveDamaged, ArchiveMissing
 from infra.archive.store import IDENTITY, ArchiveAway, Store, WrongArchive, adopt
-from infra.archive.trim import ArchiveDiffers, Cut
+from infra.archive.trim import ArchiveDiffers, Cut, plan_trim, trim_log
 from infra.database.connect import connect
 from infra.errors import BadSettings
 from infra.log import clients, topics
-from infra.log.history import history_of
-from infra.log.records import Record
+from infra.log.records import Headers, Record
 from infra.log.rule import START, Reading
-from infra.log.source import Headers, LogTrimmed, read_range
+from infra.log.source import LogTrimmed, history_of, read_range
 from infra.settings import Settings
 from infra.testing.fixtures import SEED, Samefold, dev_env
 from projections.engine.rebuild.build_locks import release, try_claim
@@ -176,24 +175,20 @@ def test_again_does_only_what_is_new_and_names_follow_the_ranges(bank: Bookkeepe
     is_exact(world, records_of(world, world.events_topic))
 
 
-def test_headers_are_kept(bank: Bookkeeper) -> None:
+def test_headers_are_kept_and_large_records_make_shorter_files(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = bank.world
+    monkeypatch.setattr(write, "MOST_BYTES", 3_000)
     client = clients.producer(world)
     client.produce(world.events_topic, b"garbage", partition=1, headers=[("traceparent", b"00-1")])
     client.flush(10)
     archive_log(world)
+    assert max(file.rows for file in manifest(world)) < 20
+    is_exact(world, records_of(world, world.events_topic))
     last = [file for file in manifest(world) if file.partition == 1][-1]
-    assert pq.read_table(Path(world.archive) / last.path).column("headers").to_pylist()[-2:] == [
-        None,
-        [{"key": "traceparent", "value": b"00-1"}],
-    ]
-
-
-def test_large_records_make_shorter_files(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "MOST_BYTES", 3_000)
-    archive_log(bank.world)
-    assert max(file.rows for file in manifest(bank.world)) < 20
-    is_exact(bank.world, records_of(bank.world, bank.world.events_topic))
+    headers = pq.read_table(Path(world.archive) / last.path).column("headers").to_pylist()
+    assert headers[-2:] == [None, [{"key": "traceparent", "value": b"00-1"}]]
 
 
 def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> None:
@@ -214,7 +209,7 @@ def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> 
 
 
 def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control records, say, if somebody writes in Kafka's transactions."""
+    """Control records, for example, after a transaction."""
     monkeypatch.setattr(write, "MOST_RECORDS", SHORT)
     there = [Record(0, offset, 1, None, b"garbage") for offset in (0, 1, 95, 96)]
     monkeypatch.setattr(write, "read_held", lambda *_, **__: iter([(there, 97), ([], 100)]))
@@ -297,7 +292,7 @@ def test_the_archive_of_another_topic_is_none(bank: Bookkeeper) -> None:
 # ── damage ──
 
 
-def test_a_flipped_byte_is_found_by_every_reader(bank: Bookkeeper) -> None:
+def test_a_flipped_byte_or_a_missing_file_is_found_by_every_reader(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
     file = Path(world.archive) / manifest(world)[1].path
@@ -317,6 +312,10 @@ def test_a_flipped_byte_is_found_by_every_reader(bank: Bookkeeper) -> None:
         verify(world, all_views())
     file.write_bytes(content)
     assert verify(world, all_views()).differences == 0
+    file.unlink()
+    with pytest.raises(ArchiveMissing, match=file.name):
+        archived_records(world)
+    assert sum(len(one.wrong) for one in check_archive(world)) == 1
 
 
 def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,18 +330,6 @@ def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, mo
         archived_records(world)
     monkeypatch.setattr(read, "content_of", lambda store, file: store.read(file.path))
     assert len(archived_records(world)) == sum(file.rows for file in manifest(world)), "the mutant reads it"
-
-
-def test_a_missing_file_is_named(bank: Bookkeeper) -> None:
-    world = bank.world
-    archive_log(world)
-    gone = Path(world.archive) / manifest(world)[-1].path
-    gone.unlink()
-    with pytest.raises(ArchiveMissing, match=gone.name):
-        archived_records(world)
-    assert sum(len(one.wrong) for one in check_archive(world)) == 1
-    with pytest.raises(ArchiveMissing):
-        trim_all(world)
 
 
 def test_a_manifest_that_was_changed_by_hand_is_found(bank: Bookkeeper) -> None:
@@ -398,11 +385,11 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
     balances = all_views()["balances"]
     with connect(world, "test builder") as db:
         begin(db, [balances], world.events_topic, code_set(all_views()), "core")
-        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
+        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is loading")
         [build] = [build for build in builds_of(db) if build.state == "loading"]
         assert try_claim(db, str(build.id))
         db.execute("update builds set state = 'past-loading', as_of = '0:1' where state = 'loading'")
-        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is being made")
+        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is loading")
         db.execute("update builds set state = 'past' where state = 'past-loading'")
         assert cut_of(world).held == "", "a table of the past is never moved on"
 
@@ -425,9 +412,7 @@ def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) 
 
 
 @pytest.mark.parametrize(("state", "done"), [("loading", "ready"), ("past-loading", "past")])
-def test_a_build_that_was_finished_since_it_was_seen_is_nobodys_to_abandon(
-    bank: Bookkeeper, state: str, done: str
-) -> None:
+def test_a_build_that_was_finished_since_it_was_seen_is_not_abandoned(bank: Bookkeeper, state: str, done: str) -> None:
     world = bank.world
     with connect(world, "builder") as db, connect(world, "another") as other:
         begin(db, [all_views()["balances"]], world.events_topic, code_set(all_views()), "core")
@@ -456,7 +441,7 @@ def test_trim_never_goes_beyond_tables_that_could_catch_up(bank: Bookkeeper, sta
     )
 
 
-def test_trim_leaves_what_a_restored_database_would_not_know_in_the_archive(bank: Bookkeeper) -> None:
+def test_trim_keeps_what_it_is_asked_to_and_what_a_restored_database_would_not_know(bank: Bookkeeper) -> None:
     archive_log(bank.world)
     world = bank.world.model_copy(update={"archive_restore_days": 30})
     assert cut_of(world).to == 0
@@ -464,11 +449,7 @@ def test_trim_leaves_what_a_restored_database_would_not_know_in_the_archive(bank
     with connect(world, "test") as db:
         db.execute("update archive_files set at = at - interval '31 days' where first_offset = 0")
     assert cut_of(world).to == SHORT
-
-
-def test_trim_keeps_what_it_is_asked_to(bank: Bookkeeper) -> None:
     world = bank.world
-    archive_log(world)
     end = topics.describe(world, world.events_topic).end[0]
     assert (cut_of(world, keep=5).to, cut_of(world, keep=5).held) == (end - 5, "")
     times = {r.offset: r.time_ms for r in records_of(world, world.events_topic) if r.partition == 0}
@@ -504,7 +485,7 @@ def test_trim_never_touches_commands(world: Settings, tmp_path: Path) -> None:
 
 
 def test_a_handler_takes_over_on_the_archive(world: Settings, tmp_path: Path) -> None:
-    """The read model stands at the log's beginning, which only the archive holds: earlier commands are known all the same."""
+    """The read model is at the log's beginning, which only the archive holds: the handler still finds the earlier commands."""
     world = world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
     set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 100))
@@ -659,10 +640,10 @@ def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tm
             adopt(world, db, topic.name, empty=True)
     share = write.shares(world, topic, {})[0]
     elsewhere = world.model_copy(update={"archive_url": str(tmp_path / "elsewhere")})
-    with pytest.raises(WrongArchive, match=r"elsewhere.* is not there"):
+    with pytest.raises(WrongArchive, match=r"elsewhere.* is missing"):
         write.archive_partition(replace(share, settings=elsewhere))
     Store(elsewhere).put(IDENTITY, b"another")
-    with pytest.raises(WrongArchive, match="says otherwise"):
+    with pytest.raises(WrongArchive, match="has another id"):
         write.archive_partition(replace(share, settings=elsewhere))
     assert manifest(world) == []
     assert on_disk(elsewhere) == set()
@@ -678,7 +659,7 @@ def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tm
 
 
 def test_an_archive_that_a_database_finds_there_is_taken_as_it_is(bank: Bookkeeper) -> None:
-    """After a restore from before it was known, or a new start of the database beside it."""
+    """After a restore from before the database had its id, or with an empty database."""
     archive_log(bank.world)
     identity = Store(bank.world).read(IDENTITY)
     with connect(bank.world, "test") as db:

@@ -1,4 +1,4 @@
-"""Every read of the log that has an end arrives there exactly, or says that it did not: whoever reads, wherever the source ends."""
+"""Every read of a range ends exactly at its end, or raises an error, wherever Kafka or the archive ends."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from infra.archive import write
 from infra.archive.jobs import archive_log
 from infra.database.connect import Connection, connect
 from infra.log import source
-from infra.log.history import history_of
 from infra.log.records import Record
+from infra.log.source import history_of
 from infra.log.topics import describe
 from infra.settings import Settings
 from projections.engine.fold.as_of import AsOf

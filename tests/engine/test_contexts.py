@@ -139,7 +139,7 @@ def test_the_states_defaults_are_the_initial_state() -> None:
     class Needy:
         cents: int
 
-    with pytest.raises(BadContext, match=r"`State` of domain\.made can't be made without arguments: .*cents"):
+    with pytest.raises(BadContext, match=r"`State` of domain\.made can't be created without arguments: .*cents"):
         context_of(module(**(vars(purse) | {"State": Needy})))
 
 

@@ -65,10 +65,6 @@ def test_an_accepted_command_is_one_commit_with_all_that_readers_need() -> None:
         seq=5,
     )
     assert answer.after == Versioned(4, State(105))
-
-
-def test_the_bytes_are_those_of_the_commit() -> None:
-    answer = decided(received(Spend(cents=5)))
     assert decode_event(Record(0, 0, 0, None, answer.value)) == answer.commit
 
 
@@ -179,7 +175,7 @@ class Weighed:
 
 
 class FilledTwice(Filled):
-    """Would be stored under a name that nobody reads."""
+    """Its stored name is in no union."""
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from commands.client import read_commands
+from commands.client import read_lines
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
 from infra.log import topics
@@ -87,7 +87,7 @@ class Journey:
         with self._agent():
             pass  # its first start: positions and pointers
         with handler(self.world, "h1"):
-            send(self.world, *read_commands(self._file(lines.pop())))
+            send(self.world, *read_lines(self._file(lines.pop())).values())
             self._until_events(2)
         self._fold()
 
@@ -122,7 +122,7 @@ class Journey:
         elsewhere = self.world.model_copy(update={"group_prefix": f"{self.world.group_prefix}-other"})
         with handler(elsewhere, "h2"):
             self._until_events(6)
-        send(self.world, *read_commands(self._file(lines.pop())))
+        send(self.world, *read_lines(self._file(lines.pop())).values())
         self._until_events(9)
         self._fold()
 

@@ -19,14 +19,14 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from api import request_metrics
-from commands.client import BadCommandLine, read_commands
+from commands.client import BadCommandLine, read_lines
 from commands.decision import Versioned, decide
 from commands.intake import Intake, receive
 from commands.writer import Doubt
 from infra.domain_model.contexts import RECORDED
-from infra.log.history import history_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
+from infra.log.source import history_of
 from infra.observability import metrics
 from infra.processes.supervisor import Child, Supervisor, exporter, handlers
 from infra.settings import Settings
@@ -293,7 +293,7 @@ def commit_of(command: Command) -> dict[str, Any]:
 def test_lines_may_carry_both_ids_and_the_command_is_the_same(tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     file.write_text("\n".join(map(json.dumps, [LINE | BOTH, LINE])))
-    related, plain = map(commit_of, read_commands(file))
+    related, plain = map(commit_of, read_lines(file).values())
     assert related == plain | BOTH
     assert related["outcome"] == "accepted"
 
@@ -303,7 +303,7 @@ def test_ids_that_can_not_be_kept_are_refused_at_each_door(tmp_path: Path, wrong
     file = tmp_path / "c.jsonl"
     file.write_text(json.dumps(LINE | wrong))
     with pytest.raises(BadCommandLine, match=next(iter(wrong))):
-        read_commands(file)
+        read_lines(file)
     given = BOTH | wrong
     body = msgspec.Raw(json.dumps(LINE["data"]).encode())
     commit = commit_of(Command("f", "purse/a", "Fill", body, None, given["correlation_id"], given["causation_id"]))

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from api.problems import KINDS
-from commands.client import read_commands
+from commands.client import read_lines
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
@@ -33,7 +33,7 @@ def api(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ite
     [lines] = [text for language, text in BLOCKS if language == "jsonl"]
     file.write_text(lines)
     with everything(shared_world) as api:
-        commands = read_commands(Path(file))
+        commands = list(read_lines(Path(file)).values())
         send(shared_world, *commands)
         until(lambda: all(has_outcome(api, one.stream, one.id) for one in commands), "all have their outcomes")
         yield api

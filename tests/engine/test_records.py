@@ -73,11 +73,6 @@ def test_what_is_written_to_commands_is_read_back_the_same(command: Command) -> 
     assert decode_command(encode(command)) == command
 
 
-@pytest.mark.parametrize("record", [COMMIT, REJECTED, OPENING, COMMAND])
-def test_the_envelope_comes_first(record: Commit | Opening | Command) -> None:
-    assert encode(record).startswith(ENVELOPE)
-
-
 @pytest.mark.parametrize(
     ("record", "stored"),
     [
@@ -104,6 +99,7 @@ def test_the_envelope_comes_first(record: Commit | Opening | Command) -> None:
 def test_stored_forms_never_change(record: Commit | Opening | Command, stored: str) -> None:
     # a topic written today is read for ever: a changed form needs a new number, and this one must stay readable
     assert encode(record).decode() == stored
+    assert encode(record).startswith(ENVELOPE)
 
 
 def test_unknown_members_of_a_known_format_are_ignored() -> None:

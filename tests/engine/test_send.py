@@ -18,7 +18,7 @@ from commands.client import (
     Sender,
     _ranges,
     answered,
-    read_commands,
+    read_lines,
     send_all,
     wait_for,
 )
@@ -41,9 +41,9 @@ def written(path: Path, *lines: str) -> Path:
 def test_plain_and_gzipped_files_read_alike(tmp_path: Path) -> None:
     plain = written(tmp_path / "c.jsonl", json.dumps(LINE), "", json.dumps(LINE | {"id": "2", "expected_version": 1}))
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    commands = read_commands(plain)
-    assert commands == read_commands(tmp_path / "c.jsonl.gz")
-    assert [(c.id, c.expected_version) for c in commands] == [("1", None), ("2", 1)]
+    commands = read_lines(plain)
+    assert commands == read_lines(tmp_path / "c.jsonl.gz")
+    assert {n: (c.id, c.expected_version) for n, c in commands.items()} == {1: ("1", None), 3: ("2", 1)}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_plain_and_gzipped_files_read_alike(tmp_path: Path) -> None:
 def test_a_wrong_line_is_named_and_nothing_is_sent(tmp_path: Path, line: str) -> None:
     file = written(tmp_path / "c.jsonl", json.dumps(LINE), line)
     with pytest.raises(BadCommandLine, match=r"c\.jsonl, line 2") as wrong:
-        read_commands(file)
+        read_lines(file)
     assert "Nothing was sent" in wrong.value.cure
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl.gz").write_bytes(b"not gzip")
     for name in ("missing.jsonl", "c.jsonl.gz"):
         with pytest.raises(BadCommandLine, match=name):
-            read_commands(tmp_path / name)
+            read_lines(tmp_path / name)
 
 
 def test_nothing_of_a_file_with_a_wrong_line_reaches_the_log(
@@ -96,7 +96,9 @@ def test_the_same_id_with_another_body_is_told_and_exits_1(world: Settings, same
         same = {"stream": "accounts/ada", "id": "d1", "type": "Deposit", "data": {"on": "2026-01-02", "cents": 5}}
         file = written(tmp_path / "same.jsonl", json.dumps(same))
         done = samefold("send", str(file), "--wait", "--json", settings=world)
-        assert (done.returncode, json.loads(done.stdout)["other_body"]) == (0, 0), "the order of members tells nothing"
+        assert (done.returncode, json.loads(done.stdout)["other_body"]) == (0, 0), (
+            "the order of members does not matter"
+        )
         file = written(tmp_path / "other.jsonl", json.dumps(same | {"data": {"cents": 6, "on": "2026-01-02"}}))
         done = samefold("send", str(file), "--wait", "--json", settings=world)
         assert (done.returncode, json.loads(done.stdout)["other_body"]) == (1, 1)
@@ -119,9 +121,9 @@ def test_a_line_that_is_too_large_names_itself_and_keeps_no_other_back(
     huge = json.dumps(LINE | {"id": "2", "data": {"x": "x" * 1_100_000}})
     lines = [json.dumps(LINE), "", huge, json.dumps(LINE | {"id": "3"})]
     done = samefold("send", str(written(tmp_path / "c.jsonl", *lines)), settings=world)
-    said = " ".join(done.stderr.split())
+    error = " ".join(done.stderr.split())
     assert (done.returncode, done.stdout) == (1, "")
-    assert "1 of 3 commands are too large for the log, line 3." in said
+    assert "1 of 3 commands are too large for the log, line 3." in error
     assert len(records_of(world, world.commands_topic)) == 2
 
 

@@ -162,7 +162,7 @@ class Plain:
 def test_a_type_that_json_does_not_give_back_is_refused_with_its_place_and_what_to_write(kind: Any, where: str) -> None:
     with pytest.raises(NotExact, match=rf"^{where} .*\.$") as refused:
         require_exact(record(kind))
-    assert refused.value.cure
+    assert refused.value.hint
 
 
 # What is replaced by what JSON makes of it, and what is lost there.

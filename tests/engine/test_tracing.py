@@ -34,7 +34,7 @@ def headers_of(world: Settings, topic_name: str) -> dict[bytes, dict[str, bytes 
     topic = describe(world, topic_name)
     found: dict[bytes, dict[str, bytes | None]] = {}
     for partition in range(topic.partitions):
-        told: dict[int, list[tuple[str, bytes | None]]] = {}
+        told: dict[int, Headers] = {}
         for records, _ in read_held(world, topic_name, partition, 0, topic.end[partition], headers=told):
             found |= {record.key: dict(told.get(record.offset, ())) for record in records if record.key}
     return found

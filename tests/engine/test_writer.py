@@ -114,7 +114,7 @@ def appended(actions: Sequence[Action]) -> list[Commit]:
     return commits
 
 
-def deposed(actions: Sequence[Action] | Action | None) -> bool:
+def is_doubt(actions: Sequence[Action] | Action | None) -> bool:
     """Whether the answer is a doubt."""
     last = actions[-1] if isinstance(actions, list) else actions
     return isinstance(last, Confirm)
@@ -150,9 +150,9 @@ def test_it_refuses_a_log_that_ends_before_the_read_models_position() -> None:
     assert writer.on_position(snapshot(Reading(5, 0, 4, 4)), 4) == Refuse("events-shorter-than-position")
 
 
-def test_it_refuses_a_log_of_commands_that_was_made_anew() -> None:
+def test_it_refuses_a_recreated_commands_topic() -> None:
     writer = fresh(Writer)
-    assert take_over(writer, [opening(topic_id="another"), commit(0, 1)]) == Refuse("commands-topic-made-anew")
+    assert take_over(writer, [opening(topic_id="another"), commit(0, 1)]) == Refuse("commands-topic-recreated")
 
 
 def test_it_does_not_serve_when_another_record_stands_where_its_opening_should() -> None:
@@ -160,15 +160,15 @@ def test_it_does_not_serve_when_another_record_stands_where_its_opening_should()
     writer.start()
     writer.on_position(snapshot(START), 0)
     writer.on_opened(1)
-    assert deposed(writer.on_log(records([opening(), commit(0, 1)])))
+    assert is_doubt(writer.on_log(records([opening(), commit(0, 1)])))
 
 
-def test_an_opening_that_was_superseded_before_it_was_read_does_not_serve() -> None:
+def test_an_opening_that_was_fenced_before_it_was_read_does_not_serve() -> None:
     writer = fresh(Writer)
     writer.start()
     writer.on_position(snapshot(START), 0)
     writer.on_opened(0)
-    assert deposed(writer.on_log(records([opening("w"), opening("x"), commit(1, 1)])))
+    assert is_doubt(writer.on_log(records([opening("w"), opening("x"), commit(1, 1)])))
 
 
 def test_an_unreadable_record_stops_it() -> None:
@@ -293,12 +293,11 @@ def doubts() -> dict[str, Callable[[Writer], Sequence[Action] | Action | None]]:
         "acknowledged nowhere": lambda w: w.on_acknowledged(1, None, 1),
         "acknowledged out of turn": lambda w: w.on_acknowledged(2, 3, 1),
         "not acknowledged": lambda w: w.on_clock(31),
-        "older database": lambda w: w.on_snapshot(snapshot(Reading(0, -1, 0, -1))),
-        "no position": lambda w: w.on_snapshot(snapshot(None)),
-        "another generation": lambda w: w.on_snapshot(snapshot(shown, generation="h")),
-        "another version": lambda w: w.on_snapshot(snapshot(shown, fits=False)),
-        "another writer": lambda w: w.on_snapshot(snapshot(Reading(5, 4, 0, -1))),
-        "older database for a batch": lambda w: w.on_commands([], snapshot(START), 1),
+        "older database": lambda w: w.on_commands([], snapshot(Reading(0, -1, 0, -1)), 1),
+        "no position": lambda w: w.on_commands([], snapshot(None), 1),
+        "another generation": lambda w: w.on_commands([], snapshot(shown, generation="h"), 1),
+        "another version": lambda w: w.on_commands([], snapshot(shown, fits=False), 1),
+        "another writer": lambda w: w.on_commands([], snapshot(Reading(5, 4, 0, -1)), 1),
     }
 
 
@@ -313,8 +312,8 @@ def in_doubt() -> Writer:
 @pytest.mark.parametrize("doubt", doubts().values(), ids=doubts().keys())
 def test_any_doubt_drops_everything_and_asks_the_group(doubt: Callable[[Writer], Any]) -> None:
     writer = in_doubt()
-    assert deposed(doubt(writer))
-    assert writer.phase is Phase.DEPOSED
+    assert is_doubt(doubt(writer))
+    assert writer.phase is Phase.UNCONFIRMED
     assert len(writer.overlay) == 0
     assert not writer.overlay.answered("purse/1", "c0")
     assert writer.on_acknowledged(1, 2, 2) is None
@@ -327,7 +326,7 @@ def test_without_doubt_none_of_these_ask() -> None:
     assert writer.on_acknowledged(1, 2, 1) is None
     assert writer.on_acknowledged(2, 3, 1) is None
     assert writer.on_clock(1_000) is None
-    assert writer.on_snapshot(snapshot(Reading(3, 1, 1, 0))) is None
+    assert writer.on_commands([], snapshot(Reading(3, 1, 1, 0)), 1) == []
     assert writer.phase is Phase.SERVING
 
 
@@ -335,7 +334,7 @@ def test_after_a_doubt_nothing_but_the_log_and_the_database_is_believed() -> Non
     writer = in_doubt()
     writer.on_clock(31)
     writer.on_confirmed()
-    # both commits were lost: the commands are decided again, on the state that the log tells
+    # both commits were lost: the commands are decided again, on the log's state
     writer.on_position(snapshot(START), 2)
     writer.on_opened(2)
     assert writer.on_log(records([opening(), opening(), opening()])) == Serve(0)
@@ -360,22 +359,22 @@ def rule_1_rows_may_be_newer_than_the_position_but_never_older(kind: type[Writer
     assert two.outcome == "rejected"
 
     older = serving(kind, [*log[:1], commit(0, 1, version=3, events=[FILLED])])
-    assert deposed(older.on_commands([received(2, Spend(cents=10))], seen, 0))
+    assert is_doubt(older.on_commands([received(2, Spend(cents=10))], seen, 0))
 
 
 def rule_2_a_row_loaded_before_the_base_is_never_used(kind: type[Writer]) -> None:
     position = Reading(1, 0, 0, -1)
     writer = serving(kind, [opening()], position)
     writer.on_commands([received(0, Fill(cents=5))], snapshot(position), 0)
-    writer.on_snapshot(snapshot(Reading(3, 1, 1, 0)))  # the database has the commit: the overlay forgets it
+    writer.on_commands([], snapshot(Reading(3, 1, 1, 0)), 1)  # the database has the commit: the overlay forgets it
     late = snapshot(Reading(2, 1, 0, -1))  # a replica that does not have it
-    assert deposed(writer.on_commands([received(1, Spend(cents=5))], late, 0))
+    assert is_doubt(writer.on_commands([received(1, Spend(cents=5))], late, 0))
 
 
 def rule_2_the_base_begins_at_the_openings_position(kind: type[Writer]) -> None:
     writer = serving(kind, [opening(), commit(0, 1, version=1, events=[FILLED])], Reading(2, 0, 1, 0))
     restored = snapshot(Reading(1, 0, 0, -1))
-    assert deposed(writer.on_commands([received(1, Spend(cents=5))], restored, 0))
+    assert is_doubt(writer.on_commands([received(1, Spend(cents=5))], restored, 0))
 
 
 def rule_3_an_own_entry_stays_until_the_database_shows_its_epoch_and_seq(kind: type[Writer]) -> None:
@@ -386,14 +385,14 @@ def rule_3_an_own_entry_stays_until_the_database_shows_its_epoch_and_seq(kind: t
     for offset in (7, 8):
         assert writer.on_acknowledged(offset - 6, offset, 1) is None
     for before_it in (Reading(6, 0, 5, 4), Reading(7, 6, 0, 4)):
-        writer.on_snapshot(snapshot(before_it))
+        writer.on_commands([], snapshot(before_it), 1)
         assert [writer.overlay.answered("purse/1", id_) for id_ in ("c7", "c8")] == [True, True]
     shows_the_first = snapshot(Reading(8, 6, 1, 7), rows=purse(version=1, cents=5))
-    writer.on_snapshot(shows_the_first)
+    writer.on_commands([], shows_the_first, 1)
     assert [writer.overlay.answered("purse/1", id_) for id_ in ("c7", "c8")] == [False, True]
     [spent] = appended(writer.on_commands([received(9, Spend(cents=10))], shows_the_first, 1))
     assert (spent.outcome, spent.version) == ("accepted", 3)
-    writer.on_snapshot(snapshot(Reading(10, 6, 3, 9)))
+    writer.on_commands([], snapshot(Reading(10, 6, 3, 9)), 1)
     assert len(writer.overlay) == 0
 
 
@@ -403,7 +402,7 @@ def rule_3_an_entry_read_before_the_opening_stays_until_the_position_is_beyond_i
     again = received(5, Fill(cents=5), id_="a")
     assert writer.on_commands([again], snapshot(Reading(1, 0, 0, -1)), 0) == []
     assert writer.overlay.answered("purse/1", "a")
-    assert writer.on_snapshot(snapshot(Reading(2, 0, 1, 0))) is None
+    assert writer.on_commands([], snapshot(Reading(2, 0, 1, 0)), 1) == []
     assert len(writer.overlay) == 0
 
 
@@ -423,7 +422,7 @@ def rule_4_an_acknowledgement_without_an_exact_offset_is_none(kind: type[Writer]
     writer = fresh(kind)
     writer.start()
     writer.on_position(snapshot(Reading(1, 0, 0, -1)), 1)
-    assert deposed(writer.on_opened(None))
+    assert is_doubt(writer.on_opened(None))
 
 
 def rule_5_a_commit_without_an_acknowledgement_is_not_taken_for_written(kind: type[Writer]) -> None:
@@ -431,22 +430,22 @@ def rule_5_a_commit_without_an_acknowledgement_is_not_taken_for_written(kind: ty
     writer.on_commands([received(n, Fill(cents=5)) for n in range(2)], snapshot(START), 100)
     assert writer.on_acknowledged(1, 1, 120) is None
     assert writer.on_clock(149) is None
-    assert deposed(writer.on_clock(151))
+    assert is_doubt(writer.on_clock(151))
 
 
 def rule_5_an_acknowledgement_out_of_line_is_a_doubt(kind: type[Writer]) -> None:
     for offset in (None, 0, 2):
         writer = serving(kind)
         writer.on_commands([received(0, Fill(cents=5))], snapshot(START), 0)
-        assert deposed(writer.on_acknowledged(1, offset, 1))
+        assert is_doubt(writer.on_acknowledged(1, offset, 1))
 
 
-def rule_6_whoever_was_deposed_opens_only_when_the_group_confirms_it(kind: type[Writer]) -> None:
+def rule_6_after_a_doubt_it_opens_only_when_the_group_confirms_it(kind: type[Writer]) -> None:
     writer = serving(kind)
     writer.on_commands([received(0, Fill(cents=5))], snapshot(START), 0)
     assert isinstance(writer.on_acknowledged(1, 4, 1), Confirm)
-    assert writer.phase is Phase.DEPOSED
-    assert deposed(writer.on_commands([received(1, Fill(cents=5))], snapshot(START), 1))
+    assert writer.phase is Phase.UNCONFIRMED
+    assert is_doubt(writer.on_commands([received(1, Fill(cents=5))], snapshot(START), 1))
     assert writer.on_confirmed() == Load()
 
 
@@ -463,7 +462,7 @@ def rule_7_a_writer_runs_ahead_by_a_bounded_number_of_commits(kind: type[Writer]
     assert len(writer.on_commands(batch, snapshot(START), 0)) == 2
     assert [writer.on_acknowledged(offset - 3, offset, 1) for offset in (4, 5)] == [None, None]
     assert writer.room == 0
-    writer.on_snapshot(snapshot(Reading(5, 3, 1, 2)))
+    writer.on_commands([], snapshot(Reading(5, 3, 1, 2)), 1)
     assert writer.room == 3
 
 
@@ -497,15 +496,14 @@ def rule_10_another_version_of_the_write_model_waits(kind: type[Writer]) -> None
 
 def rule_10_another_generation_or_version_while_serving_opens_again(kind: type[Writer]) -> None:
     for changed in (snapshot(START, generation="h"), snapshot(START, fits=False)):
-        assert deposed(serving(kind).on_commands([received(0, Fill(cents=5))], changed, 0))
-        assert deposed(serving(kind).on_snapshot(changed))
+        assert is_doubt(serving(kind).on_commands([received(0, Fill(cents=5))], changed, 0))
 
 
 STEAL = CommandType("purse", "Steal")
 
 
 def rule_11_a_live_command_that_this_code_does_not_know_is_left_to_another_release(kind: type[Writer]) -> None:
-    """With what is behind it, until it is answered or no longer live; before it and of other types, all is as ever."""
+    """So are the commands behind it, until it has an outcome or its type is no longer live. Others are decided as usual."""
 
     def stolen(offset: int, unknown: CommandType) -> Received:
         return msgspec.structs.replace(malformed(offset), unknown=unknown)
@@ -554,7 +552,7 @@ RULES = [
     Rule(rule_4_an_acknowledgement_without_an_exact_offset_is_none, (GuessesItsEpoch,)),
     Rule(rule_5_a_commit_without_an_acknowledgement_is_not_taken_for_written, (NeverTimesOut,)),
     Rule(rule_5_an_acknowledgement_out_of_line_is_a_doubt, (BelievesAnyAcknowledgement,)),
-    Rule(rule_6_whoever_was_deposed_opens_only_when_the_group_confirms_it, (OpensUnasked,)),
+    Rule(rule_6_after_a_doubt_it_opens_only_when_the_group_confirms_it, (OpensUnasked,)),
     Rule(rule_7_a_writer_runs_ahead_by_a_bounded_number_of_commits, (HasAlwaysRoom, with_overlay(CountsOnlyOwn))),
     Rule(rule_8_commands_are_needed_back_to_the_last_that_counts_and_no_further, (ResumesWhereTheDatabaseStands,)),
     Rule(rule_9_a_writer_opens_only_when_the_database_is_near_the_logs_end, (OpensFarFromTheEnd,)),
