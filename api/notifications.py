@@ -1,4 +1,4 @@
-"""When read models move: one connection listens to what all agents notify after each batch, for everyone who waits."""
+"""Notifications of read models: one connection listens to what all agents notify after each batch, for all requests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
 PROBE_S = 30.0
-"""A connection that is silent for so long is asked whether it is still there."""
+"""A connection that is silent for so long is probed."""
 ANSWER_S = 10.0
-"""And is given up when it does not answer by then."""
+"""The deadline for the answer to a probe."""
 MAX_PAYLOAD = 7_000
-"""Characters, at which the agents cut it off."""
+"""Characters; the agents cut it off there."""
 
 Moved: TypeAlias = Mapping[int, int] | None
 """How far partitions are folded, {partition: next offset}; None: anything may have moved."""
@@ -33,7 +33,7 @@ Listener: TypeAlias = Callable[[str, Moved], None]
 
 
 class Notifications:
-    """Passes on each batch that an agent commits, and each switch and replay. After a lost connection anything may have moved."""
+    """Calls its listeners for each batch that an agent commits, each switch and replay, and after each lost connection."""
 
     def __init__(self, settings: Settings, name: str, agents: Collection[str]) -> None:
         self._settings = settings
@@ -42,17 +42,17 @@ class Notifications:
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
-        """Have it called each time. It must not block nor raise."""
+        """Call it each time. It must not block nor raise."""
         self._listeners.append(listener)
 
     async def listen(self) -> None:
-        """Until it is cancelled. A lost connection is made again."""
+        """Listen until this is cancelled, over a new connection where one is lost."""
         while True:
             try:
                 await self._listen()
             except (psycopg.Error, DatabaseRefused) as error:
-                said = error if isinstance(error, DatabaseRefused) else named(error, self._settings)
-                log.debug("notifications: %s", said)
+                reason = error if isinstance(error, DatabaseRefused) else named(error, self._settings)
+                log.debug("notifications: %s", reason)
             await asyncio.sleep(AGAIN_S)
 
     async def _listen(self) -> None:

@@ -1,8 +1,7 @@
-"""Waits for outcomes, for all callers at once: one query per notification of the agent, however many wait.
+"""Waits for outcomes, for all requests at once: one query per notification of the agent, however many wait.
 
-A caller is entered first, then its command is appended: an outcome that is committed after that is notified. One that was there
-before is not (a repeated command), so those whose command may be a repeated one are looked up a moment later; and every second all
-are, whatever was notified.
+A request is entered first, then its command is appended, so the commit of its outcome is notified. A repeated command may have its
+outcome already, so it is looked up a moment later. In case a notification is lost, all are looked up every second.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import psycopg
 from psycopg import errors
 
 from api.notifications import Moved, Notifications
-from api.problems import ClientGone, kind
+from api.problems import kind
 from commands.outcomes import outcomes_query
 from infra.database.connect import DatabaseRefused, named, parameters
 from infra.database.deadline import ended_after
@@ -33,17 +32,17 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 REPEATED_S = 0.05
-"""By then most commands are answered, and only a repeated one costs a query of its own."""
+"""Until a repeated command is looked up. Most new ones are answered by then, so only repeated ones cost a query of their own."""
 AGAIN_S = 0.25
 ANSWER_S = 10.0
-"""Until a query that has no answer is given up, and asked over another connection."""
+"""After that a query is given up, and repeated over another connection."""
 CHUNK = 5_000
-"""Outcomes asked for at once."""
+"""Outcomes in one query."""
 
 Key = tuple[str, str]
 """(stream, command id)"""
 
-TOO_MANY_WAIT = kind(429, "too-many-waiting", "Too many callers are waiting.")
+TOO_MANY_WAIT = kind(429, "too-many-waiting", "Too many callers are waiting.", 1)
 
 
 class Recorded(NamedTuple):
@@ -59,11 +58,11 @@ class Recorded(NamedTuple):
 
 
 Outcome = asyncio.Future[Recorded | None]
-"""None: the process is to end."""
+"""None: the process is stopping."""
 
 
 class OutcomeWaits:
-    """Who waits for which outcome. `answer` answers them, until it is cancelled."""
+    """The waiting requests by the command that they wait for. The task `answer` answers them."""
 
     def __init__(self, settings: Settings, notifications: Notifications, name: str) -> None:
         self._settings = settings
@@ -74,7 +73,6 @@ class OutcomeWaits:
         self._by_partition: dict[int, set[Key]] = defaultdict(set)
         self._due: dict[Key, None] = {}
         self._wake = asyncio.Event()
-        self._partitions = 1
         self._table: str | None = None
         self._count = 0
         self._poll_at = 0.0
@@ -90,17 +88,12 @@ class OutcomeWaits:
         Enter this before the command is appended. `partitions` is the log's number of them.
         """
         if self._count >= self._settings.api_max_waiting:
-            raise TOO_MANY_WAIT(f"{self._count} callers wait already.", headers={"Retry-After": "1"}, appended="no")
-        if partitions != self._partitions:
-            self._partitions = partitions
-            self._by_partition = defaultdict(set)
-            for key in self._waiting:
-                self._by_partition[partition_of(key[0], partitions)].add(key)
+            raise TOO_MANY_WAIT(f"{self._count} callers wait already.", appended="no")
         loop = asyncio.get_running_loop()
         future: Outcome = loop.create_future()
-        key = (stream, command_id)
+        key, of_partition = (stream, command_id), self._by_partition[partition_of(stream, partitions)]
         self._waiting.setdefault(key, []).append(future)
-        self._by_partition[partition_of(stream, partitions)].add(key)
+        of_partition.add(key)
         self._count += 1
         later = loop.call_later(REPEATED_S, self._are_due, (key,)) if may_be_there else None
         try:
@@ -113,17 +106,14 @@ class OutcomeWaits:
             futures.remove(future)
             if not futures:
                 del self._waiting[key]
-                self._by_partition[partition_of(stream, self._partitions)].discard(key)
+                of_partition.discard(key)
 
     def give_up(self) -> None:
-        """Everyone who waits gets None: the process is to end."""
-        for futures in self._waiting.values():
-            for future in futures:
-                if not future.done():
-                    future.set_result(None)
+        """All waiting requests get None: the process is stopping."""
+        self._answer(self._waiting, None)
 
     async def answer(self) -> None:
-        """Until it is cancelled."""
+        """Answer requests until this is cancelled."""
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(
@@ -133,14 +123,14 @@ class OutcomeWaits:
                     while True:
                         await self._answer_due(connection)
             except errors.UndefinedTable:
-                self._table = None  # dropped after a switch, or never there
+                self._table = None  # dropped after a switch, or the database has no tables yet
             except (psycopg.Error, DatabaseRefused) as error:
-                said = error if isinstance(error, DatabaseRefused) else named(error, self._settings)
-                log.debug("outcomes: %s", said)
+                reason = error if isinstance(error, DatabaseRefused) else named(error, self._settings)
+                log.debug("outcomes: %s", reason)
             await asyncio.sleep(AGAIN_S)
 
     async def _answer_due(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Wait until there is something to ask, ask it once, and answer those whose outcome is there."""
+        """Wait until outcomes are due, and look each up once."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._poll_at):
@@ -156,9 +146,7 @@ class OutcomeWaits:
                 with ended_after(connection, ANSWER_S):
                     found = await self._ask(connection, due[start : start + CHUNK])
                 for key, recorded in found.items():
-                    for future in self._waiting.get(key, ()):
-                        if not future.done():
-                            future.set_result(recorded)
+                    self._answer((key,), recorded)
         except BaseException:
             self._are_due(due)
             raise
@@ -182,6 +170,12 @@ class OutcomeWaits:
                 return dict(map(_recorded, (row for row in rows if row[1] is not None)))
             self._table = None
 
+    def _answer(self, keys: Iterable[Key], recorded: Recorded | None) -> None:
+        for key in keys:
+            for future in self._waiting.get(key, ()):
+                if not future.done():
+                    future.set_result(recorded)
+
     def _notified(self, agent: str, moved: Moved) -> None:
         if moved is None:
             self._are_due(self._waiting)
@@ -194,13 +188,6 @@ class OutcomeWaits:
         self._due.update(dict.fromkeys(keys))
         if self._due:
             self._wake.set()
-
-
-def abandon(outcome: Outcome) -> None:
-    """The client that waits for it has gone: it gets ClientGone."""
-    if not outcome.done():
-        outcome.set_exception(ClientGone())
-        outcome.exception()  # it may be that nobody looks at it any more
 
 
 def _recorded(row: Sequence[Any]) -> tuple[Key, Recorded]:

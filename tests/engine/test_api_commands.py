@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from api import commands as api_commands
 from api import outcome_waits
+from api.append import NotAppended, outcome_after
 from api.commands import router_of
 from api.notifications import Notifications
 from api.outcome_waits import OutcomeWaits
@@ -27,6 +28,7 @@ from domain.language import Refusal
 from infra.domain_model.contexts import RECORDED, BadContext, contexts, refusals_of
 from infra.log import topics
 from infra.settings import Settings
+from projections.engine.views.token import Token
 from tests.engine.api import Api, Producer, agent, everything, ready, serving
 from tests.engine.spine import commits, handler, project, scalar, send, set_up, until, withdraw
 
@@ -194,6 +196,10 @@ def test_the_outcome_of_a_refused_command_says_why(api: Api) -> None:
     post(api, name, "withdraw", {"Idempotency-Key": "w1"}, cents=1)
     outcome = api.client.get(f"/outcomes/accounts/{name}/w1").json()
     assert (outcome["outcome"], outcome["code"]) == ("rejected", "insufficient-funds")
+    positions = Token.parse(outcome["position"]).positions.values()
+    assert [len(offsets) for offsets in positions] == [1], (
+        "a reader waits for the command's own partition, and for no other"
+    )
     assert outcome["message"] == "The balance and the overdraft limit do not cover the amount."
 
 
@@ -411,6 +417,18 @@ def test_what_is_known_of_an_append_that_fails_later(
         assert answer.headers["Location"] == told["outcome"] == "/outcomes/accounts/late/k1"
     else:
         assert told["appended"] == "no"
+
+
+def test_an_append_that_fails_as_the_process_ends_is_not_called_pending() -> None:
+    async def both() -> None:
+        appended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        appended.set_exception(NotAppended("full"))
+        given_up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        given_up.set_result(None)
+        await outcome_after(appended, given_up, 1.0, or_append=False)
+
+    with pytest.raises(NotAppended):
+        asyncio.run(both())
 
 
 # what can't be told apart over HTTP is refused at the start

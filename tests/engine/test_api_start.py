@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ from api.server import server_of
 from infra.log import clients, topics
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
+from projections.engine.views.token import Token
 from tests.engine.api import Api, agent, everything, ready, serving
 from tests.engine.front import api_process, listening_port
-from tests.engine.raw_http import connection, head
+from tests.engine.raw_http import answer, connection, head
 from tests.engine.spine import handler, set_up, until
 
 if TYPE_CHECKING:
@@ -113,16 +115,32 @@ def test_a_part_of_the_process_that_fails_ends_the_process(world: Settings, monk
         server.run()
 
 
-def test_it_ends_at_once_when_told_while_somebody_waits(world: Settings, tmp_path: Path) -> None:
+def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Settings, tmp_path: Path) -> None:
     set_up(world)
-    with api_process(world, tmp_path / "api.log") as running:
+    never = Token.of(topics.describe(world, world.events_topic).id, {0: 10**12})
+    prefer = ("Prefer", "wait=60")
+    json_body = [("Content-Type", "application/json"), ("Content-Length", "100")]
+    waiting = {
+        head("GET", "/outcomes/accounts/x/x", [prefer]): (404, "no-outcome"),
+        head("GET", f"/views/balances?after={never}", [prefer]): (503, "stopping"),
+        head("POST", "/accounts/x/deposit", json_body) + b"{": (503, "stopping"),
+    }
+    with api_process(world, tmp_path / "api.log") as running, ExitStack() as clients:
         port = listening_port(running)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            until(lambda: client.get("/health/live").status_code == 200, "it serves")
-        with connection(port) as waiting:
-            waiting.sendall(head("GET", "/outcomes/accounts/x/x", [("Prefer", "wait=60")]))
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(12) == 0
+            until(lambda: client.get("/health/ready").status_code == 200, "it is ready")
+            opened = [clients.enter_context(connection(port)) for _ in waiting]
+            for one, request in zip(opened, waiting, strict=True):
+                one.sendall(request)
+            in_progress = f"samefold_http_requests_in_progress {len(waiting) + 1}.0"
+            until(lambda: in_progress in client.get("/metrics").text, "all of them wait")
+        running.send_signal(signal.SIGTERM)
+        for one, expected in zip(opened, waiting.values(), strict=True):
+            reply = answer(one)
+            assert (reply.status, reply.is_problem, reply.json["code"]) == (expected[0], True, expected[1])
+            assert reply.headers["retry-after"] == "1"
+        assert running.wait(12) == 0
+    assert "Traceback" not in (tmp_path / "api.log").read_text()
 
 
 def test_a_head_that_does_not_arrive_in_time_is_refused(world: Settings) -> None:
@@ -159,7 +177,7 @@ def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
     log = tmp_path / "api.log"
     with socket.create_server(("127.0.0.1", 0)) as taken, api_process(world, log, taken.getsockname()[1]) as running:
         assert running.wait(20) == 1
-    assert "Nobody can listen on port" in log.read_text()
+    assert "can't listen on port" in log.read_text()
 
 
 def test_no_connection_is_left_behind(world: Settings) -> None:

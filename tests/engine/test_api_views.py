@@ -226,7 +226,7 @@ def test_lists_that_no_key_leads_to_leave_room_for_others(
     assert [is_search(balances, names) for names in ([], ["account"], ["account", "cents"])] == [False, False, True]
     assert [is_search(statement, names) for names in (["account", "line"], ["line"])] == [False, True]
     folded(shared_world, open_account("search"))
-    monkeypatch.setattr(api.services, "searches", Slots(0, TOO_MANY_SEARCHES, 1, wait_s=0.05))
+    monkeypatch.setattr(api.services, "searches", Slots(0, TOO_MANY_SEARCHES, wait_s=0.05))
     problem(get(api, "/views/balances?cents=0"), 429, "too-many-searches")
     assert get(api, "/views/balances?account=search").status_code == 200
     assert get(api, "/views/balances").status_code == 200
