@@ -134,7 +134,7 @@ def test_a_command_sent_again_gets_the_very_same_answer_and_does_nothing_twice(
     second = deposit(api, name, 5, "again")
     positions = "position", "Samefold-Position"
     assert [{**one.json(), "position": ""} for one in (first, second)] == [{**first.json(), "position": ""}] * 2
-    assert first.headers[positions[1]] != second.headers[positions[1]], "whoever asks later may read later"
+    assert first.headers[positions[1]] != second.headers[positions[1]], "a later request may read later"
     assert balance(shared_world, name) == 12
 
 
@@ -181,7 +181,7 @@ def test_a_stream_may_be_called_almost_anything(api: Api, shared_world: Settings
 # answered later
 
 
-def test_whoever_does_not_want_to_wait_asks_later(api: Api) -> None:
+def test_a_client_that_does_not_want_to_wait_asks_later(api: Api) -> None:
     name = opened(api)
     answer = deposit(api, name, 5, "later", Prefer="respond-async")
     assert (answer.status_code, answer.json()["outcome"]) == (202, "pending")
@@ -224,7 +224,7 @@ def test_when_the_wait_has_passed_the_command_is_in_the_log_and_is_answered_late
             until(lambda: len(commits(world)) == 1, "the handler decides")
         project(world)
         assert api.client.get(answer.headers["Location"]).json()["outcome"] == "accepted"
-        # a repeated command makes no notification and needs no agent: it is looked for at once
+        # a repeated command makes no notification and needs no agent: it is looked up at once
         again = post(api, name, "open-account", {"Prefer": "wait=20", "Idempotency-Key": "k"}, overdraft_limit=0)
         assert again.status_code == 200
 
@@ -305,7 +305,7 @@ def test_callers_beyond_the_bound_are_told_to_come_back(world: Settings) -> None
     with serving(world.model_copy(update={"api_max_waiting": 1})) as api:
         ready(api)
         with httpx.Client(base_url=api.url) as other, appends_nothing(world):
-            # one waits, for what nobody decides
+            # one waits for a command that is not decided
             waiting = asyncio.run_coroutine_threadsafe(_wait(api.services.outcomes), api.loop)
             until(lambda: len(api.services.outcomes) == 1, "one waits")
             answer = other.post("/accounts/x/deposit", json={"cents": 1, "on": "2026-01-02"})
@@ -382,7 +382,7 @@ def test_an_append_that_fails_at_once_has_no_effect_and_the_next_may_do(
 
 @pytest.mark.usefixtures("api")
 @pytest.mark.parametrize("prefer", ["respond-async", "wait=1", "wait=0"])
-def test_nobody_is_told_that_a_command_is_in_the_log_before_that_is_known(shared_world: Settings, prefer: str) -> None:
+def test_no_client_gets_202_before_the_command_is_known_to_be_in_the_log(shared_world: Settings, prefer: str) -> None:
     with serving(shared_world.model_copy(update={"api_wait_s": 0.2})) as api:
         ready(api)
         api.services.appender._producer.now = Producer()
@@ -431,7 +431,7 @@ def test_an_append_that_fails_as_the_process_ends_is_not_called_pending() -> Non
         asyncio.run(both())
 
 
-# what can't be told apart over HTTP is refused at the start
+# names that would be ambiguous over HTTP are refused at the start
 
 
 def test_a_context_may_not_be_called_as_something_else_of_the_api() -> None:

@@ -63,7 +63,7 @@ def changed(world: Settings, change: str, back: str) -> Iterator[None]:
 
 
 def nowhere() -> int:
-    """A port on which nobody listens."""
+    """A port on which no process listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -78,7 +78,7 @@ def test_a_process_lives_while_both_stores_are_away_and_says_which_are(
         kafka_bootstrap=f"127.0.0.1:{kafka}", database_url=f"postgresql://me:{PASSWORD}@127.0.0.1:{postgres}/nothing"
     )
     with serving(settings) as api:
-        until(lambda: failing(api) == away(), "both are looked for")
+        until(lambda: failing(api) == away(), "both are checked")
         assert api.client.get("/health/live").json() == {"status": "live"}
         told = api.client.get("/health/ready").text
         metrics = api.client.get("/metrics")
@@ -110,7 +110,7 @@ def test_a_probe_asks_no_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(api.services.pool, "connection", lent)
     for _ in range(50):
         assert failing(api) == {}
-    until(lambda: looks["begun"] > 0, "another look")
+    until(lambda: looks["begun"] > 0, "another check")
     assert looks["asked"] <= looks["begun"] < 50
 
 
@@ -134,7 +134,7 @@ def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> Non
     moved = "update live set version = version {} 1 where view = 'balances'"
     with changed(shared_world, moved.format("+"), moved.format("-")):
         seen = api.services.stores.live
-        until(lambda: api.services.stores.live is not seen, "another look")
+        until(lambda: api.services.stores.live is not seen, "another check")
         assert failing(api) == {}
         answer = api.client.get("/views/balances")
         assert (answer.status_code, answer.json()["code"]) == (503, "view-not-live")

@@ -56,7 +56,7 @@ class Subscription:
     def close(self) -> None:
         connection = self.response.extensions["network_stream"].get_extra_info("socket")
         with suppress(OSError):
-            connection.shutdown(SHUT_RDWR)  # wakes whoever reads from it, which closing does not
+            connection.shutdown(SHUT_RDWR)  # wakes the thread that reads from it, which closing does not
         self._thread.join(DEADLINE_S)
         self._client.close()
 

@@ -1,4 +1,4 @@
-"""The API's process: starts whatever is away, finds it when it comes back, refuses a world not as promised, ends when told."""
+"""The API's process: starts without the stores, finds them, refuses inconsistent ones, and stops in order."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings,
             until(lambda: open_account(api, "two").status_code == 200, "it takes commands again")
 
 
-def test_a_topic_that_was_made_anew_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_was_recreated_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "COMPARE_S", 0.2)
     set_up(world)
     with serving(world) as api:
@@ -103,7 +103,7 @@ def test_a_database_without_tables_is_refused_until_it_has_them(empty_world: Set
 
 
 def test_a_part_of_the_process_that_fails_ends_the_process(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who wait would wait for ever: its supervisor starts it anew."""
+    """Requests would wait for ever: the supervisor restarts the process."""
 
     async def failing(*_: Any) -> None:
         raise ZeroDivisionError

@@ -81,7 +81,7 @@ def folded(world: Settings, *sent: Command) -> None:
 
 
 def token_now(world: Settings) -> Token:
-    """What somebody has seen who has seen the whole log."""
+    """The position of a client that has seen the whole log."""
     topic = topics.describe(world, world.events_topic)
     return Token.of(topic.id, topic.end)
 
@@ -324,7 +324,7 @@ def test_a_row_and_its_position_are_of_one_moment(
 # a switch
 
 
-def test_a_switch_shows_nobody_an_older_state(
+def test_a_switch_shows_no_client_an_older_state(
     api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another table goes live between two reads; the first one after it is asked from the old table, and once more."""
@@ -365,7 +365,7 @@ def test_an_answer_waits_for_what_the_caller_has_seen(
         return int(answer.result().json()["row"]["cents"])
 
     def when_it_waits() -> None:
-        until(lambda: len(api.services.positions) == 1, "somebody waits")
+        until(lambda: len(api.services.positions) == 1, "one waits")
         project(shared_world)
         tell(shared_world)
 

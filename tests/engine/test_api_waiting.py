@@ -1,4 +1,4 @@
-"""Nobody waits for ever, and nobody who has gone takes room: a database that hangs, and clients that hang up."""
+"""No request waits for ever, and none takes room after its client has gone: a database that hangs, and clients that hang up."""
 
 from __future__ import annotations
 
