@@ -39,6 +39,9 @@ POSITION = r"^1(~[A-Za-z0-9_-]{1,64}(\.[0-9]{1,18}(-[0-9]{1,18})+)+)*$"
 # ── answers ──
 
 
+Appended = Annotated[Literal["no", "unknown"], Field(description="Whether this request put the command into the log")]
+
+
 class Error(TypedDict):
     """A place in the request that is invalid, and why."""
 
@@ -56,40 +59,17 @@ class Problem(TypedDict):
     code: Annotated[str, Field(description="What programs branch on; it never changes")]
     detail: NotRequired[Annotated[str, Field(description="What happened this time")]]
     cure: NotRequired[Annotated[str, Field(description="What the operators of the service can do about it")]]
-    appended: NotRequired[
-        Annotated[
-            Literal["no", "unknown"],
-            Field(
-                description="Whether this request put the command into the log; where `unknown`, its outcome shows it"
-            ),
-        ]
-    ]
+    appended: NotRequired[Appended]
     errors: NotRequired[list[Error]]
 
 
 Stream = Annotated[str, Field(description="`{context}/{stream_id}`")]
 CommandId = Annotated[str, Field(description="The Idempotency-Key")]
-Version = Annotated[
-    int, Field(ge=0, le=2**63 - 1, description="The stream's version after it: the number of its events")
-]
-Position = Annotated[
-    str,
-    Field(
-        pattern=POSITION, examples=[A_POSITION], description="Where the log was read to: `after` reads nothing older."
-    ),
-]
-At = Annotated[
-    str,
-    WithJsonSchema(
-        {"type": "string", "format": "date-time", "description": "When it was recorded, by the broker's clock"}
-    ),
-]
+Version = Annotated[int, Field(ge=0, le=2**63 - 1, description="How many events the stream has after it")]
+Position = Annotated[str, Field(pattern=POSITION, examples=[A_POSITION], description="Of the log, for `after`")]
+At = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time", "description": "By the broker's clock"})]
 Parked = Annotated[
-    int,
-    Field(
-        ge=0,
-        description="Streams of which this lacks all since an event that could not be folded, until an operator acts.",
-    ),
+    int, Field(ge=0, description="Streams with an event that could not be folded: later ones are missing")
 ]
 
 

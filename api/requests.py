@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import ClientGone, kind
+from api.request_metrics import MAX_ID_BYTES
 from infra.observability import correlation
 
 BAD_SEGMENT = kind(422, "bad-segment", "A part of the path is not UTF-8.")
@@ -25,8 +26,6 @@ BAD_HEADER = kind(400, "bad-header", "A header can't be understood.")
 TOO_LARGE = kind(413, "too-large", "That is too much.")
 TOO_SLOW = kind(408, "too-slow", "The request did not arrive in time.")
 CUT_OFF = kind(400, "cut-off", "The request ended too early.")
-
-MAX_ID_BYTES = 200
 
 _PLAIN = "!$&'()*+,;=:@"
 """What RFC 3986 allows in a segment, apart from letters, digits and `-._~`."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NotRequired
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, TypeAdapter, WithJsonSchema
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -325,21 +325,13 @@ def _events(row: Any, parked: Json) -> Json:
     return {"schema": text, "itemSchema": event}
 
 
+_LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
 _PAGE = (
-    parameter(
-        Query, "limit", "How many rows.", {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
-    ),
+    parameter(Query, "limit", "How many rows.", _LIMIT),
     parameter(Query, "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"}),
 )
-_IF_NONE_MATCH = parameter(
-    Header, "If-None-Match", "ETags of earlier answers: 304 if the answer has one of them.", {"type": "string"}
-)
-_LAST_EVENT_ID = parameter(
-    Header,
-    "Last-Event-ID",
-    "The `id` of the last event that the client has seen; an EventSource sends it by itself.",
-    {"type": "string"},
-)
+_IF_NONE_MATCH = openapi.in_header("If-None-Match", "ETags of earlier answers: 304 if one still holds.", 'W/"4711"')
+_LAST_EVENT_ID = openapi.in_header("Last-Event-ID", "The `id` of the last event; an EventSource sends it.", "4711")
 _SEEN = {
     "ETag": openapi.header("For If-None-Match"),
     "Samefold-Position": openapi.header("The position token, as in the body"),
