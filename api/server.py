@@ -27,6 +27,8 @@ STILL_WAIT_S = 1.0
 BACKLOG = 4_096
 KEEP_ALIVE_S = 65
 """Longer than load balancers keep an idle connection, which would otherwise send a request into one that just closed."""
+UNREAD_S = 60
+"""How long a client may leave a full write buffer unread."""
 MAX_HEAD = 65_536
 """Bytes of a request's line, headers and trailers."""
 MAX_FRAMING = 2**21
@@ -104,6 +106,7 @@ class BoundedConnection(HttpToolsProtocol):
     _body = 0
     _in_head = False
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     within_s: ClassVar[float] = 10
     """The deadline for a head, and for the rest of a request that was answered before its end."""
@@ -117,10 +120,20 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
         self._unset_keepalive_if_required()
+        self.resume_writing()
         for cycle in self._cycles:  # uvicorn only ends the last one, and an earlier one would go on without a client
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)

@@ -12,7 +12,7 @@ import httpx
 import psycopg
 import pytest
 
-from api import stores
+from api import server, stores
 from api.server import server_of
 from infra.log import clients, topics
 from infra.processes.process_end import PartEnded
@@ -109,10 +109,10 @@ def test_a_part_of_the_process_that_fails_ends_the_process(world: Settings, monk
         raise ZeroDivisionError
 
     set_up(world)
-    server = server_of(world, "api", "127.0.0.1", 0)
-    monkeypatch.setattr(server.services.outcomes, "answer", failing)
+    failed = server_of(world, "api", "127.0.0.1", 0)
+    monkeypatch.setattr(failed.services.outcomes, "answer", failing)
     with pytest.raises(PartEnded, match=r"'outcomes' of api, .* raised ZeroDivisionError"):
-        server.run()
+        failed.run()
 
 
 def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Settings, tmp_path: Path) -> None:
@@ -171,6 +171,16 @@ def _is_closed(endless: socket.socket) -> bool:
     except (ConnectionResetError, BrokenPipeError):
         return True
     return False
+
+
+def test_a_client_that_does_not_read_its_answers_is_disconnected(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "UNREAD_S", 0.5)
+    with serving(world) as api, connection(api.server.port) as deaf:
+        deaf.sendall(100 * head("GET", "/openapi.json"))
+        until(lambda: bool(api.server.server_state.connections), "it is connected")
+        until(lambda: not api.server.server_state.connections, "it is disconnected")
 
 
 def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
