@@ -7,33 +7,25 @@ outcome already, so it is looked up a moment later. In case a notification is lo
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import psycopg
-from psycopg import errors
-
-from api.notifications import Moved, Notifications
+from api.notifications import Moved, Notifications, lasting
 from api.problems import kind
 from commands.outcomes import outcomes_query
-from infra.database.connect import DatabaseRefused, named, parameters
-from infra.database.deadline import ended_after
+from infra.database.deadline import Connection, ended_after
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
 from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper, texts
 from projections.engine.views.core_views import OUTCOMES, all_views
 from projections.engine.views.token import Token
 
-log = logging.getLogger(__name__)
-
 POLL_S = 1.0
 REPEATED_S = 0.05
 """Until a repeated command is looked up. Most new ones are answered by then, so only repeated ones cost a query of their own."""
-AGAIN_S = 0.25
 ANSWER_S = 10.0
 """After that a query is given up, and repeated over another connection."""
 CHUNK = 5_000
@@ -114,22 +106,15 @@ class OutcomeWaits:
 
     async def answer(self) -> None:
         """Answer requests until this is cancelled."""
-        while True:
-            try:
-                async with await psycopg.AsyncConnection.connect(
-                    **parameters(self._settings, self._name, by_key=True)
-                ) as connection:
-                    connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
-                    while True:
-                        await self._answer_due(connection)
-            except errors.UndefinedTable:
-                self._table = None  # dropped after a switch, or the database has no tables yet
-            except (psycopg.Error, DatabaseRefused) as error:
-                reason = error if isinstance(error, DatabaseRefused) else named(error, self._settings)
-                log.debug("outcomes: %s", reason)
-            await asyncio.sleep(AGAIN_S)
+        await lasting(self._settings, self._name, self._answer_over, by_key=True)
 
-    async def _answer_due(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _answer_over(self, connection: Connection) -> None:
+        connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
+        self._table = None  # it may have been dropped, which ends the connection before too
+        while True:
+            await self._answer_due(connection)
+
+    async def _answer_due(self, connection: Connection) -> None:
         """Wait until outcomes are due, and look each up once."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
@@ -151,7 +136,7 @@ class OutcomeWaits:
             self._are_due(due)
             raise
 
-    async def _ask(self, connection: psycopg.AsyncConnection[Any], keys: Sequence[Key]) -> dict[Key, Recorded]:
+    async def _ask(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Recorded]:
         while True:
             table = self._table
             if table is None:
