@@ -154,9 +154,7 @@ class RowFeed:
                 self._due.clear()
                 try:
                     await self._round()
-                except (
-                    SamefoldError
-                ) as error:  # the database is unavailable, or a deployment is under way: watchers stay
+                except SamefoldError as error:  # watchers stay while a store is unavailable, or during a deployment
                     log.debug("watching %s: %s", self._view.name, error)
                     await asyncio.sleep(AGAIN_S)
         except Exception:
