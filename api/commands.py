@@ -171,6 +171,8 @@ async def _require_open(services: Services, kind_: CommandType) -> None:
         stores.require_command(kind_)
     except SamefoldError as error:
         raise problem_of(error, appended="no") from None
+    if services.is_stopping:  # checked after the last await, so that a command is never appended without an answer
+        raise STOPPING(appended="no")
     seen = stores.seen
     behind = seen.behind(all_views()[OUTCOMES].agent) if seen else 0
     if behind > services.settings.api_max_lag:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from infra.settings import Settings
 from projections.engine.views.token import Token
 from tests.engine.api import Api, agent, everything, ready, serving
 from tests.engine.front import api_process, listening_port
-from tests.engine.raw_http import answer, connection, head
+from tests.engine.raw_http import answer, connection, head, post
 from tests.engine.spine import handler, set_up, until
 
 if TYPE_CHECKING:
@@ -119,13 +119,14 @@ def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Sett
     set_up(world)
     never = Token.of(topics.describe(world, world.events_topic).id, {0: 10**12})
     prefer = ("Prefer", "wait=60")
-    json_body = [("Content-Type", "application/json"), ("Content-Length", "100")]
+    late = post("/accounts/x/deposit", b'{"cents": 1, "on": "2026-01-02"}')
     waiting = {
         head("GET", "/outcomes/accounts/x/x", [prefer]): (404, "no-outcome"),
         head("GET", f"/views/balances?after={never}", [prefer]): (503, "stopping"),
-        head("POST", "/accounts/x/deposit", json_body) + b"{": (503, "stopping"),
+        late[:-1]: (503, "stopping"),
+        late[:-2]: (503, "stopping"),
     }
-    with api_process(world, tmp_path / "api.log") as running, ExitStack() as clients:
+    with handler(world), api_process(world, tmp_path / "api.log") as running, ExitStack() as clients:
         port = listening_port(running)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             until(lambda: client.get("/health/ready").status_code == 200, "it is ready")
@@ -135,12 +136,21 @@ def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Sett
             in_progress = f"samefold_http_requests_in_progress {len(waiting) + 1}.0"
             until(lambda: in_progress in client.get("/metrics").text, "all of them wait")
         running.send_signal(signal.SIGTERM)
-        for one, expected in zip(opened, waiting.values(), strict=True):
-            reply = answer(one)
+        until(lambda: not listens(port), "it stops")
+        opened[2].sendall(late[-1:])
+        replies = [answer(one) for one in opened]
+        assert replies[2].json["appended"] == "no", "a process that stops appends nothing"
+        for reply, expected in zip(replies, waiting.values(), strict=True):
             assert (reply.status, reply.is_problem, reply.json["code"]) == (expected[0], True, expected[1])
             assert reply.headers["retry-after"] == "1"
         assert running.wait(12) == 0
     assert "Traceback" not in (tmp_path / "api.log").read_text()
+
+
+def listens(port: int) -> bool:
+    with suppress(ConnectionRefusedError), connection(port):
+        return True
+    return False
 
 
 def test_a_head_that_does_not_arrive_in_time_is_refused(world: Settings) -> None:
