@@ -79,7 +79,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
                 operation_id=_operation_id(context, name),
                 tags=[context.name],
                 response_model=openapi.Accepted,
-                response_description="It was done, and the views of the agent `core` show it.",
+                response_description="It was done, and the views of the agent 'core' show it.",
                 responses=_responses(context),
                 openapi_extra=body.described(),
             )

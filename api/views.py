@@ -217,13 +217,13 @@ def _live(view: View) -> Route:
         await services.views.require_live(view)
         if services.is_stopping:
             raise STOPPING()
-        await services.subscribers.take()
-        feed = services.feed(view)
+        slots, feed = services.subscribers, services.feed(view)
+        await slots.take()
         watcher = feed.watch(key, seen or None)
 
         def end() -> None:
             feed.leave(watcher)
-            services.subscribers.give_back()
+            slots.give_back()
 
         return EventStream(watcher.frames(), end)
 
