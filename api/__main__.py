@@ -17,7 +17,7 @@ from infra.settings import Settings
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.001
-"""Answers otherwise wait up to 5 ms for the interpreter's lock while another thread works."""
+"""With Python's default an answer may wait 5 ms for the interpreter's lock while another thread works."""
 
 
 def main() -> None:
@@ -29,11 +29,11 @@ def main() -> None:
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
-        # every lost connection is told by us, once
+        # lost connections are logged by Samefold, once
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn, which takes them over while it serves, raises them once more at its end
+        # uvicorn handles them while it serves, and raises them once more at its end
         signal.signal(number, lambda *_: None)
 
     def work() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         collect_seldom()
         server.run()
 
-    # not sys.exit: it would wait for requests to a broker that is away, and dying is always safe here
+    # not sys.exit, which would wait for an unavailable broker; to end at any point is safe
     os._exit(exit_code_of(work, log, arguments.name))
 
 

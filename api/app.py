@@ -1,4 +1,4 @@
-"""The FastAPI application, put together. `/docs` shows it to people, from files that a package brings along."""
+"""Builds the FastAPI application. `/docs` is its interactive page, from packaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appends commands to their topic, says exactly what is known when that fails, and waits for their outcomes."""
+"""Appends commands to their topic, reports exactly what is known when that fails, and waits for their outcomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from opentelemetry.trace import Span, SpanKind
@@ -31,7 +31,7 @@ class NotAppended(Exception):
 
 
 class MaybeAppended(Exception):
-    """The command may be in the log, or get there yet: its outcome tells."""
+    """The command may be in the log, or get there yet: only its outcome shows."""
 
 
 async def outcome_after(
@@ -39,36 +39,33 @@ async def outcome_after(
 ) -> Recorded | None:
     """The outcome, or None where it is not there yet and the command is in the log.
 
-    `or_append`: to know that it is in the log is enough. Raises NotAppended, MaybeAppended, and what `outcome` raises.
+    `or_append`: return as soon as the command is in the log. Raises NotAppended, MaybeAppended.
     """
     loop, started = asyncio.get_running_loop(), time.perf_counter()
     deadline = loop.time() + within_s
-    waiting: set[asyncio.Future[int] | asyncio.Future[Recorded | None]] = {appended, outcome}
-    while not outcome.done():
-        if appended.done():
-            appended.result()
-            if or_append:
-                return None
+    waiting: set[asyncio.Future[Any]] = {appended, outcome}
+    while not outcome.done() and not (appended.done() and (or_append or appended.exception())):
         done, waiting = await asyncio.wait(waiting, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
         if not done:
             break
-    recorded = outcome.result() if outcome.done() else None
-    if recorded is not None:
+    if outcome.done() and (recorded := outcome.result()) is not None:
         metrics.API_OUTCOME_SECONDS.observe(time.perf_counter() - started)
-    elif not appended.done():
-        raise MaybeAppended(f"There is no acknowledgement after {within_s:g} s.")
-    return recorded
+        return recorded
+    if not appended.done():
+        raise MaybeAppended(f"There is no acknowledgement after {time.perf_counter() - started:.1f} s.")
+    appended.result()
+    return None
 
 
 class _Append(NamedTuple):
-    """One that is under way."""
+    """One append under way."""
 
     future: asyncio.Future[int]
     started: float
     span: Span | None
 
     def end(self, error: NotAppended | MaybeAppended | None, offset: int = -1) -> None:
-        """In the event loop. Metrics count by what is known: `no` and `unknown` are what the problem's `appended` says."""
+        """In the event loop. Metrics count by what is known, in the words of the problem's member `appended`."""
         known = "yes" if error is None else "no" if isinstance(error, NotAppended) else "unknown"
         metrics.API_APPENDS.labels(known).inc()
         if self.span:
@@ -81,11 +78,11 @@ class _Append(NamedTuple):
             self.future.set_result(offset)
         else:
             self.future.set_exception(error)
-            self.future.exception()  # it may be that nobody waits for it any more
+            self.future.exception()  # retrieved: the request may be gone
 
 
 class Appender:
-    """One idempotent producer, polled from a thread of its own, which wakes the event loop once for all reports of a moment."""
+    """One idempotent producer, polled by a thread of its own, which hands its reports to the event loop in batches."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
@@ -95,16 +92,16 @@ class Appender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._lock = threading.Lock()
         self._reports: list[tuple[_Append, KafkaError | None, int]] = []
+        """Only the thread that polls uses it: librdkafka reports within `poll` and `flush`."""
 
     def require(self) -> None:
-        """Raises KafkaAway when all brokers were unreachable at the last check: what would be appended could only wait."""
+        """Raises KafkaAway when all brokers were unreachable at the last check: a command could only wait in the producer."""
         if self._connection.away.is_set():
             raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
 
     def back(self) -> None:
-        """The brokers were seen."""
+        """The brokers are reachable."""
         self._connection.seen()
 
     def open(self, parts: Parts) -> None:
@@ -114,7 +111,7 @@ class Appender:
         self._thread = parts.thread("appender", self._poll)
 
     async def close(self) -> None:
-        """Waits a moment for what is under way."""
+        """Waits a moment for appends under way."""
         self._closing.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
@@ -126,8 +123,7 @@ class Appender:
         append = _Append(self._loop.create_future(), time.perf_counter(), span)
 
         def report(error: KafkaError | None, message: Message) -> None:
-            with self._lock:
-                self._reports.append((append, error, -1 if error else message.offset()))
+            self._reports.append((append, error, -1 if error else message.offset()))
 
         try:
             self._producer.now.produce(
@@ -141,7 +137,7 @@ class Appender:
         except BufferError:
             append.end(NotAppended("too many commands wait to be sent"))
         except KafkaException as error:
-            # of a producer that can't go on the thread hears too, and replaces it
+            # the thread replaces a producer that can't go on
             append.end(NotAppended(error.args[0].str()))
         return append.future
 
@@ -154,8 +150,7 @@ class Appender:
         self._wake()
 
     def _wake(self) -> None:
-        with self._lock:
-            reports, self._reports = self._reports, []
+        reports, self._reports = self._reports, []
         if reports and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._reported, reports)
 
@@ -165,6 +160,6 @@ class Appender:
                 self._connection.seen()
                 append.end(None, offset)
             else:
-                # of all others an earlier try, of which we were not told, may have got through
+                # after any other error an earlier try, whose report was lost, may have got through
                 known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
                 append.end((NotAppended if known else MaybeAppended)(error.str()))

@@ -1,7 +1,7 @@
-"""`POST /{context}/{stream_id}/{command}`: one route for each command of each context, made of the unions that declare them.
+"""`POST /{context}/{stream_id}/{command}`: one route for each command of each context, from the unions that declare them.
 
-A command is checked here as the handler will check it, appended, and answered with its outcome: recorded in the transaction that
-wrote the read models, so that clients always read their own writes.
+A command is checked here as the handler will check it, appended, and answered with its outcome. The outcome is recorded in the
+transaction that wrote the read models, so clients always read their own writes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,27 @@ from starlette.responses import Response
 
 from api import openapi, requests
 from api.append import MaybeAppended, NotAppended, outcome_after
-from api.openapi import Body, Json, header, in_header
-from api.outcome_waits import TOO_MANY_WAIT, abandon
-from api.outcomes import CONFLICT, FAILED, JSON, KEY_REUSED, CommandRef, answer_of
-from api.problems import DEFECT, INVALID, Problem, invalid, kind, problem_of, retry_later, traceable
+from api.openapi import JSON, Body, Json, header, in_header
+from api.outcome_waits import TOO_MANY_WAIT
+from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, CommandRef, answer_of
+from api.problems import (
+    DEFECT,
+    HEAD_TOO_LARGE,
+    INVALID,
+    RETRY_AFTER_S,
+    STOPPING,
+    UNAVAILABLE,
+    Kind,
+    invalid,
+    kind,
+    kind_of,
+    problem_of,
+    traceable,
+)
 from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
 from api.services import Services, services_of
+from api.stores import CommandNotLive, OtherViewsLive
 from commands.intake import bad_name, fingerprint_of, holds_nul, validator
-from domain.language import Refusal
 from infra.domain_model.contexts import BadContext, Context, refusals_of
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
@@ -35,12 +48,12 @@ from projections.engine.views.core_views import OUTCOMES, all_views
 log = logging.getLogger(__name__)
 
 NOT_JSON = kind(415, "not-json", "The body must be JSON.")
-BEHIND = kind(429, "read-model-behind", "The read model is too far behind.")
-NOT_APPENDED = kind(503, "not-appended", "The command could not be appended.")
-UNKNOWN = kind(503, "maybe-appended", "Whether the command was appended is not known.")
+BEHIND = kind(429, "read-model-behind", "The read model is too far behind.", RETRY_AFTER_S)
+NOT_APPENDED = kind(503, "not-appended", "The command could not be appended.", RETRY_AFTER_S)
+UNKNOWN = kind(503, "maybe-appended", "Whether the command was appended is not known.", RETRY_AFTER_S)
 
 RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs"})
-"""What paths begin with that are of no context."""
+"""First segments of paths that belong to no context."""
 
 
 def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
@@ -49,10 +62,9 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
     for context in contexts.values():
         if context.name in RESERVED:
             raise BadContext(
-                f"A context can't be called '{context.name}': the API answers something else there.",
+                f"A context can't be called '{context.name}': the API has other routes under this name.",
                 "Rename its file in domain/.",
             )
-        refusals = refusals_of(context)
         for name, command in context.commands.items():
             body = Body(context, name, command)
             bodies.append(body)
@@ -67,8 +79,8 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
                 operation_id=_operation_id(context, name),
                 tags=[context.name],
                 response_model=openapi.Accepted,
-                response_description="It was done, and every view of the answer's agent shows it.",
-                responses=_responses(context, refusals),
+                response_description="It was done, and the views of the agent 'core' show it.",
+                responses=_responses(context),
                 openapi_extra=body.described(),
             )
     return router
@@ -78,12 +90,11 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
     validate = validator(kind_)
 
     async def post(request: Request) -> Response:
-        services = services_of(request)
-        ref, prefer = _ref(request, context), requests.preferences(request)
+        settings = services_of(request).settings
+        ref, prefer = _ref(request, context), requests.preferences(request, settings.api_max_wait_s)
         expected, correlation = requests.expected_version(request), requests.correlation_id(request)
         if not requests.is_json(request):
             raise NOT_JSON()
-        settings = services.settings
         body = await requests.body_of(request, settings.max_command_bytes, settings.api_read_timeout_s)
         try:
             validate(body)
@@ -96,15 +107,14 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
         if holds_nul(body):
             raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
         command = Command(ref.key, ref.stream, name, msgspec.Raw(body), expected, correlation or UNSET)
-        headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied(settings.api_max_wait_s)
-        wait_s = prefer.wait_within(settings.api_wait_s, settings.api_max_wait_s)
-        return await _append(request, ref, command, wait_s, headers)
+        headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
+        return await _append(request, ref, command, prefer.wait_or(settings.api_wait_s), headers)
 
     return post
 
 
 def _ref(request: Request, context: Context) -> CommandRef:
-    """Which stream, under which id. Raises Problem 400, 422."""
+    """The stream and the command's id. Raises Problem 400, 422."""
     stream_id = requests.segment(request, "stream_id")
     key, is_callers = requests.idempotency_key(request)
     if problem := bad_name(f"{context.name}/{stream_id}", key):
@@ -115,66 +125,61 @@ def _ref(request: Request, context: Context) -> CommandRef:
 async def _append(
     request: Request, ref: CommandRef, command: Command, wait_s: float, headers: Mapping[str, str]
 ) -> Response:
-    """Append it, and wait for the outcome as long as the client wants, and is there."""
+    """Append it, and wait for the outcome as long as the client asks for and stays connected."""
     services = services_of(request)
     settings = services.settings
     try:
         fingerprint = fingerprint_of(command)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
-    value = encode(command)
-    if len(value) > settings.max_command_bytes:
-        most = settings.max_command_bytes
+    value, most = encode(command), settings.max_command_bytes
+    if len(value) > most:
         raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
     await _require_open(services, CommandType(ref.context.name, command.type))
+    partitions = services.events.partitions
     with (
-        services.outcomes.waiting(
-            ref.stream, ref.key, services.events.partitions, may_be_there=ref.is_callers
-        ) as outcome,
-        requests.watched(request, lambda: abandon(outcome)),
+        services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=ref.is_callers) as outcome,
+        requests.watched(request),
     ):
         appended = services.appender.append(command, value, services.commands)
         try:
             recorded = await outcome_after(appended, outcome, wait_s or settings.api_wait_s, or_append=not wait_s)
         except NotAppended as error:
-            problem = traceable(NOT_APPENDED("Kafka did not take it.", headers=retry_later(), appended="no"))
+            problem = traceable(NOT_APPENDED("Kafka did not accept it.", appended="no"))
             log.warning("not appended: %s", error)
             raise problem from None
         except MaybeAppended as error:
-            problem = traceable(_unknown(ref))
+            where = {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
+            members = {"appended": "unknown", "command_id": ref.key, "outcome": ref.location}
+            problem = traceable(UNKNOWN("Kafka has not acknowledged it.", headers=where, **members))
             log.warning("maybe appended: %s", error)
             raise problem from None
     if wait_s and recorded is not None:
         return answer_of(ref, recorded, fingerprint, headers)
     pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}
-    where = {"Location": ref.location} | retry_later()
+    where = {"Location": ref.location, "Retry-After": str(RETRY_AFTER_S)}
     return Response(msgspec.json.encode(pending), 202, {**headers, **where}, JSON)
 
 
 async def _require_open(services: Services, kind_: CommandType) -> None:
     """Raises Problem 429, 503 where no command of this type may be appended now."""
     stores = services.stores
-    if not stores.failures:
-        await stores.find_command(kind_)
     try:
         services.appender.require()
         stores.require(OUTCOMES)
+        await stores.find_command(kind_)
         stores.require_command(kind_)
     except SamefoldError as error:
         raise problem_of(error, appended="no") from None
+    if services.is_stopping:  # checked after the last await, so that a command is never appended without an answer
+        raise STOPPING(appended="no")
     seen = stores.seen
     behind = seen.behind(all_views()[OUTCOMES].agent) if seen else 0
     if behind > services.settings.api_max_lag:
-        raise BEHIND(f"It is {behind} commits behind the log.", headers=retry_later(), appended="no")
+        raise BEHIND(f"It is {behind} commits behind the log.", appended="no")
 
 
-def _unknown(ref: CommandRef) -> Problem:
-    headers = retry_later() | {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
-    detail = "Kafka has not acknowledged it."
-    return UNKNOWN(detail, headers=headers, appended="unknown", command_id=ref.key, outcome=ref.location)
-
-
-# ── what the document says ──
+# ── the OpenAPI document ──
 
 
 def _stream_id(context: Context) -> Parameter:
@@ -205,7 +210,7 @@ _HEADERS = (
     ),
     in_header(
         "Correlation-Id",
-        "The caller's own id for all that belongs together; it is kept beside the command and the events.",
+        "The caller's own id for all that belongs together; it is kept with the command and its events.",
         "order-4711",
         minLength=1,
         maxLength=200,
@@ -217,45 +222,29 @@ _ETAG = {"ETag": header("The stream's version, for `If-Match`")}
 _LOCATION = {"Location": header("Where the outcome is, or will be")}
 
 
-def _responses(context: Context, refusals: Mapping[str, type[Refusal]]) -> dict[int | str, Json]:
+_PROBLEMS = (
+    *(requests.BAD_HEADER, requests.CUT_OFF, requests.TOO_SLOW, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
+    *(INVALID, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT),
+    *(NOT_APPENDED, UNKNOWN, STOPPING, *UNAVAILABLE, kind_of(OtherViewsLive), kind_of(CommandNotLive)),
+)
+
+
+def _responses(context: Context) -> openapi.Responses:
     recorded = _KEY | openapi.AT_POSITION
-    pending = "It is in the log and will be decided."
-    lines = "".join(f"\n- `{code}`: {refusal.message}" for code, refusal in refusals.items())
-    return {
-        200: {"headers": recorded | _ETAG | openapi.APPLIED, "links": _links(context)},
-        202: {
-            "model": openapi.Pending,
-            "description": pending,
-            "headers": _KEY | _LOCATION | openapi.RETRY_AFTER | openapi.APPLIED,
-        },
-        400: openapi.problems(
-            "A header or the request itself can't be understood.", requests.BAD_HEADER, requests.CUT_OFF
-        ),
-        408: openapi.problems("The body did not arrive in time.", requests.TOO_SLOW),
-        409: openapi.problems(f"The business said no.{lines}", headers=recorded),
-        412: openapi.problems("The stream is not at the expected version.", CONFLICT, headers=recorded),
-        413: openapi.problems("The command, or what it leads to, is too large.", TOO_LARGE),
-        415: openapi.problems("The body is not declared to be JSON.", NOT_JSON),
-        422: openapi.problems("Something does not fit.", INVALID, KEY_REUSED, BAD_SEGMENT),
-        429: openapi.problems("Too much is waiting.", BEHIND, TOO_MANY_WAIT, headers=openapi.RETRY_AFTER),
-        431: openapi.problems("Line and headers are too large."),
-        500: openapi.problems("The service made a mistake.", FAILED, DEFECT),
-        503: openapi.problems(
-            "A store is unavailable, or not as promised: `appended` says whether the command is in the log.",
-            NOT_APPENDED,
-            UNKNOWN,
-            headers=openapi.RETRY_AFTER | _LOCATION,
-        ),
-    }
+    refusals = (Kind(409, code, refusal.message) for code, refusal in refusals_of(context).items())
+    done = {"headers": recorded | _ETAG | openapi.APPLIED, "links": _links(context)}
+    pending = {"headers": _KEY | _LOCATION | openapi.RETRY_AFTER | openapi.APPLIED, "model": openapi.Pending}
+    others: openapi.Responses = {200: done, 202: pending | {"description": "It is in the log and will be decided."}}
+    return openapi.responses(others, *_PROBLEMS, *refusals, headers={409: recorded, 412: recorded, 503: _LOCATION})
 
 
 def _operation_id(context: Context, name: str) -> str:
-    """What programs call the command's route by: `accounts_open_account`."""
+    """The name of the command's route in generated clients: `accounts_open_account`."""
     return f"{context.name}_{openapi.kebab(name).replace('-', '_')}"
 
 
 def _links(context: Context) -> Json:
-    """What can be done next: look at it again, or go on with the same stream, at the version that it now has."""
+    """What can follow: ask for the outcome, or send another command to the stream at its new version."""
     stream = {"path.stream_id": "$request.path.stream_id"}
     whose = {"path.context": context.name, **stream, "path.key": "$response.body#/command_id"}
     next_ = {**stream, "header.If-Match": "$response.header.ETag"}

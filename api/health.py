@@ -1,18 +1,19 @@
-"""`GET /health/live`, `GET /health/ready` and `GET /metrics`, from the checks that are made anyway: a probe asks no store."""
+"""`GET /health/live`, `GET /health/ready` and `GET /metrics`, from the last checks of the stores: a probe queries none."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import NamedTuple, NotRequired
+from collections.abc import Mapping
+from typing import NotRequired
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from api.openapi import RETRY_AFTER, Described, describe, problems
-from api.problems import kind, retry_later, why
+from api.openapi import JSON, Described, describe, responses
+from api.problems import RETRY_AFTER_S, kind, why
 from api.stores import HealthSnapshot, StoreChecks
 from infra.errors import SamefoldError
 from infra.observability import metrics
@@ -21,20 +22,20 @@ from projections.engine.live.lag import Lags, tell_lags
 from projections.engine.views.view import CORE
 
 BLIND_S = 10.0
-"""After so long without a complete snapshot, and without a reason, something is wrong with the checks."""
+"""The age of the last complete snapshot at which the checks themselves must be broken, unless a store is known to be wrong."""
 SUBJECTS = ("kafka", "database", "topics", "contract", "views")
 
-NOT_READY = kind(503, "not-ready", "This process can't do its work now.")
+NOT_READY = kind(503, "not-ready", "This process can't do its work now.", RETRY_AFTER_S)
 
 
 class ReadModelStandsStill(SamefoldError):
-    """The log goes on, and the read model that commands are answered from does not."""
+    """The log grows, and the read model that commands are answered from does not."""
 
     is_public = True
 
 
 class Blind(SamefoldError):
-    """This process has no recent picture of both stores."""
+    """This process has no recent snapshot of both stores."""
 
     is_public = True
 
@@ -55,19 +56,6 @@ class Ready(TypedDict):
     checks: dict[str, Checked]
 
 
-class Check(NamedTuple):
-    """One condition of being ready, and the named error where it does not hold."""
-
-    name: str
-    error: SamefoldError | None
-
-    def as_dict(self) -> Checked:
-        if self.error is None:
-            return {"ok": True}
-        what, cure = why(self.error)
-        return {"ok": False, "code": self.error.code, "why": what, "cure": cure}
-
-
 class Readiness:
     """Listens to the checks of the stores in one process, and keeps its gauges."""
 
@@ -78,29 +66,30 @@ class Readiness:
         self._seen: HealthSnapshot | None = None
         stores.subscribe(self.checked)
 
+    def checks(self) -> Mapping[str, SamefoldError | None]:
+        """By name, the conditions of being ready, each with the error where it does not hold."""
+        wrong = self._stores.failures
+        found = {subject: wrong.get(subject) or wrong.get("start") for subject in SUBJECTS}
+        blind = None if any(found.values()) else self._blind()
+        return found | {"looks": blind, "positions": self._standing_still()}
+
     def checked(self) -> None:
-        """After each check."""
+        """Called after each check of the stores."""
         seen = self._stores.seen
         if seen is not None and seen is not self._seen:
             self._seen = seen
             self._lags.saw(seen.at, seen.positions, seen.ends)
             tell_lags(self._lags.now, {view: seen.parked.get(view, 0) for view in seen.live})
-        for check in self.checks():
-            metrics.READY.labels(check.name).set(check.error is None)
-
-    def checks(self) -> list[Check]:
-        wrong = self._stores.failures
-        found = [Check(subject, wrong.get(subject) or wrong.get("start")) for subject in SUBJECTS]
-        blind = None if any(check.error for check in found) else self._blind()
-        return [*found, Check("looks", blind), Check("positions", self._standing_still())]
+        for name, error in self.checks().items():
+            metrics.READY.labels(name).set(error is None)
 
     def _blind(self) -> SamefoldError | None:
         age = time.monotonic() - self._seen.at if self._seen else None
         if age is not None and age <= BLIND_S:
             return None
         return Blind(
-            f"The last complete check of both stores is {'not there' if age is None else f'{age:.0f} s old'}.",
-            "If it stays so, restart this process, and tell its authors what its log says.",
+            f"The last complete check of both stores is {'missing' if age is None else f'{age:.0f} s old'}.",
+            "If this goes on, restart this process, and report what its log says as a defect.",
         )
 
     def _standing_still(self) -> SamefoldError | None:
@@ -112,7 +101,7 @@ class Readiness:
         return ReadModelStandsStill(
             f"Agent '{agent}' has not moved in partition {partition} for {lag.still:.0f} s, {lag.records} records behind the log"
             + (f", and in {len(still) - 1} others." if len(still) > 1 else "."),
-            "Is an agent running (`samefold run agent`)? Its log says what holds it up.",
+            "Is an agent running (`samefold run agent`)? Its log says why it is stuck.",
         )
 
 
@@ -125,25 +114,32 @@ def router() -> APIRouter:
         tags=["health"],
         response_model=Ready,
         response_description="Every check holds.",
-        responses={503: problems("A check does not hold: `checks` has them all.", NOT_READY, headers=RETRY_AFTER)},
+        responses=responses({}, NOT_READY),
     )
     routes.add_api_route("/metrics", describe(_metrics), include_in_schema=False)
     return routes
 
 
 async def _live(_request: Request) -> Response:
-    """Whether the process answers at all. Nothing else counts: to restart it would not bring back what it waits for."""
-    return Response(b'{"status":"live"}', media_type="application/json")
+    """Whether the process answers at all. Nothing else counts: a restart does not bring back a store that is unavailable."""
+    return Response(b'{"status":"live"}', media_type=JSON)
 
 
 async def _ready(request: Request) -> Response:
     """Whether requests should be sent here, with the reason of each check that fails."""
     readiness: Readiness = request.app.state.readiness
     found = readiness.checks()
-    checks = {check.name: check.as_dict() for check in found}
-    if wrong := [check.name for check in found if check.error is not None]:
-        raise NOT_READY(f"Not as it should be: {', '.join(wrong)}.", headers=retry_later(), checks=checks)
-    return Response(msgspec.json.encode(Ready(status="ready", checks=checks)), media_type="application/json")
+    checks = {name: _checked(error) for name, error in found.items()}
+    if wrong := [name for name, error in found.items() if error is not None]:
+        raise NOT_READY(f"Failing: {', '.join(wrong)}.", checks=checks)
+    return Response(msgspec.json.encode(Ready(status="ready", checks=checks)), media_type=JSON)
+
+
+def _checked(error: SamefoldError | None) -> Checked:
+    if error is None:
+        return {"ok": True}
+    what, cure = why(error)
+    return {"ok": False, "code": error.code, "why": what, "cure": cure}
 
 
 async def _metrics(request: Request) -> Response:

@@ -1,7 +1,7 @@
-"""Rows of a view as server-sent events: read together, in one query for all that are watched, after each batch of the view's agent.
+"""Rows of a view as server-sent events: all watched rows are read in one query after each batch of the view's agent.
 
-A watcher holds the newest state and nothing else: what a client is too slow for is never sent. States come out of one task that
-reads one after the other, so nobody sees an older one after a newer one.
+A watcher holds the newest state only: a slow client misses those in between. One task reads all states one after the other, so no
+client sees an older one after a newer one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.notifications import Moved, Notifications
-from api.rows import row_tag, stream_of, tells_stream
-from api.view_reader import Values, ViewReader
+from api.view_reader import Values, ViewReader, row_members, row_tag, stream_of
 from infra.errors import SamefoldError
 from projections.engine.views.queries import Found
 from projections.engine.views.view import View
@@ -28,15 +27,15 @@ from projections.engine.views.view import View
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0
-"""Silence after which a comment is sent: proxies close what is silent for a minute or so."""
+"""Silence after which a comment is sent: proxies close connections that are silent for a minute or so."""
 RETRY_MS = (500, 3_000)
-"""How soon to come back when the connection is lost; spread, because many lose theirs at once."""
+"""How soon a client reconnects; spread, because many lose their connections at once."""
 CHUNK = 1_000
 """Keys in one query."""
 POLL_S = 1.0
-"""The connection that listens may be lost."""
+"""A notification may be lost."""
 PAUSE_S = 0.02
-"""Between two rounds: notifications that come faster are one."""
+"""Between two rounds; notifications that come faster are merged."""
 AGAIN_S = 1.0
 
 
@@ -59,7 +58,7 @@ class EventStream(StreamingResponse):
 
 
 class State(NamedTuple):
-    """What a row is now; `tag` is another one for each other state."""
+    """The state of a row; `tag` identifies it."""
 
     event: str
     tag: str
@@ -71,7 +70,7 @@ class State(NamedTuple):
 
 
 class Watcher:
-    """One client's watch on one row. `tag` names the state that it has, or is about to be sent."""
+    """One client's watch on one row. `tag` is that of the state that it has, or is about to get."""
 
     def __init__(self, key: Values, tag: str | None) -> None:
         self.key = key
@@ -89,7 +88,7 @@ class Watcher:
         self._wake.set()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """The newest state whenever it is another one, and comments where there is none."""
+        """The newest state whenever it changes, and comments in between."""
         # sent at once, so that a client knows that it is connected
         yield format_sse_event(comment="samefold", retry=random.randint(*RETRY_MS))
         while not self._is_ended:
@@ -116,7 +115,7 @@ class RowFeed:
         notifications.subscribe(self._notified)
 
     def watch(self, key: Values, tag: str | None) -> Watcher:
-        """Watch a row from now on; `tag` names the state that the client has seen."""
+        """Watch a row from now on; `tag` is that of the state that the client has seen."""
         watcher = Watcher(key, tag)
         self._watchers.setdefault(key, set()).add(watcher)
         if self._task is None:
@@ -130,11 +129,11 @@ class RowFeed:
         if not watchers:
             del self._watchers[watcher.key]
 
-    async def close(self) -> None:
+    def end(self) -> None:
+        """End all watches: the process is stopping."""
         self._end_all()
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def _end_all(self) -> None:
         for watchers in self._watchers.values():
@@ -155,7 +154,7 @@ class RowFeed:
                 self._due.clear()
                 try:
                     await self._round()
-                except SamefoldError as error:  # unavailable, or in the midst of a deployment: watchers stay
+                except SamefoldError as error:  # watchers stay while a store is unavailable, or during a deployment
                     log.debug("watching %s: %s", self._view.name, error)
                     await asyncio.sleep(AGAIN_S)
         except Exception:
@@ -184,5 +183,4 @@ class RowFeed:
             return State("parked", f"parked-{since}", {"since_version": since})
         if row is None:
             return State("gone", "gone", {})
-        parked = {} if tells_stream(self._view) else {"parked": found.parked}
-        return State("row", row_tag(self._view, found, row), {"row": row} | parked)
+        return State("row", row_tag(self._view, found, row), row_members(self._view, found, row))

@@ -1,29 +1,31 @@
-"""When read models move: one connection listens to what all agents notify after each batch, for everyone who waits."""
+"""Notifications of read models: one connection listens to what all agents notify after each batch, for all requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeAlias
 
 import psycopg
 from psycopg import sql
 
-from infra.database.connect import DatabaseRefused, named, parameters
-from infra.database.deadline import ended_after
+from infra.database.connect import naming, parameters
+from infra.database.deadline import Connection, ended_after
+from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.store.positions import channel
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.5
+AGAIN_S = 0.25
+"""Until a lost connection is replaced."""
 PROBE_S = 30.0
-"""A connection that is silent for so long is asked whether it is still there."""
+"""A connection that is silent for so long is probed."""
 ANSWER_S = 10.0
-"""And is given up when it does not answer by then."""
+"""The deadline for the answer to a probe."""
 MAX_PAYLOAD = 7_000
-"""Characters, at which the agents cut it off."""
+"""Characters; the agents cut it off there."""
 
 Moved: TypeAlias = Mapping[int, int] | None
 """How far partitions are folded, {partition: next offset}; None: anything may have moved."""
@@ -33,7 +35,7 @@ Listener: TypeAlias = Callable[[str, Moved], None]
 
 
 class Notifications:
-    """Passes on each batch that an agent commits, and each switch and replay. After a lost connection anything may have moved."""
+    """Calls its listeners for each batch that an agent commits, each switch and replay, and after each lost connection."""
 
     def __init__(self, settings: Settings, name: str, agents: Collection[str]) -> None:
         self._settings = settings
@@ -42,30 +44,23 @@ class Notifications:
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
-        """Have it called each time. It must not block nor raise."""
+        """Call it each time. It must not block nor raise."""
         self._listeners.append(listener)
 
     async def listen(self) -> None:
-        """Until it is cancelled. A lost connection is made again."""
-        while True:
-            try:
-                await self._listen()
-            except (psycopg.Error, DatabaseRefused) as error:
-                said = error if isinstance(error, DatabaseRefused) else named(error, self._settings)
-                log.debug("notifications: %s", said)
-            await asyncio.sleep(AGAIN_S)
+        """Listen until this is cancelled."""
+        await lasting(self._settings, self._name, self._listen)
 
-    async def _listen(self) -> None:
-        async with await psycopg.AsyncConnection.connect(**parameters(self._settings, self._name)) as connection:
+    async def _listen(self, connection: Connection) -> None:
+        with ended_after(connection, ANSWER_S):
+            for name in self._agents:
+                await connection.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
+        self._notify("", None)
+        while True:
+            async for notice in connection.notifies(timeout=PROBE_S):
+                self._notify(self._agents.get(notice.channel, ""), _moved(notice.payload))
             with ended_after(connection, ANSWER_S):
-                for name in self._agents:
-                    await connection.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
-            self._notify("", None)
-            while True:
-                async for notice in connection.notifies(timeout=PROBE_S):
-                    self._notify(self._agents.get(notice.channel, ""), _moved(notice.payload))
-                with ended_after(connection, ANSWER_S):
-                    await connection.execute("select 1")
+                await connection.execute("select 1")
 
     def _notify(self, agent: str, moved: Moved) -> None:
         for listener in self._listeners:
@@ -83,3 +78,18 @@ def _moved(payload: str) -> Moved:
             return None
         moved[int(partition)] = int(offset)
     return moved
+
+
+async def lasting(
+    settings: Settings, name: str, work: Callable[[Connection], Awaitable[None]], *, by_key: bool = False
+) -> None:
+    """Work over one connection until this is cancelled, and over another one where it is lost."""
+    while True:
+        try:
+            with naming(settings):
+                session = parameters(settings, name, by_key=by_key)
+                async with await psycopg.AsyncConnection.connect(**session) as connection:
+                    await work(connection)
+        except SamefoldError as error:
+            log.debug("%s: %s", name, error)
+        await asyncio.sleep(AGAIN_S)

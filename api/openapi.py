@@ -1,14 +1,15 @@
-"""The OpenAPI document: FastAPI makes it of what a route declares, and commands' bodies of the classes in `domain/`.
+"""The OpenAPI document: FastAPI makes it from what each route declares; the commands' bodies come from the classes in `domain/`.
 
-A route is given its parameters by `describe`. FastAPI documents them and does not read them, which would cost a request more than
-all the rest of its way through the framework: `api/requests.py` reads them.
+`describe` declares a route's parameters. FastAPI only documents them: parsing them there would cost more than the rest of the
+request's way through the framework, so `api/requests.py` parses them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from inspect import Parameter, Signature
+from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from fastapi import FastAPI, Header, Path, Query, Request
@@ -22,7 +23,9 @@ from api.problems import MEDIA_TYPE, Kind
 from commands.intake import validator
 from infra.domain_model.contexts import Context
 
+JSON = "application/json"
 Json = dict[str, Any]
+Responses = dict[int | str, Json]
 Route = Callable[[Request], Awaitable[Response]]
 R = TypeVar("R", bound=Route)
 
@@ -36,8 +39,11 @@ POSITION = r"^1(~[A-Za-z0-9_-]{1,64}(\.[0-9]{1,18}(-[0-9]{1,18})+)+)*$"
 # ── answers ──
 
 
+Appended = Annotated[Literal["no", "unknown"], Field(description="Whether this request put the command into the log")]
+
+
 class Error(TypedDict):
-    """A place in the request that does not fit, and why."""
+    """A place in the request that is invalid, and why."""
 
     at: str
     problem: str
@@ -52,54 +58,34 @@ class Problem(TypedDict):
     status: Annotated[int, Field(ge=400, le=599)]
     code: Annotated[str, Field(description="What programs branch on; it never changes")]
     detail: NotRequired[Annotated[str, Field(description="What happened this time")]]
-    cure: NotRequired[Annotated[str, Field(description="What whoever runs the service can do about it")]]
-    appended: NotRequired[
-        Annotated[
-            Literal["no", "unknown"],
-            Field(
-                description="Whether this request put the command into the log: `no`, or `unknown`, and its outcome tells"
-            ),
-        ]
-    ]
+    cure: NotRequired[Annotated[str, Field(description="What the operators of the service can do about it")]]
+    appended: NotRequired[Appended]
     errors: NotRequired[list[Error]]
 
 
 Stream = Annotated[str, Field(description="`{context}/{stream_id}`")]
 CommandId = Annotated[str, Field(description="The Idempotency-Key")]
-Version = Annotated[
-    int, Field(ge=0, le=2**63 - 1, description="The stream's version after it: the number of its events")
-]
-Position = Annotated[
-    str,
-    Field(
-        pattern=POSITION, examples=[A_POSITION], description="Where the log was read to: `after` reads nothing older."
-    ),
-]
-At = Annotated[
-    str,
-    WithJsonSchema(
-        {"type": "string", "format": "date-time", "description": "When it was recorded, by the broker's clock"}
-    ),
-]
+Version = Annotated[int, Field(ge=0, le=2**63 - 1, description="How many events the stream has after it")]
+Position = Annotated[str, Field(pattern=POSITION, examples=[A_POSITION], description="Of the log, for `after`")]
+At = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time", "description": "By the broker's clock"})]
 Parked = Annotated[
-    int,
-    Field(
-        ge=0,
-        description="Streams of which this lacks all since an event that could not be folded, until an operator acts.",
-    ),
+    int, Field(ge=0, description="Streams with an event that could not be folded: later ones are missing")
 ]
 
 
-@with_config(ConfigDict(extra="forbid"))
-class Accepted(TypedDict):
-    """It was done."""
-
-    outcome: Literal["accepted"]
+class _Recorded(TypedDict):
     stream: Stream
     command_id: CommandId
     version: Version
     position: Position
     at: At
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Accepted(_Recorded):
+    """It was done."""
+
+    outcome: Literal["accepted"]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -112,27 +98,12 @@ class Pending(TypedDict):
 
 
 @with_config(ConfigDict(extra="forbid"))
-class Outcome(TypedDict):
-    """What became of a command."""
+class Outcome(_Recorded):
+    """The outcome of a command."""
 
     outcome: Literal["accepted", "rejected"]
-    stream: Stream
-    command_id: CommandId
-    version: Version
-    position: Position
-    at: At
     code: NotRequired[Annotated[str, Field(description="Why it was rejected")]]
     message: NotRequired[Annotated[str, Field(description="The same as a sentence")]]
-
-
-def problems(about: str, *kinds: Kind, headers: Json | None = None) -> Json:
-    """A response that is a problem of one of these kinds."""
-    codes = ", ".join(f"`{kind.code}`" for kind in kinds)
-    return {
-        "model": Problem,
-        "description": f"{about} `code`: {codes}." if codes else about,
-        "headers": headers or {},
-    }
 
 
 def header(about: str, **schema: Any) -> Json:
@@ -141,7 +112,18 @@ def header(about: str, **schema: Any) -> Json:
 
 RETRY_AFTER = {"Retry-After": header("Seconds until it is worth trying again", type="integer", minimum=0)}
 AT_POSITION = {"Samefold-Position": header("The position token, as in the body")}
-APPLIED = {"Preference-Applied": header("What was made of `Prefer`")}
+APPLIED = {"Preference-Applied": header("The preferences of `Prefer` that were followed")}
+
+
+def responses(others: Responses, *kinds: Kind, headers: Mapping[int, Json] | None = None) -> Responses:
+    """These responses and those that are problems of these kinds, by status. `headers` are further ones of problems."""
+    found = dict(others)
+    for status, some in groupby(sorted(kinds, key=lambda kind: kind.status), key=lambda kind: kind.status):
+        same = list(some)
+        retry = RETRY_AFTER if any(kind.retry_after_s is not None for kind in same) else {}
+        about = "\n".join(f"- `{kind.code}`: {kind.title}" for kind in same)
+        found[status] = {"model": Problem, "description": about, "headers": retry | (headers or {}).get(status, {})}
+    return found
 
 
 # ── parameters ──
@@ -150,15 +132,14 @@ APPLIED = {"Preference-Applied": header("What was made of `Prefer`")}
 def parameter(where: Callable[..., Any], name: str, about: str, schema: Json) -> Parameter:
     """One in `where`: `Path`, `Query` or `Header`."""
     annotation = Annotated[Any, where(alias=name, description=about), WithJsonSchema(schema)]
-    default = Parameter.empty if where is Path else None
-    # a name of its own: a view's column may be called as a header or as something of Python's
-    return Parameter(
-        f"{where.__name__}_{name}".replace("-", "_"), Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
+    default = Parameter.empty if where is Path else schema.get("default")
+    # with a prefix: a view's column may have the name of a header or a keyword of Python
+    unique = f"{where.__name__}_{name}".replace("-", "_")
+    return Parameter(unique, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def text_in_path(name: str, about: str, example: str) -> Parameter:
-    """A segment that is any text without control characters, of at most 200 bytes with what stands before it."""
+    """A segment of any text without control characters."""
     schema = {"type": "string", "minLength": 1, "maxLength": 190, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
     return parameter(Path, name, f"{about} A slash in it is written `%2F`.", schema | {"examples": [example]})
 
@@ -175,19 +156,19 @@ PREFER = in_header(
 AFTER = parameter(
     Query,
     "after",
-    "Positions of earlier answers: this one will be no older than any of them.",
+    "Positions of earlier answers: this answer will not be older than any of them.",
     {"type": "array", "items": {"type": "string", "pattern": POSITION}},
 )
 
 
 def describe(route: R, *parameters: Parameter) -> R:
-    """The route, with the parameters that the document shows."""
+    """The route with these parameters in the document."""
     vars(route)["__signature__"] = Signature(list(parameters))
     return route
 
 
 class Described(APIRoute):
-    """Hands the request itself to its endpoint."""
+    """A route whose endpoint gets the request itself."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
@@ -200,7 +181,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class Body:
-    """The JSON schema of a command, under names that are its context's own, and an example that its validation accepts."""
+    """The JSON schema of a command, under names with its context as prefix, and an example that its validation accepts."""
 
     def __init__(self, context: Context, name: str, kind: type) -> None:
         prefix = "".join(part.capitalize() for part in context.name.split("_"))
@@ -212,7 +193,7 @@ class Body:
 
     def described(self) -> Json:
         content = {"schema": {"$ref": REF.format(model=self.component)}} | self._example()
-        return {"requestBody": {"required": True, "content": {"application/json": content}}}
+        return {"requestBody": {"required": True, "content": {JSON: content}}}
 
     def _example(self) -> Json:
         required = self.schema.get("required", ())
@@ -225,7 +206,7 @@ class Body:
 
 
 def _readable(schema: Json) -> Json:
-    """Without what makes generators stumble: titles that repeat the name, and objects as defaults."""
+    """Without what code generators can't read: titles that repeat the name, and objects as defaults."""
     properties = {
         name: {
             key: value
@@ -274,12 +255,12 @@ def kebab(name: str) -> str:
 
 
 def document(app: FastAPI, bodies: list[Body]) -> Json:
-    """The whole document: what FastAPI makes of the routes, with the commands' schemas, and with problems as what they are."""
+    """The whole document: FastAPI's, with the commands' schemas, and with the media type of problems."""
     made: Json = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = made["components"]["schemas"]
     for body in bodies:
         schemas |= body.components
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nothing here answers
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which is never answered here
         schemas.pop(name, None)
     for path in made["paths"].values():
         for operation in path.values():

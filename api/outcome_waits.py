@@ -1,49 +1,40 @@
-"""Waits for outcomes, for all callers at once: one query per notification of the agent, however many wait.
+"""Waits for outcomes, for all requests at once: one query per notification of the agent, however many wait.
 
-A caller is entered first, then its command is appended: an outcome that is committed after that is notified. One that was there
-before is not (a repeated command), so those whose command may be a repeated one are looked up a moment later; and every second all
-are, whatever was notified.
+A request is entered first, then its command is appended, so the commit of its outcome is notified. A repeated command may have its
+outcome already, so it is looked up a moment later. In case a notification is lost, all are looked up every second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import psycopg
-from psycopg import errors
-
-from api.notifications import Moved, Notifications
-from api.problems import ClientGone, kind
+from api.notifications import Moved, Notifications, lasting
+from api.problems import kind
 from commands.outcomes import outcomes_query
-from infra.database.connect import DatabaseRefused, named, parameters
-from infra.database.deadline import ended_after
+from infra.database.deadline import Connection, ended_after
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
 from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper, texts
 from projections.engine.views.core_views import OUTCOMES, all_views
 from projections.engine.views.token import Token
 
-log = logging.getLogger(__name__)
-
 POLL_S = 1.0
 REPEATED_S = 0.05
-"""By then most commands are answered, and only a repeated one costs a query of its own."""
-AGAIN_S = 0.25
+"""Until a repeated command is looked up. Most new ones are answered by then, so only repeated ones cost a query of their own."""
 ANSWER_S = 10.0
-"""Until a query that has no answer is given up, and asked over another connection."""
+"""After that a query is given up, and repeated over another connection."""
 CHUNK = 5_000
-"""Outcomes asked for at once."""
+"""Outcomes in one query."""
 
 Key = tuple[str, str]
 """(stream, command id)"""
 
-TOO_MANY_WAIT = kind(429, "too-many-waiting", "Too many callers are waiting.")
+TOO_MANY_WAIT = kind(429, "too-many-waiting", "Too many callers are waiting.", 1)
 
 
 class Recorded(NamedTuple):
@@ -59,11 +50,11 @@ class Recorded(NamedTuple):
 
 
 Outcome = asyncio.Future[Recorded | None]
-"""None: the process is to end."""
+"""None: the process is stopping."""
 
 
 class OutcomeWaits:
-    """Who waits for which outcome. `answer` answers them, until it is cancelled."""
+    """The waiting requests by the command that they wait for. The task `answer` answers them."""
 
     def __init__(self, settings: Settings, notifications: Notifications, name: str) -> None:
         self._settings = settings
@@ -74,7 +65,6 @@ class OutcomeWaits:
         self._by_partition: dict[int, set[Key]] = defaultdict(set)
         self._due: dict[Key, None] = {}
         self._wake = asyncio.Event()
-        self._partitions = 1
         self._table: str | None = None
         self._count = 0
         self._poll_at = 0.0
@@ -90,17 +80,12 @@ class OutcomeWaits:
         Enter this before the command is appended. `partitions` is the log's number of them.
         """
         if self._count >= self._settings.api_max_waiting:
-            raise TOO_MANY_WAIT(f"{self._count} callers wait already.", headers={"Retry-After": "1"}, appended="no")
-        if partitions != self._partitions:
-            self._partitions = partitions
-            self._by_partition = defaultdict(set)
-            for key in self._waiting:
-                self._by_partition[partition_of(key[0], partitions)].add(key)
+            raise TOO_MANY_WAIT(f"{self._count} callers wait already.", appended="no")
         loop = asyncio.get_running_loop()
         future: Outcome = loop.create_future()
-        key = (stream, command_id)
+        key, of_partition = (stream, command_id), self._by_partition[partition_of(stream, partitions)]
         self._waiting.setdefault(key, []).append(future)
-        self._by_partition[partition_of(stream, partitions)].add(key)
+        of_partition.add(key)
         self._count += 1
         later = loop.call_later(REPEATED_S, self._are_due, (key,)) if may_be_there else None
         try:
@@ -113,34 +98,24 @@ class OutcomeWaits:
             futures.remove(future)
             if not futures:
                 del self._waiting[key]
-                self._by_partition[partition_of(stream, self._partitions)].discard(key)
+                of_partition.discard(key)
 
     def give_up(self) -> None:
-        """Everyone who waits gets None: the process is to end."""
-        for futures in self._waiting.values():
-            for future in futures:
-                if not future.done():
-                    future.set_result(None)
+        """All waiting requests get None: the process is stopping."""
+        self._answer(self._waiting, None)
 
     async def answer(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            try:
-                async with await psycopg.AsyncConnection.connect(
-                    **parameters(self._settings, self._name, by_key=True)
-                ) as connection:
-                    connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
-                    while True:
-                        await self._answer_due(connection)
-            except errors.UndefinedTable:
-                self._table = None  # dropped after a switch, or never there
-            except (psycopg.Error, DatabaseRefused) as error:
-                said = error if isinstance(error, DatabaseRefused) else named(error, self._settings)
-                log.debug("outcomes: %s", said)
-            await asyncio.sleep(AGAIN_S)
+        """Answer requests until this is cancelled."""
+        await lasting(self._settings, self._name, self._answer_over, by_key=True)
 
-    async def _answer_due(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Wait until there is something to ask, ask it once, and answer those whose outcome is there."""
+    async def _answer_over(self, connection: Connection) -> None:
+        connection.adapters.register_dumper(BinaryArray, BinaryArrayDumper)
+        self._table = None  # it may have been dropped, which ends the connection before too
+        while True:
+            await self._answer_due(connection)
+
+    async def _answer_due(self, connection: Connection) -> None:
+        """Wait until outcomes are due, and look each up once."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._poll_at):
@@ -156,14 +131,12 @@ class OutcomeWaits:
                 with ended_after(connection, ANSWER_S):
                     found = await self._ask(connection, due[start : start + CHUNK])
                 for key, recorded in found.items():
-                    for future in self._waiting.get(key, ()):
-                        if not future.done():
-                            future.set_result(recorded)
+                    self._answer((key,), recorded)
         except BaseException:
             self._are_due(due)
             raise
 
-    async def _ask(self, connection: psycopg.AsyncConnection[Any], keys: Sequence[Key]) -> dict[Key, Recorded]:
+    async def _ask(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Recorded]:
         while True:
             table = self._table
             if table is None:
@@ -182,6 +155,12 @@ class OutcomeWaits:
                 return dict(map(_recorded, (row for row in rows if row[1] is not None)))
             self._table = None
 
+    def _answer(self, keys: Iterable[Key], recorded: Recorded | None) -> None:
+        for key in keys:
+            for future in self._waiting.get(key, ()):
+                if not future.done():
+                    future.set_result(recorded)
+
     def _notified(self, agent: str, moved: Moved) -> None:
         if moved is None:
             self._are_due(self._waiting)
@@ -194,13 +173,6 @@ class OutcomeWaits:
         self._due.update(dict.fromkeys(keys))
         if self._due:
             self._wake.set()
-
-
-def abandon(outcome: Outcome) -> None:
-    """The client that waits for it has gone: it gets ClientGone."""
-    if not outcome.done():
-        outcome.set_exception(ClientGone())
-        outcome.exception()  # it may be that nobody looks at it any more
 
 
 def _recorded(row: Sequence[Any]) -> tuple[Key, Recorded]:

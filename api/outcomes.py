@@ -1,4 +1,4 @@
-"""What became of a command: the answer to its sender, and `GET /outcomes/{context}/{stream_id}/{key}` for whoever asks later."""
+"""The outcome of a command: the answer to its sender, and `GET /outcomes/{context}/{stream_id}/{key}` later."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api import openapi
-from api.openapi import APPLIED, AT_POSITION, RETRY_AFTER, problems, text_in_path
-from api.outcome_waits import TOO_MANY_WAIT, Recorded, abandon
-from api.problems import INVALID, NOT_FOUND, Problem, kind, logged, retry_later
+from api.openapi import APPLIED, AT_POSITION, JSON, responses, text_in_path
+from api.outcome_waits import TOO_MANY_WAIT, Recorded
+from api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, UNAVAILABLE, Kind, kind
 from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, segment, watched
 from api.services import Services, services_of
 from commands.intake import bad_name
 from infra.domain_model.contexts import Context, contexts, refusals_of
-from infra.errors import SamefoldError
+from infra.log.partitioner import partition_of
 from projections.engine.views.core_views import OUTCOMES, all_views
-
-JSON = "application/json"
+from projections.engine.views.token import Token
 
 CONFLICT = kind(412, "version-conflict", "The stream is not at the version that was expected.")
 KEY_REUSED = kind(422, "key-reused", "This Idempotency-Key was used before, with another command.")
 FAILED = kind(500, "failed", "The code of the business failed on this command.")
 REFUSED = kind(409, "refused", "The business said no.")
-NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.")
+NO_OUTCOME = kind(404, "no-outcome", "No outcome is recorded under this key.", RETRY_AFTER_S)
 
 REJECTED = {"malformed": INVALID, "misrouted": FAILED} | {one.code: one for one in (CONFLICT, TOO_LARGE, FAILED)}
-"""What a code means that the handler itself rejects commands with; all others are of the business."""
+"""The codes that the handler itself rejects commands with; all others are refusals of the business."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class CommandRef:
 
 
 def answer_of(ref: CommandRef, recorded: Recorded, fingerprint: str, headers: Mapping[str, str]) -> Response:
-    """The answer to whoever sent the command with that fingerprint. Raises Problem for all but acceptance."""
+    """The answer to the sender of a command with that fingerprint. Raises Problem for all but acceptance."""
     if recorded.fingerprint != fingerprint:
         raise KEY_REUSED(headers=headers, command_id=ref.key)
     members = _members(ref, recorded)
@@ -67,13 +66,13 @@ def answer_of(ref: CommandRef, recorded: Recorded, fingerprint: str, headers: Ma
     code = recorded.code or REFUSED.code
     if known := REJECTED.get(code):
         raise known(detail, headers=headers, **members)
-    if refusal := refusals_of(ref.context).get(code):
-        raise Problem(409, code, refusal.message, detail, headers=headers, context=ref.context.name, **members)
-    raise Problem(409, code, REFUSED.title, detail, headers=headers, **members)
+    refusal = refusals_of(ref.context).get(code)
+    kind_ = Kind(409, code, refusal.message, context=ref.context.name) if refusal else REFUSED._replace(code=code)
+    raise kind_(detail, headers=headers, **members)
 
 
 def _members(ref: CommandRef, recorded: Recorded) -> dict[str, Any]:
-    """Of an outcome of either kind."""
+    """What accepted and rejected outcomes have in common."""
     return {
         "outcome": recorded.outcome,
         "stream": ref.stream,
@@ -85,7 +84,7 @@ def _members(ref: CommandRef, recorded: Recorded) -> dict[str, Any]:
 
 
 def _message(recorded: Recorded) -> str | None:
-    """As the business wrote it, or what the handler noted; how its code failed stands in the log of events alone."""
+    """As the business or the handler wrote it; how code failed is in the log of events, and not public."""
     return FAILED.title if recorded.code == "failed" else recorded.message
 
 
@@ -107,20 +106,17 @@ def router() -> APIRouter:
         _outcome,
         operation_id="outcome",
         response_model=openapi.Outcome,
-        response_description="What became of it.",
-        responses={
-            200: {"headers": AT_POSITION | APPLIED},
-            404: problems("There is no outcome, or not yet.", NO_OUTCOME, NOT_FOUND, headers=RETRY_AFTER),
-            422: problems("The path holds no stream or no key.", INVALID, BAD_SEGMENT),
-            429: problems("Too many callers wait.", TOO_MANY_WAIT, headers=RETRY_AFTER),
-            503: problems("A store is unavailable, or not as promised.", headers=RETRY_AFTER),
-        },
+        response_description="The outcome.",
+        responses=responses(
+            {200: {"headers": AT_POSITION | APPLIED}},
+            *(NO_OUTCOME, NOT_FOUND, INVALID, BAD_SEGMENT, TOO_MANY_WAIT, *UNAVAILABLE),
+        ),
     )
     return routes
 
 
 async def _outcome(request: Request) -> Response:
-    """The first and only answer to a command, for whoever did not wait for it, or lost it."""
+    """The first and only answer to a command, where the sender did not wait for it, or lost it."""
     services = services_of(request)
     context = contexts().get(segment(request, "context"))
     if context is None:
@@ -128,34 +124,30 @@ async def _outcome(request: Request) -> Response:
     ref = CommandRef(context, segment(request, "stream_id"), segment(request, "key"))
     if problem := bad_name(ref.stream, ref.key):
         raise INVALID(errors=[{"at": "path", "problem": problem}])
-    prefer, longest = preferences(request), services.settings.api_max_wait_s
-    applied = prefer.applied(longest)
-    with (
-        services.outcomes.waiting(ref.stream, ref.key, services.events.partitions, may_be_there=False) as outcome,
-        watched(request, lambda: abandon(outcome)),
-    ):
-        recorded = await _look_up(services, ref)
-        if recorded is None:
-            await asyncio.wait((outcome,), timeout=prefer.wait_within(0, longest))
+    prefer = preferences(request, services.settings.api_max_wait_s)
+    partitions = services.events.partitions
+    with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=False) as outcome:
+        recorded = await _look_up(services, ref, partition_of(ref.stream, partitions))
+        if recorded is None and (wait_s := prefer.wait_or(0)):
+            with watched(request):
+                await asyncio.wait((outcome,), timeout=wait_s)
             recorded = outcome.result() if outcome.done() else None
     if recorded is None:
-        raise NO_OUTCOME(headers=retry_later() | applied)
+        raise NO_OUTCOME(headers=prefer.applied)
     members = _members(ref, recorded)
     if recorded.outcome != "accepted":
         members |= {"code": recorded.code, "message": _message(recorded)}
-    headers = {"Samefold-Position": members["position"]} | applied
+    headers = {"Samefold-Position": members["position"]} | prefer.applied
     return Response(msgspec.json.encode(members), 200, headers, JSON)
 
 
-async def _look_up(services: Services, ref: CommandRef) -> Recorded | None:
-    """The outcome, if it is there. Raises Problem 503."""
-    try:
-        services.stores.require_live(OUTCOMES)
-        found = await services.views.by_keys(all_views()[OUTCOMES], [(ref.stream, ref.key)])
-    except SamefoldError as error:
-        raise logged(error) from None
+async def _look_up(services: Services, ref: CommandRef, partition: int) -> Recorded | None:
+    """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseAway."""
+    services.stores.require_live(OUTCOMES)
+    found = await services.views.by_keys(all_views()[OUTCOMES], [(ref.stream, ref.key)])
     if not found.rows:
         return None
     row = msgspec.json.decode(found.rows[0].json)
     members = {name: row[name] for name in ("outcome", "code", "message", "version", "fingerprint")}
-    return Recorded(at=datetime.fromisoformat(row["at"]), position=found.position, **members)
+    offsets = {topic: {partition: offsets.get(partition, 0)} for topic, offsets in found.position.positions.items()}
+    return Recorded(at=datetime.fromisoformat(row["at"]), position=Token(offsets), **members)

@@ -1,7 +1,8 @@
-"""What each request leaves behind: its time in a metric, its span in the caller's trace, its correlation id in what it sets off."""
+"""Middleware that records each request: its time in a metric, its span in the caller's trace, its correlation id."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 
@@ -10,6 +11,7 @@ from opentelemetry.trace import Span, SpanKind
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.problems import STOPPING
 from infra.observability import correlation, metrics, tracing
 
 UNMATCHED = "unmatched"
@@ -19,7 +21,7 @@ MAX_ID_BYTES = 200
 
 
 class RequestMetrics:
-    """The outermost part of the app. Each request sets all of its task's context that it uses, and sets nothing back."""
+    """The outermost middleware. Each request sets all context variables that it uses, and resets none."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -32,7 +34,7 @@ class RequestMetrics:
         names = {name for name, _ in scope["headers"]}
         given = correlation_id(scope["headers"]) if b"correlation-id" in names else None
         correlation.current.set(given)
-        # where there is none too: a pipelined request is begun in the context of the one before
+        # without one too: a pipelined request starts in the context of the one before
         context.attach(tracing.context_of(scope["headers"] if b"traceparent" in names else ()))
         span: Span | None = None
         answered = False
@@ -45,7 +47,7 @@ class RequestMetrics:
                 if given is not None:
                     MutableHeaders(scope=message)["Correlation-Id"] = given
                 if span:
-                    # what it was is known only now: the path itself would make as many names as there are streams
+                    # the route is known only now, and the path itself would make as many names as there are streams
                     span.update_name(f"{method_of(scope)} {route_of(scope)}")
                     span.set_attribute("http.route", route_of(scope))
                     span.set_attribute("http.response.status_code", message["status"])
@@ -59,6 +61,10 @@ class RequestMetrics:
                     await self.app(scope, receive, sent)
             else:
                 await self.app(scope, receive, sent)
+        except asyncio.CancelledError:  # uvicorn cancels what still runs at the end of a graceful shutdown
+            if answered:
+                raise
+            await STOPPING(headers={"Connection": "close"}).response()(scope, receive, sent)
         except Exception:
             if not answered:
                 _observe(scope, 500, time.perf_counter() - started)
@@ -68,7 +74,7 @@ class RequestMetrics:
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the route that a request took: one of those of the app, whatever the path holds."""
+    """The template of the request's route: one of the app's, whatever the path holds."""
     return str(getattr(scope.get("route"), "path", UNMATCHED))
 
 
@@ -77,7 +83,7 @@ def method_of(scope: Scope) -> str:
 
 
 def correlation_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The caller's, where it came once and as it must be; a route that stores it refuses any other."""
+    """The caller's, where it came once and is valid; a route that stores it refuses any other."""
     given = [value.strip(b" \t") for name, value in headers if name == b"correlation-id"]
     if len(given) != 1 or not 0 < len(given[0]) <= MAX_ID_BYTES or not given[0].isascii():
         return None

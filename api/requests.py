@@ -1,13 +1,13 @@
-"""What a request says: segments of its path, its headers, its body within bounds, and whether its client is still there.
+"""Reads a request: segments of its path, its headers, its body within bounds, and whether its client is still connected.
 
-A header that must come once and comes twice, or in a form that nobody understands, is refused: 400.
+A header that must come once and comes twice, or in a form that can't be understood, is refused: 400.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -17,7 +17,9 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.problems import kind
+from api.problems import ClientGone, kind
+from api.request_metrics import MAX_ID_BYTES
+from infra.observability import correlation
 
 BAD_SEGMENT = kind(422, "bad-segment", "A part of the path is not UTF-8.")
 BAD_HEADER = kind(400, "bad-header", "A header can't be understood.")
@@ -25,13 +27,11 @@ TOO_LARGE = kind(413, "too-large", "That is too much.")
 TOO_SLOW = kind(408, "too-slow", "The request did not arrive in time.")
 CUT_OFF = kind(400, "cut-off", "The request ended too early.")
 
-MAX_ID_BYTES = 200
-
 _PLAIN = "!$&'()*+,;=:@"
-"""What RFC 3986 allows in a segment beside letters, digits and `-._~`."""
+"""What RFC 3986 allows in a segment, apart from letters, digits and `-._~`."""
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"').fullmatch
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]+").fullmatch
-"""Visible ASCII without what would make it two keys or none: quote, comma, semicolon, backslash."""
+"""Visible ASCII without quote, comma, semicolon and backslash, which would make it two keys or none."""
 _VERSION = re.compile(r'"(0|[1-9][0-9]{0,17})"').fullmatch
 # Possessive, here and below: with backtracking, a few thousand spaces in a header would take seconds.
 _JSON = re.compile(r"\s*+application/json\s*+(;\s*+charset\s*+=\s*+\"?utf-8\"?\s*+)?;?\s*+", re.IGNORECASE).fullmatch
@@ -43,10 +43,10 @@ _SECONDS = re.compile(r"[0-9]{1,9}").fullmatch
 
 
 class RawPath:
-    """Has the app route on the path as it came, so that `%2F` stays inside its segment (RFC 3986, section 2.2).
+    """Middleware that routes on the path before decoding, so that `%2F` stays inside its segment (RFC 3986, section 2.2).
 
-    A stream's name may hold a slash. Servers decode the whole path first, and then can't tell a slash that separates from one that
-    belongs to a name. Each segment comes in its normal form: encoded where it must be, and nowhere else.
+    A stream's name may hold a slash; in a decoded path it would look like a separator. Each segment gets its normal form: encoded
+    where it must be, and nowhere else.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -93,7 +93,7 @@ def single(request: Request, name: str) -> str | None:
 def idempotency_key(request: Request) -> tuple[str, bool]:
     """The command's id, and whether it is the caller's; else a new one. Raises Problem 400.
 
-    A string of RFC 9651 (`"8e03978e"`), as draft-ietf-httpapi-idempotency-key-header has it; without its quotes it is taken too.
+    A string of RFC 9651 (`"8e03978e"`), as draft-ietf-httpapi-idempotency-key-header has it; a bare one is accepted too.
     """
     value = single(request, "Idempotency-Key")
     if value is None:
@@ -108,7 +108,7 @@ def idempotency_key(request: Request) -> tuple[str, bool]:
 
 
 def quoted(key: str) -> str:
-    """A key as the header's value; keys that were given in another way may hold what no header can: those are left as they are."""
+    """A key as the value of a header."""
     return '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
 
 
@@ -130,11 +130,11 @@ def expected_version(request: Request) -> int | None:
 
 
 def correlation_id(request: Request) -> str | None:
-    """The caller's id for all that belongs together, which is kept in the commit. Raises Problem 400."""
-    value = single(request, "Correlation-Id")
-    if value is not None and not (value.isascii() and value.isprintable() and 0 < len(value) <= MAX_ID_BYTES):
-        raise BAD_HEADER(f"Correlation-Id must have 1 to {MAX_ID_BYTES} printable ASCII characters.")
-    return value
+    """The caller's id, which the commit keeps, as RequestMetrics has read it. Raises Problem 400 where it could not."""
+    given = correlation.current.get()
+    if given is None and "Correlation-Id" in request.headers:
+        raise BAD_HEADER(f"Correlation-Id must come once, and have 1 to {MAX_ID_BYTES} printable ASCII characters.")
+    return given
 
 
 def is_json(request: Request) -> bool:
@@ -144,33 +144,31 @@ def is_json(request: Request) -> bool:
 
 
 class Preferences(NamedTuple):
-    """The header Prefer (RFC 7240): `respond-async`, and `wait=N`, None where it is not said. Other preferences are ignored."""
+    """The header Prefer (RFC 7240): `respond-async`, and `wait=N` in seconds, up to `api_max_wait_s`. Others are ignored."""
 
     respond_async: bool = False
     wait_s: int | None = None
 
-    def wait_within(self, default_s: float, longest_s: float) -> float:
-        """How long to wait, in seconds: what was asked for, up to `longest_s`."""
-        if self.wait_s is None:
-            return 0.0 if self.respond_async else default_s
-        return min(float(self.wait_s), longest_s)
+    def wait_or(self, default_s: float) -> float:
+        """How long to wait, in seconds."""
+        return self.wait_s if self.wait_s is not None else 0.0 if self.respond_async else default_s
 
-    def applied(self, longest_s: float) -> dict[str, str]:
-        """The header Preference-Applied, where there is something to report."""
-        said = ["respond-async"] if self.respond_async else []
-        said += [f"wait={min(self.wait_s, int(longest_s))}"] if self.wait_s is not None else []
-        return {"Preference-Applied": ", ".join(said)} if said else {}
+    @property
+    def applied(self) -> dict[str, str]:
+        """The header Preference-Applied, where a preference was given."""
+        applied = ["respond-async"] if self.respond_async else []
+        applied += [f"wait={self.wait_s}"] if self.wait_s is not None else []
+        return {"Preference-Applied": ", ".join(applied)} if applied else {}
 
 
-def preferences(request: Request) -> Preferences:
-    """Of the same preference said twice the first counts, as the RFC has it."""
-    said: dict[str, str] = {}
-    for line in request.headers.getlist("Prefer"):
-        for part in line.split(","):
-            if match := _PREFERENCE.fullmatch(part):
-                said.setdefault(match[1].lower(), (match[2] or "").strip('"'))
-    wait = said.get("wait", "")
-    return Preferences("respond-async" in said, int(wait) if _SECONDS(wait) else None)
+def preferences(request: Request, longest_s: float) -> Preferences:
+    """Where a preference is repeated, the first counts, as the RFC has it."""
+    given: dict[str, str] = {}
+    for part in ",".join(request.headers.getlist("Prefer")).split(","):
+        if match := _PREFERENCE.fullmatch(part):
+            given.setdefault(match[1].lower(), (match[2] or "").strip('"'))
+    wait = given.get("wait", "")
+    return Preferences("respond-async" in given, min(int(wait), int(longest_s)) if _SECONDS(wait) else None)
 
 
 # ── the body, and the client ──
@@ -202,16 +200,22 @@ def _too_large(most: int) -> Exception:
 
 
 @contextmanager
-def watched(request: Request, gone: Callable[[], None]) -> Iterator[None]:
-    """`gone` is called as soon as the request's client has gone. The body must have been read."""
-    watching = asyncio.create_task(_disconnected(request, gone))
+def watched(request: Request) -> Iterator[None]:
+    """Ends the block with ClientGone as soon as the request's client disconnects. The body must have been read."""
+    task = asyncio.current_task()
+    assert task is not None
+    watching = asyncio.create_task(_cancel_when_gone(request, task))
     try:
         yield
+    except asyncio.CancelledError:
+        if watching.done() and not task.uncancel():
+            raise ClientGone from None
+        raise
     finally:
         watching.cancel()
 
 
-async def _disconnected(request: Request, gone: Callable[[], None]) -> None:
+async def _cancel_when_gone(request: Request, task: asyncio.Task[object]) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    gone()
+    task.cancel()

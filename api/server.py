@@ -1,10 +1,11 @@
-"""The app under Uvicorn, in this process, with bounds for what Uvicorn reads without any: heads, chunk framing, pipelines."""
+"""The app under Uvicorn, with bounds that Uvicorn lacks: on heads, chunk framing, pipelines and the time that they take."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
+from collections import deque
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.app import create_app
-from api.problems import BAD_REQUEST, MEDIA_TYPE, Problem, kind
+from api.problems import BAD_REQUEST, HEAD_TOO_LARGE, MEDIA_TYPE, Problem
 from api.requests import TOO_SLOW
 from api.services import Services
 from infra.errors import SamefoldError
@@ -22,10 +23,12 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5
 STILL_WAIT_S = 1.0
-"""At the end, until those who wait for an outcome are told to ask again."""
+"""At the end, until requests that wait are answered without what they wait for."""
 BACKLOG = 4_096
 KEEP_ALIVE_S = 65
 """Longer than load balancers keep an idle connection, which would otherwise send a request into one that just closed."""
+UNREAD_S = 60
+"""How long a client may leave a full write buffer unread."""
 MAX_HEAD = 65_536
 """Bytes of a request's line, headers and trailers."""
 MAX_FRAMING = 2**21
@@ -33,15 +36,13 @@ MAX_FRAMING = 2**21
 MAX_PIPELINED = 100
 """Requests sent before the answer to an earlier one. Beyond, the connection is closed; the client may retry (RFC 9112, 9.3.2)."""
 
-HEAD_TOO_LARGE = kind(431, "head-too-large", "The head of the request is too large.")
-
 
 class CannotListen(SamefoldError):
-    """The address is taken, or not this machine's."""
+    """The address is in use, or not this machine's."""
 
 
 class Server(uvicorn.Server):
-    """One API process. `run` returns after `should_exit` was set; it raises what ended a part of the process that must not end."""
+    """One API process. `run` returns after `should_exit` was set; it raises the error that ended a part of the process."""
 
     def __init__(self, config: uvicorn.Config, services: Services, listening: socket.socket) -> None:
         super().__init__(config)
@@ -62,9 +63,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self.services.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # live updates would never end by themselves, and are told to before they are waited for
-        self.services.stopping.set()
-        asyncio.get_running_loop().call_later(STILL_WAIT_S, self.services.outcomes.give_up)
+        self.services.stop(STILL_WAIT_S)  # uvicorn waits for all requests, and live updates never end by themselves
         await super().shutdown(sockets)
 
 
@@ -94,45 +93,60 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise CannotListen(
-            f"Nobody can listen on port {port} of {host}: {error.strerror or error}.",
-            "Give another one with SAMEFOLD_API_PORT or `--port`, or end what listens there.",
+            f"The API can't listen on port {port} of {host}: {error.strerror or error}.",
+            "Choose another port with SAMEFOLD_API_PORT or `--port`, or stop the process that uses this one.",
         ) from error
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Answers 431 and 408, or closes where an answer is under way. What is no HTTP gets a problem as well (RFC 9457)."""
+    """Answers 431 and 408, or closes the connection during an answer. Invalid HTTP is answered with a problem too (RFC 9457)."""
 
-    _beside = 0
-    """Bytes since the request began that were not of its body."""
+    _overhead = 0
+    """Bytes since the request began, apart from its body."""
     _body = 0
     _in_head = False
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     within_s: ClassVar[float] = 10
-    """How long a head may take to arrive; and, once a request was answered before its end, how long its rest may."""
+    """The deadline for a head, and for the rest of a request that was answered before its end."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # before its first request it is as idle as after one
+        self._cycles: deque[RequestResponseCycle] = deque()
+        # uvicorn starts it only after the first request
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
         self._unset_keepalive_if_required()
+        self.resume_writing()
+        for cycle in self._cycles:  # uvicorn only ends the last one, and an earlier one would go on without a client
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
     def data_received(self, data: bytes) -> None:
-        self._beside += len(data)
+        self._overhead += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._beside > MAX_HEAD + min(8 * self._body, MAX_FRAMING):
+        if self._overhead > MAX_HEAD + min(8 * self._body, MAX_FRAMING):
             self._end(HEAD_TOO_LARGE())
         elif self._deadline is None and not self._is_answering():
             self._deadline = self.loop.call_later(self.within_s, self._is_late)
 
     def on_message_begin(self) -> None:
-        self._beside = self._body = 0  # of what was received together with its beginning nothing is counted
+        self._overhead = self._body = 0  # bytes that arrived together with its beginning are not counted
         self._in_head = True
         super().on_message_begin()
 
@@ -145,9 +159,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._end(HEAD_TOO_LARGE())
         if not self.transport.is_closing():
             super().on_headers_complete()
+            while self._cycles and self._cycles[0].response_complete:
+                self._cycles.popleft()
+            self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        self._beside -= len(body)
+        self._overhead -= len(body)
         self._body += len(body)
         if not self.transport.is_closing():
             super().on_body(body)
@@ -178,7 +195,7 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._is_answering():
             body = bytes(problem.response().body)
             head = (
-                f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n"
+                f"HTTP/1.1 {problem.kind.status} {HTTPStatus(problem.kind.status).phrase}\r\n"
                 f"Content-Type: {MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)

@@ -1,4 +1,4 @@
-"""What the requests of one API process share: connections to both stores, what is known of them, and those who wait."""
+"""What the requests of one API process share: connections to both stores, the state of the stores, and the waiting requests."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ from projections.engine.views.view import View
 POOL_WAIT_S = 2.0
 """For a connection of the pool."""
 LONGEST_QUERY_MS = 8_000
-"""After which the database ends it."""
+"""After that the database ends the query."""
 QUERY_S = 10.0
-"""After which the connection is given up: the database hangs."""
+"""After that the connection is closed: the database hangs."""
 POOL_AGAIN_S = 2.0
-"""After that, trying to connect is given up until a connection is wanted: which the checks do twice a second."""
+"""For connecting again; the pool tries once more when a connection is wanted, which the checks do twice a second."""
 SEARCH_WAIT_S = 2.0
 """How long a search waits for others to end."""
 
-TOO_MANY_SEARCHES = kind(429, "too-many-searches", "Too many lists are being searched.")
-TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are subscribed.")
+TOO_MANY_SEARCHES = kind(429, "too-many-searches", "Too many lists are being searched.", 1)
+TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are subscribed.", 5)
 
 
 class Slots:
-    """Room for so many at once. Who gets none within `wait_s` seconds is told to come back."""
+    """A semaphore that raises a Problem where no slot gets free within `wait_s` seconds."""
 
-    def __init__(self, most: int, refusal: Kind, retry_after_s: int, wait_s: float = 0) -> None:
+    def __init__(self, most: int, refusal: Kind, wait_s: float = 0) -> None:
         self.taken = 0
         self._free = asyncio.Semaphore(most)
         self._refusal = refusal
-        self._retry_after_s = retry_after_s
         self._wait_s = wait_s
 
     async def take(self) -> None:
@@ -55,7 +54,7 @@ class Slots:
             async with asyncio.timeout(self._wait_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._refusal(headers={"Retry-After": str(self._retry_after_s)}) from None
+            raise self._refusal() from None
         self.taken += 1
 
     def give_back(self) -> None:
@@ -64,15 +63,14 @@ class Slots:
 
 
 class Services:
-    """Entered once, in the event loop that serves. Unavailable stores are found when they come back."""
+    """Entered once, in the event loop that serves. It starts without the stores too, and finds them when they are available."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
         self.name = name
-        self.stopping = asyncio.Event()
-        """Set when the process is to end: live updates end then."""
+        self.is_stopping = False
         self.failure: SamefoldError | None = None
-        """What ended a part of this that must not end, after which the process can only end too."""
+        """Why a part of this ended that must not end; the process ends then."""
         self.parts = Parts(name, self._failed)
         views = all_views()
         longest = min(settings.statement_timeout_ms, LONGEST_QUERY_MS)
@@ -95,9 +93,9 @@ class Services:
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
         self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
         self.views = ViewReader(settings, self.pool, self.positions)
-        # half of the connections are for lists that no index leads to, or all others would wait for them
-        self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, 1, SEARCH_WAIT_S)
-        self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS, 5)
+        # half of the connections are for lists that no index leads to; they would block all other reads
+        self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
+        self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS)
         self._feeds: dict[str, RowFeed] = {}
 
     @property
@@ -116,6 +114,14 @@ class Services:
             self._feeds[view.name] = RowFeed(view, self.views, self.notifications)
         return self._feeds[view.name]
 
+    def stop(self, still_wait_s: float) -> None:
+        """End live updates now, and answer all waiting requests after that many seconds: the process is stopping."""
+        self.is_stopping = True
+        for feed in self._feeds.values():
+            feed.end()
+        for waits in (self.outcomes, self.positions):
+            asyncio.get_running_loop().call_later(still_wait_s, waits.give_up)
+
     async def __aenter__(self) -> Self:
         await self.pool.open()
         self.parts.callbacks()
@@ -123,22 +129,14 @@ class Services:
         self.parts.task("notifications", self.notifications.listen())
         self.parts.task("store checks", self.stores.keep_checking())
         self.parts.task("outcomes", self.outcomes.answer())
-        self.parts.task("live rows", self._end_feeds(), may_return=True)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stopping.set()
         await self.parts.cancel()
         await self.appender.close()
         await self.pool.close(1)
-
-    async def _end_feeds(self) -> None:
-        """Wait until the process is to end, and then end what would go on for ever."""
-        await self.stopping.wait()
-        for feed in self._feeds.values():
-            await feed.close()
 
     def _topics(self) -> tuple[Topic, Topic]:
         try:
@@ -147,7 +145,7 @@ class Services:
             raise problem_of(error) from None
 
     def _kafka_answered(self) -> None:
-        """The appender, which appends nothing while all brokers are unreachable, hears from here that they are back."""
+        """Let the appender, which appends nothing while all brokers are unreachable, try again."""
         if self.stores.kafka_answered:
             self.appender.back()
 

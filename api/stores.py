@@ -1,7 +1,7 @@
-"""Both stores are checked twice a second, for all requests: are they there, is all as promised, how far behind are agents?
+"""Checks both stores twice a second, for all requests: are they available and consistent, and how far behind are the agents?
 
-A promise that is broken (another topic, other partitions, other views than this code's) stays so until everything is as it was: the
-API says so and answers nothing else, because what it said could be wrong.
+While they are inconsistent (another topic, other partitions, other views than this code's), requests are refused: answers could be
+wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 from psycopg_pool import AsyncConnectionPool
 
 from commands.outcomes import ReadModelNotSetUp
-from infra.database.connect import named
+from infra.database.connect import named, naming
 from infra.database.deadline import ended_after
 from infra.errors import SamefoldError
 from infra.log import clients, topics
@@ -39,52 +39,50 @@ T = TypeVar("T")
 
 CHECK_S = 0.5
 COMPARE_S = 5.0
-"""How often the topics are compared with what was promised."""
+"""How often the topics are compared with the contract."""
 DATABASE_S = 2.0
-"""How long PostgreSQL may take to answer."""
+"""The deadline for PostgreSQL."""
 KAFKA_S = 2.0
-"""How long the brokers may take for an answer."""
+"""The deadline for the brokers."""
 PATIENCE_S = 5.0
-"""How long the brokers may be silent before commands are refused for it.
+"""How long the brokers may be silent before commands are refused.
 
-Until then they are appended, and wait for their acknowledgement: a pause of the broker or another leader costs them time, no
-answer. That the ends of the log are known no newer makes the read model look nearer to them by what is appended in that time.
-Beyond, a caller would rather hear at once, and for certain, that nothing was appended. Where no broker is reachable at all the
-producer knows it at once.
+Until then commands are appended and wait for their acknowledgement: a pause of the broker or another leader costs time, but no
+answer. Beyond, the client learns at once that nothing was appended. Where no broker is reachable the producer knows that at once.
 """
 
 
 class NotLooked(SamefoldError):
-    """The process has just started and knows nothing yet."""
+    """The process has just started and has not checked the stores yet."""
 
     is_public = True
 
 
 class OtherViewsLive(SamefoldError):
-    """A view that is asked for is not live in this code's version."""
+    """A view that this request needs is not live in this code's version."""
 
     is_public = True
 
 
 class CommandNotLive(SamefoldError):
-    """No handler that knows this command has been there yet."""
+    """No handler that knows this command has started yet."""
 
     is_public = True
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSnapshot:
-    """What both stores said, within a moment. `at` is of `time.monotonic()`."""
+    """The state of both stores at one moment, `at` of `time.monotonic()`."""
 
     at: float
     live: Mapping[str, Pointer]
     """By view."""
     positions: Mapping[str, Mapping[int, int]]
-    """{agent: {partition: next offset}}, of those that have live views."""
+    """{agent: {partition: next offset}}, of agents with live views."""
     ends: Mapping[int, int]
-    """Of the log, by partition; read after the positions, so that they can't be behind them."""
+    """Of the log, by partition; read after the positions, so never behind them."""
     parked: Mapping[str, int]
-    """Streams that a live view leaves out, by view; views without any are left out."""
+    """How many streams a live view leaves out, by view; only views with some."""
 
     def behind(self, agent: str) -> int:
         """Records that the log holds and the agent has not folded."""
@@ -93,11 +91,10 @@ class HealthSnapshot:
 
 
 class StoreChecks:
-    """`seen` is the newest complete snapshot; `failures` says, by subject, what is wrong now.
+    """`seen` is the newest complete snapshot; `failures` has what is wrong now, by subject.
 
-    The subjects: kafka and database, which are unavailable or refuse us; topics, which are not those they were; contract, which is
-    not that of the database's positions; views, where the write model that is live is not this code's; start, until there was a
-    check. `live` are the views that are live, by name, and `types` the commands; `views` are all of this code's views.
+    The subjects: kafka and database, unavailable or refusing us; topics, recreated or changed; contract, where the positions in the
+    database are of other topics; views, where another write model is live than this code's; start, before the first check.
     """
 
     def __init__(
@@ -105,17 +102,19 @@ class StoreChecks:
     ) -> None:
         self.seen: HealthSnapshot | None = None
         self.live: Mapping[str, Pointer] = {}
+        """The live views, by name."""
         self.types: frozenset[CommandType] = frozenset()
+        """The commands that some handler knows."""
         self.kafka_answered = False
         """At the last check."""
         self.failures: dict[str, SamefoldError] = {
-            "start": NotLooked("This process has just started.", "Ask again in a moment.")
+            "start": NotLooked("This process has just started.", "Try again in a moment.")
         }
         self._versions = code_set(dict(views))
         self._write_model = [name for name, view in views.items() if view.is_system]
         self._settings = settings
         self._pool = pool
-        self._said = StatusLog(log, name)
+        self._status = StatusLog(log, name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store checks")
         self._admin: topics.Admin
         self._kafka_at = float("-inf")
@@ -124,11 +123,11 @@ class StoreChecks:
         self._listeners: list[Callable[[], None]] = []
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Have it called after each check, in the event loop. It must not block nor raise."""
+        """Call it after each check, in the event loop. It must not block nor raise."""
         self._listeners.append(listener)
 
     def topics(self) -> tuple[Topic, Topic]:
-        """(commands, events). Raises the named error that makes them unusable; PostgreSQL being unavailable is none."""
+        """(commands, events). Raises the named error that makes them unusable; an unavailable PostgreSQL does not."""
         for subject in ("topics", "contract"):
             if error := self.failures.get(subject):
                 raise error
@@ -137,14 +136,14 @@ class StoreChecks:
         return self._topics
 
     def require(self, *views: str) -> None:
-        """Raises the named error of whatever is wrong; of views, with these alone. That nothing was checked yet, if that is all."""
+        """Raises the named error of a subject that is wrong, NotLooked last; of views, only these count."""
         wrong = (error for subject, error in self.failures.items() if subject != "views")
         for error in sorted(wrong, key=lambda error: isinstance(error, NotLooked)):
             raise error
         self.require_live(*views)
 
     def require_live(self, *views: str) -> None:
-        """Raises ReadModelNotSetUp, OtherViewsLive where one of these is not live in this code's version."""
+        """Raises ReadModelNotSetUp, OtherViewsLive unless all of these are live in this code's version."""
         if not self.live:
             raise ReadModelNotSetUp("No view is live yet.", "Start an agent: `samefold run agent`.")
         now = {name: self.live[name].version for name in views if name in self.live}
@@ -153,22 +152,23 @@ class StoreChecks:
             raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", cure)
 
     async def find_command(self, kind: CommandType) -> None:
-        """Ask the database at once about a command that was not live at the last check: its first handler may just have come."""
+        """Look up a command that was not live at the last check: its first handler may just have started. Raises DatabaseAway."""
         if kind not in self.types:
-            async with self._pool.connection() as connection:
-                cursor = await connection.execute("select context, type from command_types")
-                self.types = frozenset(CommandType(*row) for row in await cursor.fetchall())
+            with naming(self._settings):
+                async with self._pool.connection() as connection:
+                    cursor = await connection.execute("select context, type from command_types")
+                    self.types = frozenset(CommandType(*row) for row in await cursor.fetchall())
 
     def require_command(self, kind: CommandType) -> None:
-        """Raises CommandNotLive: sent before, it would be malformed, and would stay so."""
+        """Raises CommandNotLive where no handler knows the command: appended, it would be rejected as malformed, for good."""
         if kind not in self.types:
             raise CommandNotLive(
-                f"No handler that knows '{kind}' has been there yet.",
-                "Start one of this release (`samefold run handler`), beside those of the release before.",
+                f"No handler that knows '{kind}' has started yet.",
+                "Start one of this release (`samefold run handler`); those of the release before may go on.",
             )
 
     async def keep_checking(self) -> None:
-        """Until it is cancelled."""
+        """Check the stores until this is cancelled."""
         self._admin = topics.Admin(self._settings, KAFKA_S)
         try:
             while True:
@@ -181,14 +181,10 @@ class StoreChecks:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _check(self) -> None:
-        rows = await self._told("database", self._ask_database())
+        rows = await self._checked("database", self._ask_database())
         if self._topics is None or time.monotonic() >= self._compare_at:
-            await self._told("kafka", self._ask_topics())
-        ends = (
-            await self._told("kafka", self._in_thread(partial(topics.ends, self._topics[1], self._admin)))
-            if self._topics
-            else None
-        )
+            await self._checked("kafka", self._ask_topics())
+        ends = await self._checked("kafka", self._ask_ends(self._topics[1])) if self._topics else None
         self.kafka_answered = ends is not None
         if ends is not None:
             self._kafka_at = time.monotonic()
@@ -197,9 +193,9 @@ class StoreChecks:
         promised = {name: Contract(name, *contract) for name, *contract in rows[2] or ()}
         self.live = {view: Pointer(view, agent, version, table) for view, agent, version, table in rows[1] or ()}
         self.types = frozenset(CommandType(*one) for one in rows[4] or ())
-        self._judge("views", partial(self.require_live, *self._write_model))
+        self._require("views", partial(self.require_live, *self._write_model))
         if self._topics:
-            self._judge("contract", partial(_require_contract, self._topics, promised))
+            self._require("contract", partial(_require_contract, self._topics, promised))
             self.failures.pop("start", None)
         if ends is not None:
             positions: dict[str, dict[int, int]] = {}
@@ -207,16 +203,16 @@ class StoreChecks:
                 positions.setdefault(agent, {})[partition] = next_offset
             self.seen = HealthSnapshot(time.monotonic(), self.live, positions, ends, dict(rows[3] or ()))
 
-    async def _told(self, subject: str, asked: Awaitable[T]) -> T | None:
-        """What was asked for, or None and the reason in `failures`."""
+    async def _checked(self, subject: str, asked: Awaitable[T]) -> T | None:
+        """The store's answer, or None with the reason in `failures`."""
         try:
             found = await asked
         except psycopg.Error as error:
             self._is_wrong(subject, named(error, self._settings))
-        except clients.KafkaAway as error:
-            self._is_silent(error)
-        except KafkaException as error:  # it answers, but not to us, or not of this topic
-            self._is_silent(clients.away(self._settings, error))
+        except (clients.KafkaAway, KafkaException) as error:  # silent, or it refuses us or this topic
+            if time.monotonic() - self._kafka_at > PATIENCE_S:
+                away = error if isinstance(error, clients.KafkaAway) else clients.away(self._settings, error)
+                self._is_wrong("kafka", away, "away")
         except SamefoldError as error:
             self._is_wrong("topics", error)
         else:
@@ -224,7 +220,7 @@ class StoreChecks:
             return found
         return None
 
-    def _judge(self, subject: str, require: Callable[[], None]) -> None:
+    def _require(self, subject: str, require: Callable[[], None]) -> None:
         try:
             require()
         except SamefoldError as error:
@@ -232,17 +228,13 @@ class StoreChecks:
         else:
             self._is_well(subject)
 
-    def _is_silent(self, error: clients.KafkaAway) -> None:
-        if time.monotonic() - self._kafka_at > PATIENCE_S:
-            self._is_wrong("kafka", error, "away")
-
     def _is_wrong(self, subject: str, error: SamefoldError, kind: str = "") -> None:
         self.failures[subject] = error
-        self._said.wrong(subject, str(error), kind)
+        self._status.wrong(subject, str(error), kind)
 
     def _is_well(self, subject: str) -> None:
         self.failures.pop(subject, None)
-        self._said.well(subject, f"{subject}: as it should be again")
+        self._status.well(subject, f"{subject}: well again")
 
     async def _ask_database(self) -> Any:
         names = [self._settings.commands_topic, self._settings.events_topic]
@@ -251,8 +243,11 @@ class StoreChecks:
                 cursor = await connection.execute(_SEEN, (self._settings.events_topic, names))
             return await cursor.fetchone()
 
+    async def _ask_ends(self, events: Topic) -> dict[int, int]:
+        return await self._in_thread(partial(topics.ends, events, self._admin))
+
     async def _ask_topics(self) -> None:
-        """Create them at the first check if they are missing, as handlers and agents do; later, compare."""
+        """Create missing topics at the first check, as handlers and agents do; later, compare them with the contract."""
         if self._topics is None:
             self._topics = await self._in_thread(partial(topics.ensure, self._settings))
         else:
@@ -267,7 +262,7 @@ class StoreChecks:
 
 
 def _require_contract(now: tuple[Topic, Topic], promised: Mapping[str, Contract]) -> None:
-    """Raises ContractBroken. What is not promised yet, the first handler or agent will write down."""
+    """Raises ContractBroken. A missing contract is not broken: the first handler or agent will record it."""
     for topic in now:
         if promise := promised.get(topic.name):
             require_promised(promise, Contract.of(topic))

@@ -1,16 +1,15 @@
-"""What a request for a view asks: its key, or filters and a page, and how new the answer must be."""
+"""Parses a request for a view: its key, or filters and a page, and how new the answer must be."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import Request
 
-from api.problems import Kind, invalid, kind, logged
+from api.problems import CALLERS_FAULT, invalid, kind
 from api.requests import segment
 from api.view_reader import Values
 from infra.errors import SamefoldError
@@ -26,33 +25,32 @@ PAGING = ("limit", "cursor", "after")
 
 
 class BadCursor(SamefoldError):
-    """A cursor of another question, or none at all."""
+    """The cursor is invalid, or of another question."""
 
     is_public = True
 
 
-_REFUSED: dict[type[SamefoldError], Kind] = {
-    BadToken: kind(422, BadToken.code, "A position token that none of our answers held."),
-    BadCursor: kind(422, BadCursor.code, "A cursor of another question, or none at all."),
+CALLERS_FAULT |= {
+    BadToken: kind(422, BadToken.code, "The position token is invalid."),
+    BadCursor: kind(422, BadCursor.code, "The cursor is invalid, or of another question."),
     BadValue: kind(422, BadValue.code, "A text is no value of a view's column."),
-    OtherLog: kind(409, OtherLog.code, "A position token of another log."),
+    OtherLog: kind(409, OtherLog.code, "The position token is of another log."),
 }
-"""What is the caller's to put right; all else may pass."""
 
 
 class Question(NamedTuple):
-    """What a request for a page asks for."""
+    """The page that a request asks for."""
 
     filters: dict[str, Any]
     after_key: Values | None
     limit: int
     bound: list[str]
-    """What a cursor of it is bound to."""
+    """View and filters, which its cursors are bound to."""
     rest: list[tuple[str, str]]
     """The parameters that the next page has too."""
 
     def cursor_after(self, values: Sequence[str]) -> str:
-        """The cursor that goes on after the key with these texts, for whoever asks the same question again."""
+        """The cursor of the page after the key with these texts."""
         place = msgspec.json.encode(_Place(_name(self.bound), list(values)))
         return base64.urlsafe_b64encode(place).rstrip(b"=").decode()
 
@@ -76,7 +74,7 @@ def key_of(view: View, request: Request) -> Values:
 
 
 def question_of(view: View, request: Request) -> Question:
-    """Which page is asked for. Raises Problem 422, BadCursor, BadToken."""
+    """The page that is asked for. Raises Problem 422, BadCursor, BadValue."""
     columns = {column.name: column for column in view.columns if column.name not in PAGING}
     refuse_unknown(request, {*columns, *PAGING})
     given = dict(request.query_params)
@@ -110,7 +108,7 @@ def _after(view: View, cursor: str, bound: Sequence[str]) -> Values:
         place = None
     if place is None or place.question != _name(bound) or len(place.values) != len(view.key):
         raise BadCursor(
-            "The cursor is not one of this question.", "Follow an answer's `next` as it is, or begin without a cursor."
+            "The cursor is not one of this question.", "Use an answer's `next` unchanged, or start without a cursor."
         )
     return tuple(value_of(column, text) for column, text in zip(view.key, place.values, strict=True))
 
@@ -120,17 +118,17 @@ def _name(question: Sequence[str]) -> str:
 
 
 def is_nullable(column: Column) -> bool:
-    """Whether an empty text asks for rows without a value: to a column of texts it is one."""
+    """Whether an empty text asks for rows without a value; in a column of texts it is a value."""
     return column.optional and column.scalar is not Scalar.STR
 
 
 def seen_by(request: Request) -> Token:
-    """What the caller has seen: all that `after` holds. Raises BadToken."""
+    """The positions that the caller has seen: all of `after`. Raises BadToken."""
     return Token.merged(Token.parse(text) for text in request.query_params.getlist("after"))
 
 
 def refuse_unknown(request: Request, known: set[str]) -> None:
-    """A filter with a typing error would otherwise be ignored in silence. Raises Problem 422."""
+    """A misspelled filter must not be ignored. Raises Problem 422."""
     errors = []
     names = [name for name, _ in request.query_params.multi_items()]
     for name in dict.fromkeys(names):
@@ -140,14 +138,3 @@ def refuse_unknown(request: Request, known: set[str]) -> None:
             errors.append((f"query.{name}", "It may come once."))
     if errors:
         raise invalid(errors)
-
-
-@contextmanager
-def as_problems() -> Iterator[None]:
-    """Named errors of reading as problems."""
-    try:
-        yield
-    except SamefoldError as error:
-        if refused := _REFUSED.get(type(error)):
-            raise refused(error.message, cure=error.cure) from None
-        raise logged(error) from error

@@ -1,32 +1,34 @@
-"""Reads views: from whichever table is live at that moment, and no older than what the caller has seen."""
+"""Reads views: from the table that is live at that moment, and no older than what the caller has seen."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
-import psycopg
+import msgspec
 from fastapi import Request
 from psycopg import errors
 from psycopg_pool import AsyncConnectionPool
 
 from api.notifications import Moved, Notifications
-from api.problems import ClientGone, kind
+from api.problems import STOPPING, kind
 from api.requests import watched
-from infra.database.connect import named
+from infra.database.connect import naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
 from projections.engine.views.token import Token
-from projections.engine.views.view import View
+from projections.engine.views.view import Kind, View
 
-LOOK_AGAIN_S = 1.0
-"""Whoever waits reads again after so long without a notification: the connection that listens may be lost."""
+READ_AGAIN_S = 1.0
+"""A waiting request reads again after so long without a notification: one may be lost."""
 
-TOO_MANY_READERS = kind(429, "too-many-readers", "Too many readers wait for the read model already.")
+TOO_MANY_READERS = kind(429, "too-many-readers", "Too many readers wait for the read model already.", 1)
 
 Values: TypeAlias = tuple[Any, ...]
 """A key: values of a view's key columns, in their order."""
@@ -39,13 +41,13 @@ class ViewNotLive(SamefoldError):
 
 
 class PositionNotReached(SamefoldError):
-    """The read model has not yet come as far as the caller has seen."""
+    """The read model has not yet reached the position that the caller has seen."""
 
     is_public = True
 
 
 class ViewReader:
-    """Reads rows with the position they are of. Errors of the database come out as named ones."""
+    """Reads rows together with their position."""
 
     def __init__(self, settings: Settings, pool: AsyncConnectionPool[Any], positions: PositionWaits) -> None:
         self._settings = settings
@@ -64,21 +66,17 @@ class ViewReader:
 
     async def require_live(self, view: View) -> None:
         """Raises ViewNotLive, DatabaseAway."""
-        try:
+        with naming(self._settings):
             await self._live_table(view)
-        except psycopg.Error as error:
-            raise named(error, self._settings) from error
 
     async def parked(self) -> dict[str, int]:
-        """How many streams each live view leaves out from some event on. Raises DatabaseAway."""
-        try:
+        """By live view, how many streams it leaves out from some event on. Raises DatabaseAway."""
+        with naming(self._settings):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(
                     "select l.view, count(k.stream) from live l left join parked k using (table_name) group by l.view"
                 )
                 return dict(await cursor.fetchall())
-        except psycopg.Error as error:
-            raise named(error, self._settings) from error
 
     async def no_older(
         self, seen: Token, agent: str, wait_s: float, request: Request, read: Callable[[], Awaitable[Found]]
@@ -88,21 +86,21 @@ class ViewReader:
         if seen.covered_by(found.position):
             return found
         deadline = asyncio.get_running_loop().time() + wait_s
-        with self._positions.waiting(agent, seen) as waiter, watched(request, waiter.gone):
+        with self._positions.waiting(agent, seen) as waiter:
             while True:
                 found = await read()
                 if seen.covered_by(found.position):
                     return found
-                if not await waiter.after(found.position, deadline):
-                    raise PositionNotReached(
-                        f"After {wait_s:g} s the read model has not come as far as the position token says: it stands at "
-                        f"{found.position}.",
-                        "Ask again. Where that goes on, look whether an agent is running: `samefold views`.",
-                    )
+                with watched(request):
+                    if not await waiter.after(found.position, deadline):
+                        raise PositionNotReached(
+                            f"After {wait_s:g} s the read model has not reached the position token: it is at {found.position}.",
+                            "Try again. If this goes on, check that an agent is running: `samefold views`.",
+                        )
 
     async def _ask(self, view: View, query: Callable[[str], Query]) -> Found:
-        """From the table that the same statement says is live: after a switch, asked for once more from the other table."""
-        try:
+        """Query the table that the same statement finds live: if a switch came in between, once more from the other table."""
+        with naming(self._settings):
             table = self._tables.get(view.name) or await self._live_table(view)
             while True:
                 try:
@@ -115,15 +113,12 @@ class ViewReader:
                 if (found.table, found.version) == (table, view.version):
                     return found
                 table = await self._live_table(view)
-        except psycopg.Error as error:
-            raise named(error, self._settings) from error
 
     async def _execute(self, view: View, query: Query) -> Found:
         async with self._pool.connection() as connection:
             row = await (await connection.execute(query.text, query.parameters)).fetchone()
         if row is None:
-            self._tables.pop(view.name, None)
-            raise _not_live(view, None)
+            raise self._not_live(view, None)
         return queries.found(row[0])
 
     async def _live_table(self, view: View) -> str:
@@ -132,50 +127,45 @@ class ViewReader:
             cursor = await connection.execute("select version, table_name from live where view = %s", (view.name,))
             row = await cursor.fetchone()
         if row is None or row[0] != view.version:
-            self._tables.pop(view.name, None)
-            raise _not_live(view, row and row[0])
-        self._tables[view.name] = row[1]
+            raise self._not_live(view, row and row[0])
+        self._tables[view.name] = str(row[1])
         return str(row[1])
 
-
-def _not_live(view: View, version: int | None) -> ViewNotLive:
-    if version is None:
-        return ViewNotLive(f"View '{view.name}' is not live yet.", "Start an agent: `samefold run agent`.")
-    return ViewNotLive(
-        f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
-        "A deployment is under way, or was never ended: `samefold views` and `samefold rebuild`.",
-    )
+    def _not_live(self, view: View, version: int | None) -> ViewNotLive:
+        self._tables.pop(view.name, None)
+        if version is None:
+            return ViewNotLive(f"View '{view.name}' is not live yet.", "Start an agent: `samefold run agent`.")
+        return ViewNotLive(
+            f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
+            "A deployment is under way, or was never finished: `samefold views` and `samefold rebuild`.",
+        )
 
 
 class Waiter:
-    """One who waits for an agent, from before the first read on."""
+    """One request that waits for an agent's positions, entered before its first read."""
 
     def __init__(self, seen: Token) -> None:
         self._wanted = _offsets(seen)
         self._pending = dict(self._wanted)
-        """What no notification has reported that would bring it."""
+        """The wanted positions that no notification has reported."""
         self._wake = asyncio.Event()
-        self._is_gone = False
+        self._is_over = False
 
-    def gone(self) -> None:
-        """The client has gone."""
-        self._is_gone = True
+    def give_up(self) -> None:
+        self._is_over = True
         self._wake.set()
 
     def notified(self, moved: Moved) -> None:
-        if moved is None:
-            self._wake.set()
-            return
-        for partition, offset in moved.items():
+        for partition, offset in (moved or {}).items():
             if self._pending.get(partition, offset + 1) <= offset:
                 del self._pending[partition]
-        if not self._pending:
+        if moved is None or not self._pending:
             self._wake.set()
 
     async def after(self, position: Token, deadline: float) -> bool:
-        """Wait until another read is worth it, after one that saw `position`. False when the loop's clock is past `deadline`.
+        """Wait until another read is worth it, after one at `position`. False past `deadline`, in the loop's time.
 
-        Raises ClientGone.
+        Raises Problem 503 where the process is stopping.
         """
         at = _offsets(position)
         short = {partition: offset for partition, offset in self._wanted.items() if at.get(partition, 0) < offset}
@@ -185,17 +175,17 @@ class Waiter:
             return False
         if self._pending:  # else it was committed meanwhile
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK_AGAIN_S)):
+                async with asyncio.timeout(min(left, READ_AGAIN_S)):
                     await self._wake.wait()
-        if self._is_gone:
-            raise ClientGone
+        if self._is_over:
+            raise STOPPING()
         self._wake.clear()
         self._pending = short
         return True
 
 
 class PositionWaits:
-    """Those who wait for read models to come as far as a token says, at most `most` at once, without a query while they wait."""
+    """The requests that wait for positions, at most `most` at once. Notifications wake them: they poll only once a second."""
 
     def __init__(self, notifications: Notifications, most: int) -> None:
         self._most = most
@@ -209,13 +199,19 @@ class PositionWaits:
     def waiting(self, agent: str, seen: Token) -> Iterator[Waiter]:
         """Raises Problem 429."""
         if len(self) >= self._most:
-            raise TOO_MANY_READERS(headers={"Retry-After": "1"})
+            raise TOO_MANY_READERS()
         waiter = Waiter(seen)
         self._waiting.setdefault(agent, set()).add(waiter)
         try:
             yield waiter
         finally:
             self._waiting[agent].discard(waiter)
+
+    def give_up(self) -> None:
+        """All waiting requests end with a Problem: the process is stopping."""
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                waiter.give_up()
 
     def _notified(self, agent: str, moved: Moved) -> None:
         for name, waiters in self._waiting.items():
@@ -226,3 +222,35 @@ class PositionWaits:
 
 def _offsets(token: Token) -> dict[int, int]:
     return {partition: offset for offsets in token.positions.values() for partition, offset in offsets.items()}
+
+
+# ── rows and their tags, as reads and live updates send them ──
+
+
+def stream_of(view: View, key: Values) -> str | None:
+    """The stream that the row with this key is folded from, if the key is the stream's id."""
+    return f"{view.contexts[0]}/{key[0]}" if tells_stream(view) else None
+
+
+def tells_stream(view: View) -> bool:
+    """Whether a row's key is its stream's id."""
+    return view.kind is Kind.ENTITY and view.key_function is None
+
+
+def row_members(view: View, found: Found, row: msgspec.Raw) -> dict[str, Any]:
+    """An answer with this row, with the number of parked streams where the key is not the stream's id."""
+    return {"row": row} if tells_stream(view) else {"row": row, "parked": found.parked}
+
+
+def row_tag(view: View, found: Found, row: msgspec.Raw) -> str:
+    """The tag of an answer with this row."""
+    return content_tag(row) if tells_stream(view) else content_tag(row, b"%d" % found.parked)
+
+
+def content_tag(*parts: bytes) -> str:
+    """The tag of an answer with these parts. The position is not one of them, so an ETag of it is a weak one."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return base64.urlsafe_b64encode(digest.digest()[:15]).decode()

@@ -1,4 +1,4 @@
-"""`GET /views`: the read models, row by row, page by page and live. One set of routes for each view, made of what it declares."""
+"""`GET /views`: the read models, by row, by page and live: one set of routes for each view, from what the view declares."""
 
 from __future__ import annotations
 
@@ -11,35 +11,43 @@ from typing import Annotated, Any, NotRequired
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, TypeAdapter, WithJsonSchema
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from api import openapi
 from api.live_rows import EventStream
-from api.openapi import Json, Parked, Position, Route, parameter, problems
-from api.problems import INVALID, kind, problem_of
+from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
+from api.problems import CALLERS_FAULT, INVALID, STOPPING, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, single
-from api.rows import content_tag, row_body, row_tag, stream_of, tells_stream
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
 from api.view_questions import (
     FEW_ROWS,
     MOST_ROWS,
     PAGING,
-    as_problems,
     is_nullable,
     key_of,
     question_of,
     refuse_unknown,
     seen_by,
 )
-from api.view_reader import TOO_MANY_READERS
+from api.view_reader import (
+    TOO_MANY_READERS,
+    PositionNotReached,
+    ViewNotLive,
+    content_tag,
+    row_members,
+    row_tag,
+    stream_of,
+    tells_stream,
+)
+from infra.database.connect import DatabaseAway
 from projections.engine.views.columns import schema_of
 from projections.engine.views.queries import Found
+from projections.engine.views.token import BadToken, OtherLog
 from projections.engine.views.view import Kind, View
 
-JSON = "application/json"
 LONGEST_TAG = 100
 _ETAG = re.compile(r'(?:W/)?"([!#-~\x80-\xff]*)"')
 
@@ -47,17 +55,8 @@ NO_ROW = kind(404, "no-row", "The view has no row with this key.")
 PARKED = kind(409, "parked", "This row is not kept up to date.")
 
 
-class PageAnswer(msgspec.Struct):
-    """The body of a page."""
-
-    items: list[msgspec.Raw]
-    next: str | None
-    position: str
-    parked: int
-
-
 def router_of(views: Mapping[str, View]) -> APIRouter:
-    """The routes of all views but those that the write side lives on."""
+    """The routes of all views, except those of the write side."""
     shown = {name: view for name, view in views.items() if not view.is_system}
     router = APIRouter(route_class=openapi.Described, tags=["views"])
     router.add_api_route(
@@ -67,7 +66,7 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
         summary="The views",
         description="What may be asked: each view's name, question, key and columns.",
         response_model=ViewList,
-        responses={422: problems("A parameter is not known.", INVALID), 503: problems("The database is unavailable.")},
+        responses=responses({}, INVALID, kind_of(DatabaseAway)),
     )
     for view in shown.values():
         _add(router, view)
@@ -85,9 +84,9 @@ def _add(router: APIRouter, view: View) -> None:
         description=view.question,
         response_model=about.page,
         response_description="Rows in the order of their keys.",
-        responses=_READ
-        | {200: {"headers": _SEEN, "links": {"row": about.to_row}}}
-        | {429: problems("Too many read or search.", TOO_MANY_READERS, TOO_MANY_SEARCHES)},
+        responses=responses(
+            _READ | {200: {"headers": _SEEN, "links": {"row": about.to_row}}}, *_UNREAD, TOO_MANY_SEARCHES
+        ),
     )
     router.add_api_route(
         to_row,
@@ -97,7 +96,7 @@ def _add(router: APIRouter, view: View) -> None:
         description=view.question,
         response_model=about.answer,
         response_description="The row.",
-        responses=_READ | {404: problems("There is no such row.", NO_ROW), 409: problems("It may be old.", PARKED)},
+        responses=responses(_READ, *_UNREAD, NO_ROW, PARKED),
     )
     router.add_api_route(
         f"{to_row}/live",
@@ -105,27 +104,25 @@ def _add(router: APIRouter, view: View) -> None:
         operation_id=f"views_{view.name}_live",
         summary=f"One row of {view.name}, whenever it changes",
         description="Server-sent events: `row` with the row as it is now, `gone` when there is none, `parked` when it is not "
-        "kept up to date. Only the newest state is sent: changes that follow each other faster than they are read are one.",
+        "kept up to date. A client that reads slowly gets only the newest state.",
         response_class=EventStream,
         status_code=200,
-        responses={
-            200: {"description": "States of the row.", "content": {EventStream.media_type: about.events}},
-            422: problems("Something does not fit.", INVALID, BAD_SEGMENT),
-            429: problems("Too many are subscribed.", TOO_MANY_SUBSCRIBERS),
-            503: problems("The database is unavailable, or another version of the view is live."),
-        },
+        responses=responses(
+            {200: {"description": "States of the row.", "content": {EventStream.media_type: about.events}}},
+            *(INVALID, BAD_SEGMENT, TOO_MANY_SUBSCRIBERS, *_UNREADABLE),
+        ),
     )
 
 
 def require_promises(services: Services) -> None:
-    """Raises Problem 503 where the database is unavailable, or what is read could be wrong because it is of another log."""
+    """Raises Problem 503 where the database is unavailable, or its rows could be of another log."""
     for subject in ("database", "topics"):
         if error := services.stores.failures.get(subject):
             raise problem_of(error)
 
 
 def answered(request: Request, tag: str, found: Found, body: bytes, headers: Mapping[str, str]) -> Response:
-    """200, or 304 to whoever has it."""
+    """200, or 304 where the client has it."""
     seen = {"ETag": f'W/"{tag}"', "Samefold-Position": str(found.position), "Cache-Control": "no-cache", **headers}
     given = ",".join(request.headers.getlist("If-None-Match"))
     # by the weak comparison that RFC 9110 asks for there (section 13.1.2)
@@ -139,8 +136,7 @@ def _list(views: Mapping[str, View]) -> Route:
         refuse_unknown(request, set())
         services = services_of(request)
         require_promises(services)
-        with as_problems():
-            parked = await services.views.parked()
+        parked = await services.views.parked()
         described = [
             ViewDescription(
                 name=view.name,
@@ -175,15 +171,15 @@ def _row(view: View) -> Route:
         if not found.rows:
             raise NO_ROW(headers=at, position=position)
         row = found.rows[0].json
-        return answered(request, row_tag(view, found, row), found, row_body(view, found, row), _applied(request))
+        body = msgspec.json.encode(row_members(view, found, row) | {"position": position})
+        return answered(request, row_tag(view, found, row), found, body, _applied(request))
 
     return route
 
 
 def _page(view: View) -> Route:
     async def route(request: Request) -> Response:
-        with as_problems():
-            asked = question_of(view, request)
+        asked = question_of(view, request)
         most, services = asked.limit + 1, services_of(request)
         searches = services.searches if is_search(view, asked.filters) else None
         if searches:
@@ -200,7 +196,8 @@ def _page(view: View) -> Route:
         if len(found.rows) > asked.limit:
             cursor = asked.cursor_after(_texts(view, rows[-1]))
             next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
-        body = msgspec.json.encode(PageAnswer(rows, next_page, str(found.position), found.parked))
+        position = str(found.position)
+        body = msgspec.json.encode({"items": rows, "next": next_page, "position": position, "parked": found.parked})
         tag = content_tag(*rows, (next_page or "").encode(), b"%d" % found.parked)
         link = {"Link": f'<{next_page}>; rel="next"'} if next_page else {}
         return answered(request, tag, found, body, link | _applied(request))
@@ -217,15 +214,16 @@ def _live(view: View) -> Route:
             raise INVALID(errors=[{"at": "header.Last-Event-ID", "problem": "It is the id of an event that was sent."}])
         services = services_of(request)
         require_promises(services)
-        with as_problems():
-            await services.views.require_live(view)
-        await services.subscribers.take()
-        feed = services.feed(view)
+        await services.views.require_live(view)
+        if services.is_stopping:
+            raise STOPPING()
+        slots, feed = services.subscribers, services.feed(view)
+        await slots.take()
         watcher = feed.watch(key, seen or None)
 
         def end() -> None:
             feed.leave(watcher)
-            services.subscribers.give_back()
+            slots.give_back()
 
         return EventStream(watcher.frames(), end)
 
@@ -233,28 +231,26 @@ def _live(view: View) -> Route:
 
 
 async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Found]]) -> Found:
-    """What a read finds, once it is no older than `after` asks for. Raises Problem 409, 422, 429, 503."""
+    """What a read finds, once it is no older than `after` asks for. Raises Problem 429, 503, BadToken, OtherLog, ViewNotLive, …"""
     services = services_of(request)
     require_promises(services)
-    with as_problems():
-        seen = seen_by(request)
-        if not seen.positions:
-            return await read()
-        topic = services.events
-        seen.require_log(topic.id, topic.partitions)
-        settings = services.settings
-        wait_s = preferences(request).wait_within(settings.api_wait_s, settings.api_max_wait_s)
-        return await services.views.no_older(seen, view.agent, wait_s, request, read)
+    seen = seen_by(request)
+    if not seen.positions:
+        return await read()
+    topic, settings = services.events, services.settings
+    seen.require_log(topic.id, topic.partitions)
+    wait_s = preferences(request, settings.api_max_wait_s).wait_or(settings.api_wait_s)
+    return await services.views.no_older(seen, view.agent, wait_s, request, read)
 
 
 def is_search(view: View, filtered: Collection[str]) -> bool:
-    """Whether a page is filtered by other columns than the first of the key, which its index leads to."""
+    """Whether a page is filtered by other columns than the first of the key, so that no index helps."""
     return not set(filtered) <= set(takewhile(lambda name: name in filtered, (column.name for column in view.key)))
 
 
 def _applied(request: Request) -> dict[str, str]:
     longest = services_of(request).settings.api_max_wait_s
-    return preferences(request).applied(longest) if "after" in request.query_params else {}
+    return preferences(request, longest).applied if "after" in request.query_params else {}
 
 
 def _texts(view: View, row: msgspec.Raw) -> list[str]:
@@ -264,11 +260,11 @@ def _texts(view: View, row: msgspec.Raw) -> list[str]:
     return [str(value).lower() if isinstance(value, bool) else str(value) for value in found]
 
 
-# ── what the document says ──
+# ── the OpenAPI document ──
 
 
 class ViewDescription(TypedDict):
-    """What may be asked of a view."""
+    """A view's routes, key and columns."""
 
     name: str
     question: str
@@ -292,7 +288,7 @@ class _Described:
 
     def __init__(self, view: View) -> None:
         title = "".join(part.capitalize() for part in view.name.split("_"))
-        # an empty segment is none; numbers take no notice of it
+        # a segment is never empty; numbers ignore minLength
         self.key = [parameter(Path, one.name, "", {"minLength": 1} | schema_of(one)) for one in view.key]
         self.filters = [_filter(view, name) for name in (one.name for one in view.columns) if name not in PAGING]
         columns = {one.name: Annotated[Any, WithJsonSchema(schema_of(one))] for one in view.columns}
@@ -309,10 +305,10 @@ class _Described:
 
 def _filter(view: View, name: str) -> Parameter:
     column = next(one for one in view.columns if one.name == name)
-    said, schema = "Only rows with this value", schema_of(replace(column, optional=False))
+    about, schema = "Only rows with this value", schema_of(replace(column, optional=False))
     if is_nullable(column):
-        said, schema = f"{said}; empty: those without one", {"anyOf": [schema, {"const": ""}]}
-    return parameter(Query, name, f"{said}.", schema)
+        about, schema = f"{about}; empty: those without one", {"anyOf": [schema, {"const": ""}]}
+    return parameter(Query, name, f"{about}.", schema)
 
 
 def _events(row: Any, parked: Json) -> Json:
@@ -329,30 +325,23 @@ def _events(row: Any, parked: Json) -> Json:
     return {"schema": text, "itemSchema": event}
 
 
+_LIMIT = {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
 _PAGE = (
-    parameter(
-        Query, "limit", "How many rows.", {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": FEW_ROWS}
-    ),
+    parameter(Query, "limit", "How many rows.", _LIMIT),
     parameter(Query, "cursor", "Where the page before ended; it is part of `next`.", {"type": "string"}),
 )
-_IF_NONE_MATCH = parameter(
-    Header, "If-None-Match", "ETags of answers at hand: 304 if one of them still holds.", {"type": "string"}
-)
-_LAST_EVENT_ID = parameter(
-    Header,
-    "Last-Event-ID",
-    "The `id` of the last event that was seen; an EventSource sends it by itself.",
-    {"type": "string"},
-)
+_IF_NONE_MATCH = openapi.in_header("If-None-Match", "ETags of earlier answers: 304 if one still holds.", 'W/"4711"')
+_LAST_EVENT_ID = openapi.in_header("Last-Event-ID", "The `id` of the last event; an EventSource sends it.", "4711")
 _SEEN = {
     "ETag": openapi.header("For If-None-Match"),
     "Samefold-Position": openapi.header("The position token, as in the body"),
 }
-_READ: dict[int | str, Json] = {
+_READ: openapi.Responses = {
     200: {"headers": _SEEN},
     304: {"description": "It is as it was.", "headers": _SEEN},
-    409: problems("The position is of another log."),
-    422: problems("Something does not fit.", INVALID, BAD_SEGMENT),
-    429: problems("Too many wait for the read model.", TOO_MANY_READERS),
-    503: problems("A store is unavailable, another version of the view is live, or the wait is over."),
 }
+_UNREADABLE = (kind_of(DatabaseAway), kind_of(ViewNotLive), STOPPING)
+_UNREAD = (
+    *(CALLERS_FAULT[BadToken], CALLERS_FAULT[OtherLog], INVALID, BAD_SEGMENT, TOO_MANY_READERS),
+    *(kind_of(PositionNotReached), *_UNREADABLE),
+)

@@ -11,16 +11,19 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp
+
+    from api.outcome_waits import Outcome
+    from api.server import Server
 
 API = "api"
-ASKED, APPENDING, NOTIFIED = "request read", "command appending", "notified"
-RECORDED, ANSWERED = "outcome read", "answer begun"
+ASKED, APPENDING, NOTIFIED, RECORDED = "request read", "command appending", "notified", "outcome read"
 
 _marks: list[tuple[str, float]] = []
 
@@ -36,7 +39,10 @@ def main() -> None:
     sys.argv = sys.argv[2:]
     faultpoints.hook = mark
     if module == API:
-        _mark_requests()
+        from api import server
+
+        make = server.server_of
+        vars(server)["server_of"] = lambda *given: marked(make(*given))
     leave = os._exit
 
     def write_and_leave(status: int) -> NoReturn:
@@ -54,52 +60,31 @@ def _write(file: Path) -> None:
     file.write_text(json.dumps(_marks))
 
 
-def _mark_requests() -> None:
-    """Of a request's way through the API; of the event loop's work, nothing else is changed."""
-    from api import app, outcome_waits, server
-    from api.append import Appender
-    from api.notifications import Notifications
+def marked(server: Server) -> Server:
+    """An API that notes a request's points; nothing else of its work is changed."""
+    services = server.services
+    app: ASGIApp = cast(Any, server.config.app)
+    append, waiting = services.appender.append, services.outcomes.waiting
 
-    _before(Appender, "append", APPENDING)
-    _before(Notifications, "_notify", NOTIFIED)
-    _before(outcome_waits, "_recorded", RECORDED)
-    create = app.create_app
-
-    def create_marked(*given: Any) -> Any:
-        made = create(*given)
-        made.add_middleware(_Marked)
-        return made
-
-    vars(server)["create_app"] = create_marked
-
-
-def _before(owner: Any, name: str, point: str) -> None:
-    """Note `point` whenever a function is called."""
-    call: Callable[..., Any] = getattr(owner, name)
-
-    def marked(*given: Any, **named: Any) -> Any:
-        mark(point)
-        return call(*given, **named)
-
-    setattr(owner, name, marked)
-
-
-class _Marked:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def asked(*given: Any) -> None:
         mark(ASKED)
+        await app(*given)
 
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                mark(ANSWERED)
-            await send(message)
+    def appending(*given: Any) -> Any:
+        mark(APPENDING)
+        return append(*given)
 
-        await self._app(scope, receive, sent)
+    @contextmanager
+    def recorded(*given: Any, **named: Any) -> Iterator[Outcome]:
+        with waiting(*given, **named) as outcome:
+            outcome.add_done_callback(lambda _: mark(RECORDED))
+            yield outcome
+
+    vars(server.config)["app"] = asked
+    vars(services.appender)["append"] = appending
+    vars(services.outcomes)["waiting"] = recorded
+    services.notifications.subscribe(lambda *_: mark(NOTIFIED))
+    return server
 
 
 if __name__ == "__main__":

@@ -697,7 +697,7 @@ MUTATIONS = [
     Mutation(
         "a client that has gone keeps its place",
         "api/requests.py",
-        "    gone()\n",
+        "    task.cancel()\n",
         "    pass\n",
         "tests/engine/test_api_waiting.py -k client_that_has_gone",
     ),

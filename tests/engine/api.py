@@ -1,4 +1,4 @@
-"""The API on a real port, for tests: `serving(world)` in a thread, beside a handler and an agent in threads."""
+"""The API on a real port, for tests: `serving(world)` in a thread, with a handler and an agent in threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.spine import DEADLINE_S, beside, handler, set_up, until
 
 
 class Api:
-    """A running API. `client` is for one test thread; `services` may be looked at, from other threads with care."""
+    """A running API. `client` is for one test thread; `services` may be read, from other threads with care."""
 
     def __init__(self, server: Server, url: str) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""A front door of a test's own: the API as a process, handler and agent behind it, and a record of what it told anybody."""
+"""The API as a process of a test's own, with handler and agent, and a record of all its answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Front:
         self.told: list[Told] = []
 
     def send(self, target: str, body: bytes, *headers: Header, stream: str, key: str) -> Reply:
-        """One command, as it is; what is answered counts as told about this stream and key."""
+        """Send one command as it is, and record the answer for this stream and key."""
         reply = ask(self.port, post(target, body, *headers, ("Idempotency-Key", f'"{key}"')))
         self.hear(stream, key, reply)
         return reply
@@ -65,7 +65,7 @@ class Front:
         return ask(self.port, head("GET", target, headers))
 
     def assert_true(self) -> None:
-        """Everything that was told is so, and nothing else has happened. Raises AssertionError naming each thing that is not."""
+        """Compare all answers with the log and the rows. Raises AssertionError with each contradiction."""
         self._settle()
         found = contradictions(self.told, witnesses(self.settings))
         assert not found, "\n".join(found)
@@ -83,7 +83,7 @@ class Front:
 
 @contextmanager
 def front_of(world: Settings, folder: Path) -> Iterator[Front]:
-    """The API as a process, whose log, in `folder`, must tell of no defect in the end; handler and agent in threads of this one."""
+    """The API as a process, whose log, in `folder`, must show no defect in the end; handler and agent in threads of this one."""
     set_up(world)
     log = folder / "api.log"
     with handler(world), agent(world), api_process(world, log) as process:
@@ -143,6 +143,6 @@ def is_ready(url: str) -> bool:
 
 
 def free_port() -> int:
-    """One that nobody listens on: the API must come back on the same."""
+    """A port on which no process listens: the API must come back on the same."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

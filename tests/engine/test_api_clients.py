@@ -1,4 +1,4 @@
-"""500 clients read their own writes while everybody behind the door, and the door itself, is killed with -9."""
+"""500 clients read their own writes while the API, handlers and agents are killed with -9."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Attack = Role | Literal["sessions"]
 """On a process, or on all sessions of the database, as by a failover."""
 ATTACKS: list[Attack] = ["handler", "agent", "api", "sessions"] * 2
 IMPATIENT = {"api_wait_s": 1.0, "api_max_waiting": 50}
-"""Also who is sent away, or told to come back later, must find the truth in the end."""
+"""A client that gets one of these must find its true outcome in the end too."""
 EFFECTS = {"MoneyDeposited": 1, "MoneyWithdrawn": -1}
 
 
@@ -81,7 +81,7 @@ def test_nobody_reads_less_than_he_knows_while_everybody_is_killed(world: Settin
     assert set(hit) == set(ATTACKS), "each was hit while clients asked"
     assert notes.broken > 0, "the API was killed in the midst of requests"
     for status in ("202", "409", "412", "422", "429"):
-        assert statuses[status] > 0, f"nobody was told {status}"
+        assert statuses[status] > 0, f"no client got {status}"
     assert notes.older == []
     assert never_so(notes.seen, seen) == []
     assert contradictions(notes.told, seen) == []
@@ -114,7 +114,7 @@ def few(api: Api) -> Notes:
 
 
 def test_a_read_of_what_was_before_is_noticed(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache, say, that nobody invalidates."""
+    """For example a cache that is never invalidated."""
     answered, first = views.answered, dict[str, bytes]()
 
     def cached(request: Request, tag: str, found: Any, body: bytes, headers: Any) -> Response:

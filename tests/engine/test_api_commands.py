@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from api import commands as api_commands
 from api import outcome_waits
+from api.append import NotAppended, outcome_after
 from api.commands import router_of
 from api.notifications import Notifications
 from api.outcome_waits import OutcomeWaits
@@ -27,6 +28,7 @@ from domain.language import Refusal
 from infra.domain_model.contexts import RECORDED, BadContext, contexts, refusals_of
 from infra.log import topics
 from infra.settings import Settings
+from projections.engine.views.token import Token
 from tests.engine.api import Api, Producer, agent, everything, ready, serving
 from tests.engine.spine import commits, handler, project, scalar, send, set_up, until, withdraw
 
@@ -132,7 +134,7 @@ def test_a_command_sent_again_gets_the_very_same_answer_and_does_nothing_twice(
     second = deposit(api, name, 5, "again")
     positions = "position", "Samefold-Position"
     assert [{**one.json(), "position": ""} for one in (first, second)] == [{**first.json(), "position": ""}] * 2
-    assert first.headers[positions[1]] != second.headers[positions[1]], "whoever asks later may read later"
+    assert first.headers[positions[1]] != second.headers[positions[1]], "a later request may read later"
     assert balance(shared_world, name) == 12
 
 
@@ -179,7 +181,7 @@ def test_a_stream_may_be_called_almost_anything(api: Api, shared_world: Settings
 # answered later
 
 
-def test_whoever_does_not_want_to_wait_asks_later(api: Api) -> None:
+def test_a_client_that_does_not_want_to_wait_asks_later(api: Api) -> None:
     name = opened(api)
     answer = deposit(api, name, 5, "later", Prefer="respond-async")
     assert (answer.status_code, answer.json()["outcome"]) == (202, "pending")
@@ -194,6 +196,10 @@ def test_the_outcome_of_a_refused_command_says_why(api: Api) -> None:
     post(api, name, "withdraw", {"Idempotency-Key": "w1"}, cents=1)
     outcome = api.client.get(f"/outcomes/accounts/{name}/w1").json()
     assert (outcome["outcome"], outcome["code"]) == ("rejected", "insufficient-funds")
+    positions = Token.parse(outcome["position"]).positions.values()
+    assert [len(offsets) for offsets in positions] == [1], (
+        "a reader waits for the command's own partition, and for no other"
+    )
     assert outcome["message"] == "The balance and the overdraft limit do not cover the amount."
 
 
@@ -218,7 +224,7 @@ def test_when_the_wait_has_passed_the_command_is_in_the_log_and_is_answered_late
             until(lambda: len(commits(world)) == 1, "the handler decides")
         project(world)
         assert api.client.get(answer.headers["Location"]).json()["outcome"] == "accepted"
-        # a repeated command makes no notification and needs no agent: it is looked for at once
+        # a repeated command makes no notification and needs no agent: it is looked up at once
         again = post(api, name, "open-account", {"Prefer": "wait=20", "Idempotency-Key": "k"}, overdraft_limit=0)
         assert again.status_code == 200
 
@@ -299,7 +305,7 @@ def test_callers_beyond_the_bound_are_told_to_come_back(world: Settings) -> None
     with serving(world.model_copy(update={"api_max_waiting": 1})) as api:
         ready(api)
         with httpx.Client(base_url=api.url) as other, appends_nothing(world):
-            # one waits, for what nobody decides
+            # one waits for a command that is not decided
             waiting = asyncio.run_coroutine_threadsafe(_wait(api.services.outcomes), api.loop)
             until(lambda: len(api.services.outcomes) == 1, "one waits")
             answer = other.post("/accounts/x/deposit", json={"cents": 1, "on": "2026-01-02"})
@@ -376,7 +382,7 @@ def test_an_append_that_fails_at_once_has_no_effect_and_the_next_may_do(
 
 @pytest.mark.usefixtures("api")
 @pytest.mark.parametrize("prefer", ["respond-async", "wait=1", "wait=0"])
-def test_nobody_is_told_that_a_command_is_in_the_log_before_that_is_known(shared_world: Settings, prefer: str) -> None:
+def test_no_client_gets_202_before_the_command_is_known_to_be_in_the_log(shared_world: Settings, prefer: str) -> None:
     with serving(shared_world.model_copy(update={"api_wait_s": 0.2})) as api:
         ready(api)
         api.services.appender._producer.now = Producer()
@@ -413,7 +419,19 @@ def test_what_is_known_of_an_append_that_fails_later(
         assert told["appended"] == "no"
 
 
-# what can't be told apart over HTTP is refused at the start
+def test_an_append_that_fails_as_the_process_ends_is_not_called_pending() -> None:
+    async def both() -> None:
+        appended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        appended.set_exception(NotAppended("full"))
+        given_up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        given_up.set_result(None)
+        await outcome_after(appended, given_up, 1.0, or_append=False)
+
+    with pytest.raises(NotAppended):
+        asyncio.run(both())
+
+
+# names that would be ambiguous over HTTP are refused at the start
 
 
 def test_a_context_may_not_be_called_as_something_else_of_the_api() -> None:

@@ -59,7 +59,7 @@ Document = dict[str, Any]
 
 
 class Asked:
-    """Sends generated cases over one connection; keeps what commands were told."""
+    """Sends generated cases over one connection; keeps the answers to commands."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -155,7 +155,7 @@ def api(shared_world: Settings) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def asked(api: Api, shared_world: Settings) -> Iterator[Asked]:
-    """What all tests here were told is held against the log in the end: no refused request had an effect."""
+    """All answers are compared with the log in the end: no refused request had an effect."""
     asked = Asked(api.url)
     yield asked
     asked.session.close()
@@ -228,7 +228,7 @@ def test_the_document_s_own_examples_work(document: Document, asked: Asked) -> N
 
 @pytest.mark.parametrize("views", [False, True], ids=["commands", "views"])
 def test_one_thing_after_another_as_the_document_links_them(document: Document, asked: Asked, views: bool) -> None:
-    """Apart, because whoever walks through both begins with the views and stays there."""
+    """Apart, because a walk through both begins with the views and stays there."""
     before = asked.statuses.copy()
     paths = {path: item for path, item in document["paths"].items() if path.startswith("/views") is views}
 

@@ -1,4 +1,4 @@
-"""A client that somebody else's generator makes of the OpenAPI document works as it is: nobody edits it."""
+"""A client that a generator makes from the OpenAPI document works without edits."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def changed(world: Settings, change: str, back: str) -> Iterator[None]:
 
 
 def nowhere() -> int:
-    """A port on which nobody listens."""
+    """A port on which no process listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -78,7 +78,7 @@ def test_a_process_lives_while_both_stores_are_away_and_says_which_are(
         kafka_bootstrap=f"127.0.0.1:{kafka}", database_url=f"postgresql://me:{PASSWORD}@127.0.0.1:{postgres}/nothing"
     )
     with serving(settings) as api:
-        until(lambda: failing(api) == away(), "both are looked for")
+        until(lambda: failing(api) == away(), "both are checked")
         assert api.client.get("/health/live").json() == {"status": "live"}
         told = api.client.get("/health/ready").text
         metrics = api.client.get("/metrics")
@@ -110,7 +110,7 @@ def test_a_probe_asks_no_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(api.services.pool, "connection", lent)
     for _ in range(50):
         assert failing(api) == {}
-    until(lambda: looks["begun"] > 0, "another look")
+    until(lambda: looks["begun"] > 0, "another check")
     assert looks["asked"] <= looks["begun"] < 50
 
 
@@ -134,7 +134,7 @@ def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> Non
     moved = "update live set version = version {} 1 where view = 'balances'"
     with changed(shared_world, moved.format("+"), moved.format("-")):
         seen = api.services.stores.live
-        until(lambda: api.services.stores.live is not seen, "another look")
+        until(lambda: api.services.stores.live is not seen, "another check")
         assert failing(api) == {}
         answer = api.client.get("/views/balances")
         assert (answer.status_code, answer.json()["code"]) == (503, "view-not-live")
@@ -184,8 +184,8 @@ def test_a_stall_is_told() -> None:
     def told(at: float, next_offset: int, end: int) -> str | None:
         look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, {})
         readiness.checked()
-        (positions,) = [check for check in readiness.checks() if check.name == "positions"]
-        return positions.error.code if positions.error else None
+        error = readiness.checks()["positions"]
+        return error.code if error else None
 
     for at in range(0, 100, 2):
         assert told(at, 5, 5) is None, "a log that stands still is no reason"
@@ -201,7 +201,7 @@ def test_a_stall_is_told() -> None:
         look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, {})
         readiness.checked()
     assert readiness._lags.now["side", 0].still > 30
-    assert not [check for check in readiness.checks() if check.name == "positions" and check.error], "only core counts"
+    assert readiness.checks()["positions"] is None, "only core counts"
 
 
 def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
@@ -212,7 +212,7 @@ def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
     def told(age_s: float) -> set[str]:
         look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, {})
         readiness.checked()
-        return {check.error.code for check in readiness.checks() if check.error}
+        return {error.code for error in readiness.checks().values() if error}
 
     assert told(1) == set()
     assert told(11) == {"blind"}

@@ -1,4 +1,4 @@
-"""Hostile and unlucky input over raw sockets: refused as a problem, without cost to anybody else, and with nothing in the log."""
+"""Hostile and unlucky input over raw sockets: refused as a problem, without cost to other clients, and with nothing in the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pieces = Callable[[str], Iterator[bytes]]
 
 @pytest.fixture(scope="module")
 def front(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """One for all tests here: whatever they do to it, the next is served, and what it told anybody is true in the end."""
+    """One for all tests here: whatever they do to it, the next is served, and all of its answers are true in the end."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # inherited by the process
     world = shared_world.model_copy(update={"api_read_timeout_s": 2.0})
@@ -430,7 +430,7 @@ def test_another_method_is_refused(front: Front, account: str, method: str) -> N
     assert method == "BREW" or (reply.status, "POST" in reply.headers["allow"]) == (405, True)
 
 
-# ── more than anybody needs ──
+# ── floods ──
 
 POURED = 100 * MB
 FLAT = 16 * MB
@@ -469,7 +469,7 @@ FLOODS = {
     "trailers": ending_never(CHUNKS + b"1\r\n{\r\n0\r\n", b"X: y\r\n"),
     "empty lines": ending_never(b"", b"\r\n"),
     "tiny chunks": ending_never(CHUNKS, b"1\r\n{\r\n"),
-    "requests nobody waits for": ending_never(b"", head("GET", "/health/live")),
+    "requests without a reader": ending_never(b"", head("GET", "/health/live")),
 }
 
 
@@ -524,7 +524,7 @@ SLOW = 40
 
 
 def trickle(port: int, start: bytes, meanwhile: Callable[[], Reply], seconds: float = 30) -> set[int]:
-    """Slow requests, a byte of each between two requests of somebody else: the statuses they end with. Raises AssertionError."""
+    """Slow requests, a byte of each between two requests of another client: the statuses they end with. Raises AssertionError."""
     slow = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(SLOW)]
     try:
         for one in slow:
@@ -546,18 +546,18 @@ def slow_body(target: str) -> bytes:
     return head("POST", target, [("Content-Type", "application/json"), ("Content-Length", "100000")])
 
 
-def test_slow_bodies_end_by_a_deadline_and_hold_up_nobody(front: Front, account: str) -> None:
+def test_slow_bodies_end_by_a_deadline_and_hold_up_no_other_client(front: Front, account: str) -> None:
     start = slow_body(f"/{account}/deposit")
     assert trickle(front.port, start, lambda: front.command(account, "deposit", DEPOSIT)) == {408}
 
 
-def test_slow_heads_end_by_a_deadline_and_hold_up_nobody(front: Front) -> None:
+def test_slow_heads_end_by_a_deadline_and_hold_up_no_other_client(front: Front) -> None:
     start = b"GET /views HTTP/1.1\r\nHost: te"
     assert trickle(front.port, start, lambda: front.get("/health/live")) == {408}
 
 
 @pytest.mark.slow
-def test_ten_thousand_idle_connections_hold_up_nobody(front: Front, account: str) -> None:
+def test_ten_thousand_idle_connections_hold_up_no_other_client(front: Front, account: str) -> None:
     """They say nothing: who has begun to ask must go on."""
     server = psutil.Process(front.pid)
     limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server.rlimit(psutil.RLIMIT_NOFILE)[0])

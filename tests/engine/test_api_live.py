@@ -56,7 +56,7 @@ class Subscription:
     def close(self) -> None:
         connection = self.response.extensions["network_stream"].get_extra_info("socket")
         with suppress(OSError):
-            connection.shutdown(SHUT_RDWR)  # wakes whoever reads from it, which closing does not
+            connection.shutdown(SHUT_RDWR)  # wakes the thread that reads from it, which closing does not
         self._thread.join(DEADLINE_S)
         self._client.close()
 
@@ -166,7 +166,7 @@ def test_a_slow_watcher_is_sent_the_newest_state_alone() -> None:
 
 def test_there_is_room_for_so_many(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "/views/balances/room/live"
-    room = Slots(1, TOO_MANY_SUBSCRIBERS, 5)
+    room = Slots(1, TOO_MANY_SUBSCRIBERS)
     monkeypatch.setattr(api.services, "subscribers", room)
     with subscribed(api, path):
         answer = get(api, path)

@@ -1,4 +1,4 @@
-"""An API beside another release: commands need the write model of their context, and a read needs the view that it asks."""
+"""An API next to another release: commands need the write model of their context, and a read needs the view that it asks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def releases(shared_world: Settings) -> Iterator[tuple[Api, Api]]:
         with code(NEXT):
             coming = running.enter_context(serving(impatient, "next"))
         for api in (shipped, coming):
-            until(partial(is_ready, api), "the API has looked")
+            until(partial(is_ready, api), "the API is ready")
         yield shipped, coming
 
 
@@ -83,7 +83,7 @@ def go_to(world: Settings, views: Mapping[str, View]) -> set[str]:
 
 
 def served(api: Api, *views: str) -> dict[str, int]:
-    """What the reads of these views are answered, by view; beside them, commands, outcomes and the list of views are served."""
+    """What the reads of these views are answered, by view; commands, outcomes and the list of views are served too."""
     name = f"a{next(_names)}"
     until(partial(is_ready, api), "the API is ready")
     answer = api.client.post(f"/accounts/{name}/open-account", json={"overdraft_limit": 5, "on": "2026-01-01"})
@@ -143,7 +143,7 @@ def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
         assert coming.client.get("/views/daily_totals").status_code == 200
 
 
-def test_an_agent_without_live_views_is_no_matter_of_anybody(releases: tuple[Api, Api], shared_world: Settings) -> None:
+def test_an_agent_without_live_views_is_ignored(releases: tuple[Api, Api], shared_world: Settings) -> None:
     """The switch that takes its last view retires it: it holds up no process and no trimming, and its worker waits."""
     shipped, coming = releases
     moved_back = release(balances=NEXT["balances"], sums=NEXT["sums"])
@@ -155,7 +155,7 @@ def test_an_agent_without_live_views_is_no_matter_of_anybody(releases: tuple[Api
             opened(coming, "retired")
             until(lambda: worker.reader.fetching == [], "it holds, at the first batch that is fenced")
             for api in (shipped, coming):
-                until(partial(is_not_waited_for, api), "nobody waits for it")
+                until(partial(is_not_waited_for, api), "it is not waited for")
                 until(partial(is_ready, api), "the API is ready")
                 assert 'samefold_lag_events{agent="side",partition="0"} 0.0' in api.client.get("/metrics").text
     topic = topics.describe(shared_world, shared_world.events_topic)

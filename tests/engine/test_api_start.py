@@ -1,9 +1,10 @@
-"""The API's process: starts whatever is away, finds it when it comes back, refuses a world not as promised, ends when told."""
+"""The API's process: starts without the stores, finds them, refuses inconsistent ones, and stops in order."""
 
 from __future__ import annotations
 
 import signal
 import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,15 @@ import httpx
 import psycopg
 import pytest
 
-from api import stores
+from api import server, stores
 from api.server import server_of
 from infra.log import clients, topics
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
+from projections.engine.views.token import Token
 from tests.engine.api import Api, agent, everything, ready, serving
 from tests.engine.front import api_process, listening_port
-from tests.engine.raw_http import connection, head
+from tests.engine.raw_http import answer, connection, head, post
 from tests.engine.spine import handler, set_up, until
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings,
             until(lambda: open_account(api, "two").status_code == 200, "it takes commands again")
 
 
-def test_a_topic_that_was_made_anew_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_was_recreated_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "COMPARE_S", 0.2)
     set_up(world)
     with serving(world) as api:
@@ -101,28 +103,54 @@ def test_a_database_without_tables_is_refused_until_it_has_them(empty_world: Set
 
 
 def test_a_part_of_the_process_that_fails_ends_the_process(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who wait would wait for ever: its supervisor starts it anew."""
+    """Requests would wait for ever: the supervisor restarts the process."""
 
     async def failing(*_: Any) -> None:
         raise ZeroDivisionError
 
     set_up(world)
-    server = server_of(world, "api", "127.0.0.1", 0)
-    monkeypatch.setattr(server.services.outcomes, "answer", failing)
+    failed = server_of(world, "api", "127.0.0.1", 0)
+    monkeypatch.setattr(failed.services.outcomes, "answer", failing)
     with pytest.raises(PartEnded, match=r"'outcomes' of api, .* raised ZeroDivisionError"):
-        server.run()
+        failed.run()
 
 
-def test_it_ends_at_once_when_told_while_somebody_waits(world: Settings, tmp_path: Path) -> None:
+def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Settings, tmp_path: Path) -> None:
     set_up(world)
-    with api_process(world, tmp_path / "api.log") as running:
+    never = Token.of(topics.describe(world, world.events_topic).id, {0: 10**12})
+    prefer = ("Prefer", "wait=60")
+    late = post("/accounts/x/deposit", b'{"cents": 1, "on": "2026-01-02"}')
+    waiting = {
+        head("GET", "/outcomes/accounts/x/x", [prefer]): (404, "no-outcome"),
+        head("GET", f"/views/balances?after={never}", [prefer]): (503, "stopping"),
+        late[:-1]: (503, "stopping"),
+        late[:-2]: (503, "stopping"),
+    }
+    with handler(world), api_process(world, tmp_path / "api.log") as running, ExitStack() as clients:
         port = listening_port(running)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            until(lambda: client.get("/health/live").status_code == 200, "it serves")
-        with connection(port) as waiting:
-            waiting.sendall(head("GET", "/outcomes/accounts/x/x", [("Prefer", "wait=60")]))
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(12) == 0
+            until(lambda: client.get("/health/ready").status_code == 200, "it is ready")
+            opened = [clients.enter_context(connection(port)) for _ in waiting]
+            for one, request in zip(opened, waiting, strict=True):
+                one.sendall(request)
+            in_progress = f"samefold_http_requests_in_progress {len(waiting) + 1}.0"
+            until(lambda: in_progress in client.get("/metrics").text, "all of them wait")
+        running.send_signal(signal.SIGTERM)
+        until(lambda: not listens(port), "it stops")
+        opened[2].sendall(late[-1:])
+        replies = [answer(one) for one in opened]
+        assert replies[2].json["appended"] == "no", "a process that stops appends nothing"
+        for reply, expected in zip(replies, waiting.values(), strict=True):
+            assert (reply.status, reply.is_problem, reply.json["code"]) == (expected[0], True, expected[1])
+            assert reply.headers["retry-after"] == "1"
+        assert running.wait(12) == 0
+    assert "Traceback" not in (tmp_path / "api.log").read_text()
+
+
+def listens(port: int) -> bool:
+    with suppress(ConnectionRefusedError), connection(port):
+        return True
+    return False
 
 
 def test_a_head_that_does_not_arrive_in_time_is_refused(world: Settings) -> None:
@@ -155,11 +183,21 @@ def _is_closed(endless: socket.socket) -> bool:
     return False
 
 
+def test_a_client_that_does_not_read_its_answers_is_disconnected(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "UNREAD_S", 0.5)
+    with serving(world) as api, connection(api.server.port) as deaf:
+        deaf.sendall(100 * head("GET", "/openapi.json"))
+        until(lambda: bool(api.server.server_state.connections), "it is connected")
+        until(lambda: not api.server.server_state.connections, "it is disconnected")
+
+
 def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
     log = tmp_path / "api.log"
     with socket.create_server(("127.0.0.1", 0)) as taken, api_process(world, log, taken.getsockname()[1]) as running:
         assert running.wait(20) == 1
-    assert "Nobody can listen on port" in log.read_text()
+    assert "can't listen on port" in log.read_text()
 
 
 def test_no_connection_is_left_behind(world: Settings) -> None:

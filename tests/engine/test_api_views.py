@@ -81,7 +81,7 @@ def folded(world: Settings, *sent: Command) -> None:
 
 
 def token_now(world: Settings) -> Token:
-    """What somebody has seen who has seen the whole log."""
+    """The position of a client that has seen the whole log."""
     topic = topics.describe(world, world.events_topic)
     return Token.of(topic.id, topic.end)
 
@@ -226,7 +226,7 @@ def test_lists_that_no_key_leads_to_leave_room_for_others(
     assert [is_search(balances, names) for names in ([], ["account"], ["account", "cents"])] == [False, False, True]
     assert [is_search(statement, names) for names in (["account", "line"], ["line"])] == [False, True]
     folded(shared_world, open_account("search"))
-    monkeypatch.setattr(api.services, "searches", Slots(0, TOO_MANY_SEARCHES, 1, wait_s=0.05))
+    monkeypatch.setattr(api.services, "searches", Slots(0, TOO_MANY_SEARCHES, wait_s=0.05))
     problem(get(api, "/views/balances?cents=0"), 429, "too-many-searches")
     assert get(api, "/views/balances?account=search").status_code == 200
     assert get(api, "/views/balances").status_code == 200
@@ -324,7 +324,7 @@ def test_a_row_and_its_position_are_of_one_moment(
 # a switch
 
 
-def test_a_switch_shows_nobody_an_older_state(
+def test_a_switch_shows_no_client_an_older_state(
     api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another table goes live between two reads; the first one after it is asked from the old table, and once more."""
@@ -365,7 +365,7 @@ def test_an_answer_waits_for_what_the_caller_has_seen(
         return int(answer.result().json()["row"]["cents"])
 
     def when_it_waits() -> None:
-        until(lambda: len(api.services.positions) == 1, "somebody waits")
+        until(lambda: len(api.services.positions) == 1, "one waits")
         project(shared_world)
         tell(shared_world)
 
@@ -402,19 +402,15 @@ def test_a_position_of_another_log_is_refused(api: Api) -> None:
         problem(get(api, f"/views/balances?after={other}"), 409, "other-log")
 
 
-def test_who_waits_takes_room_and_there_is_so_much(api: Api, shared_world: Settings) -> None:
-    reached = api.services.positions
-    never = Token.of(api.services.events.id, {0: 10**12})
-    path = f"/views/balances?after={never}"
-    most, reached._most = reached._most, 1
-    try:
-        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=api.url, timeout=30) as other:
-            waiting = pool.submit(get, api, path, Prefer="wait=2")
-            until(lambda: len(reached) == 1, "one waits")
+def test_readers_beyond_the_bound_get_429(shared_world: Settings) -> None:
+    with serving(shared_world.model_copy(update={"api_max_waiting": 1})) as small, ThreadPoolExecutor(1) as pool:
+        ready(small)
+        path = f"/views/balances?after={Token.of(small.services.events.id, {0: 10**12})}"
+        with httpx.Client(base_url=small.url, timeout=30) as other:
+            waiting = pool.submit(get, small, path, Prefer="wait=2")
+            until(lambda: len(small.services.positions) == 1, "one waits")
             problem(other.get(path, headers={"Prefer": "wait=2"}), 429, "too-many-readers")
             problem(waiting.result(), 503, "position-not-reached")
-    finally:
-        reached._most = most
 
 
 # stores away

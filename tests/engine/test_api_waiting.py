@@ -1,4 +1,4 @@
-"""Nobody waits for ever, and nobody who has gone takes room: a database that hangs, and clients that hang up."""
+"""No request waits for ever, and none takes room after its client has gone: a database that hangs, and clients that hang up."""
 
 from __future__ import annotations
 
@@ -89,25 +89,27 @@ def test_a_database_that_hangs_is_answered_with_503_by_every_read_and_found_agai
         until(lambda: all(get(path).status_code != 503 for path in paths), "the database is found again")
 
 
-@pytest.mark.parametrize("waits_for", ["outcome of a new command", "outcome", "position"])
-def test_a_client_that_has_gone_takes_no_room(api: Api, shared_world: Settings, waits_for: str) -> None:
+@pytest.mark.parametrize("ahead", [b"", head("GET", "/health/live")], ids=["alone", "with another request sent ahead"])
+@pytest.mark.parametrize("waits_for", ["outcome of a new command", "outcome", "position", "live row"])
+def test_a_client_that_has_gone_takes_no_room(api: Api, waits_for: str, ahead: bytes) -> None:
     never = Token.of(api.services.events.id, {0: 10**12})
     prefer = ("Prefer", "wait=60")
     requests = {
         "outcome of a new command": post("/accounts/gone/open-account", OPEN, prefer),
         "outcome": head("GET", "/outcomes/accounts/gone/nothing", [prefer]),
         "position": head("GET", f"/views/balances?after={never}", [prefer]),
+        "live row": head("GET", "/views/balances/gone/live"),
     }
 
     def waiting() -> int:
-        return len(api.services.outcomes) + len(api.services.positions)
+        return len(api.services.outcomes) + len(api.services.positions) + api.services.subscribers.taken
 
     assert waiting() == 0
     with ExitStack() as clients:
         waiters: list[socket.socket] = []
         for _ in range(ROOM):
             waiters.append(clients.enter_context(connection(api.server.port)))
-            waiters[-1].sendall(requests[waits_for])
+            waiters[-1].sendall(requests[waits_for] + ahead)
         until(lambda: waiting() == ROOM, "all of them wait")
         for waiter in waiters[1:]:
             waiter.close()

@@ -64,7 +64,7 @@ def test_every_request_of_the_page_is_answered_as_it_says(world: Settings, monke
 
 
 def test_the_page_sends_what_leads_to_every_answer_that_the_document_promises_for_commands(api: Api) -> None:
-    by_chance = {"cut-off"}
+    by_chance = {"cut-off", "stopping", "command-not-live"}
     document = api.client.get("/openapi.json").json()
     promised = [
         response
@@ -148,7 +148,7 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
             stack.enter_context(_other_version(api, patch))
             return api, block
         case other:
-            raise AssertionError(f"the page has a situation that nobody arranges: {other}")
+            raise AssertionError(f"the page has an unknown situation: {other}")
 
 
 class _Nothing(dict[Any, None]):
@@ -202,7 +202,7 @@ def _stalling(world: Settings, patch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 @contextmanager
 def _other_version(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if this process were of older code than what is live; nobody else's code changes."""
+    """As if this process were of older code than what is live; other processes' code stays."""
     newer = {name: view.version + 1 for name, view in all_views().items()}
     patch.setattr(api.services.stores, "_versions", newer)
     until(lambda: "views" in api.services.stores.failures, "it notices")

@@ -29,7 +29,6 @@ PARTS = {
         ("api.stores:StoreChecks.keep_checking", "raise"),
         ("api.outcome_waits:OutcomeWaits.answer", "return"),
         ("api.append:Appender._poll", "return"),
-        ("api.services:Services._end_feeds", "raise"),
         THREADS,
     ],
     AGENT: [
