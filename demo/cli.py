@@ -37,8 +37,7 @@ def demo(
 
     Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
     """
-    from demo.report import show_next, show_release
-    from demo.reporter import Reporter
+    from demo.report import Reporter, show_next, show_release
     from demo.run import KILLS, Options, run
     from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings

@@ -19,7 +19,7 @@ from demo.crew import HOST, Crew, Role
 from demo.load import Load, Loaded
 from demo.proof import Proof, counted_in, prove, rows_of
 from demo.release import Released, release
-from demo.reporter import Reporter
+from demo.report import Reporter
 from demo.sending import Sending
 from demo.watch import Watch
 from infra.database import migrate
