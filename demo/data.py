@@ -45,7 +45,7 @@ class Transaction:
 
 
 def real_data() -> Path | None:
-    """Where real transactions of a Czech bank lie, if they do: beside the project, they are no part of its tree."""
+    """The file with real transactions of a Czech bank, if it is there; it is not part of the repository."""
     path = Path(__file__).parents[2] / "shared" / "data" / "berka" / "transactions.csv.gz"
     return path if path.is_file() else None
 

@@ -1,7 +1,7 @@
-"""The demo's end: the next release changes a read model, is rolled out beside this one, and takes over while commands keep coming.
+"""The demo's end: the next release changes a read model, is rolled out in parallel, and takes over while commands keep coming.
 
-Everything is done as in production, by the next release's own command line and processes: its migration, its agents beside the
-old ones, its rebuild on Spark with the switch, its verify, and a look at how things were before.
+Each step is as in production, by the next release's own command line and processes: its migration, its agents in parallel to the
+old ones, its rebuild on Spark with the switch, its verify, and a rebuild as of before the release.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Released:
 def release(
     settings: Settings, folder: Path, old: Crew, watch: Watch, bank: Bank, proof: Proof, reporter: Reporter
 ) -> Released:
-    """Roll the next release out beside `old`, which has done all its work and ends here.
+    """Roll out the next release in parallel to `old`, whose processes end here.
 
     Raises NotTheSample, NotAtWork, CommandFailed, OutcomeMissing, and what keeps the parts from working.
     """
@@ -127,7 +127,7 @@ def release(
             Crew(settings, folder / "logs" / tree.FOLDER, place=place, environment=code) as new,
             reporter.until_the_end(),
         ):
-            with timed("beside", "2 handlers and 2 agents of it beside the old ones"):
+            with timed("beside", "2 handlers and 2 agents of it, in parallel to the old ones"):
                 watch.wait_until(lambda: watch.is_ready(new.handlers, new.agents), new)
             with timed("rebuild", f"'{tree.VIEW}' rebuilt with Spark, and switched to"):
                 rebuilt = samefold.told("rebuild", tree.VIEW, *SPARK)
@@ -189,12 +189,12 @@ class CommandLine:
         self._environment = os.environ | environment
 
     def told(self, *arguments: str) -> dict[str, Any]:
-        """What the command says with `--json`. Raises CommandFailed."""
+        """The command's result with `--json`. Raises CommandFailed."""
         found: dict[str, Any] = json.loads(self.run(*arguments, "--json").splitlines()[-1])
         return found
 
     def run(self, *arguments: str) -> str:
-        """What the command prints. It ends, with all that it started, when this is interrupted. Raises CommandFailed."""
+        """The command's output. An interrupt ends the command with all that it started. Raises CommandFailed."""
         typed = f"samefold {' '.join(arguments)}"
         with subprocess.Popen(
             [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
@@ -216,13 +216,13 @@ class CommandLine:
         if process.returncode and not (process.returncode == DIFFERENCES and output):
             raise CommandFailed(
                 f"`{typed}` ended with exit code {process.returncode}.",
-                "It said: " + " | ".join([*output.splitlines(), *errors.splitlines()][-8:]),
+                "Its output: " + " | ".join([*output.splitlines(), *errors.splitlines()][-8:]),
             )
         return output
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """With all that it started: a Spark driver has a JVM, which has workers, all of its session."""
+    """End the process with all that it started, such as Spark's JVM and its workers: they are in its session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)

@@ -193,7 +193,7 @@ def _load(
     kills: int,
     reporter: Reporter,
 ) -> tuple[Loaded, Rebuilt]:
-    """Send everything; rebuild a view and switch to it beside the end of the load, or after it if nobody is killed."""
+    """Send everything. Rebuild a view and switch to it during the end of the load, or after it if no process is killed."""
     rebuilding: list[Future[Rebuilt]] = []
 
     def rebuild_it() -> Rebuilt:
