@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import SamefoldError
@@ -22,9 +22,6 @@ class Finding:
     ok: bool
     found: str
     cure: str = ""
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def examine() -> list[Finding]:
