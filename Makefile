@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+REQUIREMENTS := $(firstword $(wildcard requirements/samefold.txt) requirements/development.txt)
 # Two workers, each with a stack of its own.
 PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
 # pip can't build PySpark where its cache, in HOME, can't be written.
@@ -37,12 +38,12 @@ clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.packages: requirements/build.txt requirements/development.txt
+$(VENV)/.packages: requirements/build.txt $(REQUIREMENTS)
 	@sh infra/dev/prerequisites.sh $(PYTHON)
 	@echo "setup 1/4: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --require-hashes --requirement requirements/build.txt
-	@$(PIP) install --require-hashes --no-build-isolation --requirement requirements/development.txt
+	@$(PIP) install --require-hashes --no-build-isolation --requirement $(REQUIREMENTS)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml

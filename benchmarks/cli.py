@@ -1,4 +1,4 @@
-"""`samefold bench`: how fast the product's own processes are, beside what a user would pick instead."""
+"""`samefold bench`: how fast the product's own processes are, compared with what a user would pick instead."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def fill_log(
         version = versions[stream] = versions.get(stream, 0) + 1
         offset = commits[partition]
         commits[partition] = offset + 1
-        # the id serves as the fingerprint too: as long, and nobody compares it here
+        # the id is the fingerprint too: as long, and not compared here
         commit = Commit(
             stream, version, [EventRecord(*fact_of(cents))], order_id, offset, order_id, "accepted", None, 0, offset + 1
         )

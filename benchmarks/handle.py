@@ -1,4 +1,4 @@
-"""How many commands one handler decides and appends in a second, states read from PostgreSQL; and with the agent beside it."""
+"""How many commands one handler decides and appends in a second, states read from PostgreSQL; and while the agent runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Turn:
         self.progress.vacuum()
 
     def load(self, count: int, chance: random.Random) -> Mapping[str, Expected]:
-        """So many commands in the topic, and nobody there to decide them; what must become of each."""
+        """So many undecided commands in the topic, and the expected outcome of each."""
         self.bench.progress.begin(f"{self.title}: load commands", count)
         orders = list(movements(len(self.ledger.version), count, chance))
         fill_commands(self.world.settings, orders, self.bench.progress.advance)

@@ -1,6 +1,6 @@
 """How long a command takes over HTTP until its outcome is answered, where that time goes, and how many a second are answered.
 
-Beside it the same framework under the same server, which answers each command with a constant.
+It is compared with the same framework under the same server answering each command with a constant.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Asking:
         """Send what is due, as far as connections are free; the rest has waited since then when one is."""
         now = time.monotonic()
         while self._free and self._next < len(self._requests) and self._due(self._next) <= now:
-            # in turn: the server closes one that nobody uses for some seconds
+            # in turn: the server closes an idle one after some seconds
             self._ask(self._free.popleft(), now)
         if self._next < len(self._requests):
             asyncio.get_running_loop().call_later(max(self._due(self._next) - now, 0.0002), self._tick)

@@ -41,9 +41,7 @@ def parts_of(exchanges: Sequence[Exchange], marks: Mapping[str, Sequence[float]]
     """
     divided = [parts for one in exchanges if (parts := _divide(one, marks))]
     left_out = len(exchanges) - len(divided)
-    require(
-        10 * left_out <= len(exchanges), f"{left_out} of {len(exchanges)} requests passed a point that nobody noted"
-    )
+    require(10 * left_out <= len(exchanges), f"{left_out} of {len(exchanges)} requests passed a point without a mark")
     return sorted(divided, key=lambda parts: sum(parts.values()))
 
 

@@ -1,4 +1,4 @@
-"""How long one command takes from its sending until its outcome is visible, beside what its way costs at the very least."""
+"""How long one command takes from sending until its outcome is visible, compared with the least that its way costs."""
 
 from __future__ import annotations
 

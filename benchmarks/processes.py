@@ -29,7 +29,7 @@ class BenchmarkStalled(SamefoldError):
 class Process:
     """`with Process(settings, folder, "h1", "commands.handler", "--name", "h1") as handler:` runs a module.
 
-    Its output goes to `<folder>/<name>.log`, anew at each start. It ends with this block, and with this process however that ends.
+    Its output goes to `<folder>/<name>.log`, replaced at each start. It ends with this block, and with this process.
     """
 
     def __init__(self, settings: Settings, folder: Path, name: str, module: str, *arguments: str) -> None:

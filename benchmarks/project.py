@@ -141,6 +141,6 @@ def _wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
 
 
 def _share(agent: Process) -> list[int]:
-    """The partitions that an agent last said it has."""
-    said = re.findall(r"has partitions \[([0-9, ]*)\]", agent.log.read_text(errors="replace"))
-    return [int(number) for number in said[-1].split(",") if number.strip()] if said else []
+    """The partitions that the agent logged last."""
+    logged = re.findall(r"has partitions \[([0-9, ]*)\]", agent.log.read_text(errors="replace"))
+    return [int(number) for number in logged[-1].split(",") if number.strip()] if logged else []

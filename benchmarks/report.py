@@ -1,4 +1,4 @@
-"""Tells results: a table for people, JSON and a plot in a folder, with what they were measured on."""
+"""Reports results: a table, and JSON and a plot in a folder, with the machine and the code that they were measured on."""
 
 from __future__ import annotations
 

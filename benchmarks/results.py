@@ -65,7 +65,7 @@ class Result:
     aims: list[Aim]
     size: dict[str, Any]
     plots: dict[str, Any] = field(default_factory=dict)
-    """What the plot shows beside the medians."""
+    """What the plot shows in addition to the medians."""
 
     @property
     def contenders(self) -> list[tuple[str, str]]:
@@ -97,7 +97,7 @@ def middle(samples: Iterable[Sample], contender: str, case: str) -> float:
 
 
 def rounded(value: float) -> float:
-    """Three digits and the thousands: nobody measures better than that."""
+    """Three significant digits: measurements are not more exact."""
     return round(value) if value >= 100 else round(value, 2)
 
 
@@ -118,7 +118,7 @@ PERCENTILES = (75, 90, 95, 99, 99.9)
 
 
 def latency_sample(contender: str, case: str, number: int, measured: Sequence[float]) -> Sample:
-    """A turn's milliseconds: their median, and higher percentiles beside it."""
+    """A turn's milliseconds: their median, and higher percentiles."""
     more = {f"p{p:g}_ms": percentile(measured, p) for p in PERCENTILES} | {"max_ms": max(measured)}
     return Sample(contender, case, number, median(measured), len(measured), sum(measured) / 1000, {}, more)
 

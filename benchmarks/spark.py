@@ -1,4 +1,4 @@
-"""How many events Spark folds into a new table in a second, beside the local engine and beside what else one would write.
+"""How many events Spark folds into a new table in a second, compared with the local engine and with other ways to write it.
 
 Ours rebuild `balances` from the whole log; the peers get smaller logs with as many events for each account.
 """

@@ -223,7 +223,7 @@ def _check(world: World, ledger: Ledger, answers: Iterable[Sequence[Answer]]) ->
 
 
 def older_answers(answers: Iterable[Answer]) -> list[tuple[Answer, int]]:
-    """Those that saw less than somebody had seen before they were asked, and what that was."""
+    """Reads that saw less than an earlier read, and what that one saw."""
     newest: dict[int, int] = {}
     finished: list[tuple[float, int, int]] = []
     older = []

@@ -14,7 +14,7 @@ OPEN = 0
 
 
 class Order(NamedTuple):
-    """What somebody wants of an account: `cents` is OPEN, or positive for a deposit, or negative for a withdrawal."""
+    """A command for an account: `cents` is OPEN, or positive for a deposit, or negative for a withdrawal."""
 
     account: int
     cents: int
@@ -31,7 +31,7 @@ class Expected(NamedTuple):
 class Ledger:
     """The end state that a run must reach: an independent fold, plain sums in plain Python.
 
-    `version` counts the events of an account, `balance` is in cents; an account that nobody opened has version 0.
+    `version` counts the events of an account, `balance` is in cents; an unopened account has version 0.
     """
 
     def __init__(self, accounts: int) -> None:

@@ -1,4 +1,4 @@
-"""Whose transactions the demo loads (a file's, the real ones beside the project, or generated ones), and the commands of them."""
+"""The transactions that the demo loads (a file's, the real ones, or generated ones), and their commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENERATED = "transactions.csv.gz"
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """What is to be loaded. `expected` is what it comes to, None where nobody promises that all can be accepted."""
+    """The transactions to load. `expected` is their total, None if some may be rejected."""
 
     file: Path
     origin: str

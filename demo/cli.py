@@ -33,12 +33,11 @@ def demo(
 ) -> None:
     """Load a bank's transactions, kill handlers and agents on the way, and prove that nothing was lost or doubled.
 
-    Then the next release of the code changes a read model, is rolled out beside this one, rebuilds with Spark and takes over.
+    Then the next release of the code changes a read model, is rolled out in parallel, rebuilds with Spark and takes over.
 
     Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
     """
-    from demo.report import show_next, show_release
-    from demo.reporter import Reporter
+    from demo.report import Reporter, show_next, show_release
     from demo.run import KILLS, Options, run
     from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings

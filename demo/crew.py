@@ -1,4 +1,4 @@
-"""Handlers, agents and the API as a crew: real processes, supervised by a thread, to be killed and frozen one by one."""
+"""Handlers, agents and the API as supervised processes that can be killed and frozen one by one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ JOIN_S = 30.0
 
 
 class CrewGone(SamefoldError):
-    """The supervisor of the crew ended by itself."""
+    """The supervisor ended by itself."""
 
 
 class Crew:
     """`with Crew(settings, folder) as crew:` runs the processes; leaving the block ends them, whatever happened in it.
 
-    `folder` gets their logs, one file each, and the supervisor's. They see what `settings` says and `environment`. Their names
-    begin with `place`; two crews at a time need two. The API is among them where it is given a port.
+    `folder` gets the logs, one file each. The processes get `settings` and `environment`. Their names begin with `place`, which
+    must differ between two crews that run at once. The API is included if it is given a port.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Crew:
         return {"handler": self.handlers, "agent": self.agents, "api": self.apis}[role]
 
     def check(self) -> None:
-        """Raises CrewGone when nobody looks after the processes any more."""
+        """Raises CrewGone if the supervisor has ended."""
         if not self._thread.is_alive():
             raise CrewGone("The supervisor of the demo's processes ended.", f"Their logs are in {self.folder}.")
 
     def kill(self, child: Child) -> int | None:
-        """`kill -9`: the pid of the process that died of it, None where there was none, or it ended otherwise.
+        """`kill -9`. Returns the pid of the killed process; None if there was none or it ended otherwise.
 
-        The process is held by its handle, not by a remembered pid, so that a successor can't be hit in its stead.
+        Uses the process's handle, not its pid, so that its successor can't be killed instead.
         """
         process = child.process
         if process is None or process.poll() is not None:
@@ -99,7 +99,7 @@ class Crew:
         return process.pid if code == -signal.SIGKILL else None
 
     def freeze(self, child: Child) -> subprocess.Popen[bytes] | None:
-        """SIGSTOP: the frozen process, to be thawed; None where there is none."""
+        """SIGSTOP. Returns the frozen process, for `thaw`; None if there is none."""
         process = child.process
         if process is None or process.poll() is not None:
             return None
@@ -108,5 +108,5 @@ class Crew:
 
 
 def thaw(process: subprocess.Popen[bytes]) -> None:
-    """SIGCONT: it goes on as if nothing had happened."""
+    """SIGCONT."""
     process.send_signal(signal.SIGCONT)

@@ -15,18 +15,8 @@ from pydantic import Field, ValidationError
 from domain.language import Cents, Text, fact
 from infra.errors import SamefoldError
 
-COLUMNS = (
-    "trans_id",
-    "account_id",
-    "date",
-    "direction",
-    "operation",
-    "purpose",
-    "amount",
-    "balance",
-    "counter_bank",
-    "counter_account",
-)
+HEADER = "trans_id,account_id,date,direction,operation,purpose,amount,balance,counter_bank,counter_account"
+COLUMNS = tuple(HEADER.split(","))
 
 _MONEY = re.compile(r"-?\d{1,15}(\.\d\d?)?", re.ASCII)
 _GZIP = b"\x1f\x8b"
@@ -55,7 +45,7 @@ class Transaction:
 
 
 def real_data() -> Path | None:
-    """Where real transactions of a Czech bank lie, if they do: beside the project, they are no part of its tree."""
+    """The file with real transactions of a Czech bank, if it is there; it is not part of the repository."""
     path = Path(__file__).parents[2] / "shared" / "data" / "berka" / "transactions.csv.gz"
     return path if path.is_file() else None
 
@@ -75,7 +65,7 @@ def read(path: Path) -> list[Transaction]:
     except (csv.Error, ValueError) as error:
         raise BadTransactions(
             f"{path}, line {rows.line_num or 1}: {_in_words(error)}.",
-            f"Its first line should be {','.join(COLUMNS)}, every other a transaction in these columns.",
+            f"Its first line should be {HEADER}, every other a transaction in these columns.",
         ) from error
     return list(found.values())
 

@@ -1,18 +1,18 @@
-"""A bank's life out of a seed, where the real transactions are not at hand: same columns, same shape, same size.
+"""Transactions generated from a seed, with the columns and the number of the real ones.
 
-Whole cents and `Random.random` alone, so that a seed means the same bank on every machine and every Python.
+A seed gives the same bank on every machine and every Python: whole cents, and `Random.random` alone.
 """
 
 import csv
 import gzip
 import io
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from demo.data import COLUMNS, Transaction
 
@@ -21,7 +21,7 @@ ACCOUNTS = 591
 TRANSACTIONS = 23_932
 
 _FIRST_DAY = date(1993, 1, 1)
-_OPENINGS = 400  # days in which the accounts are opened
+_DAYS = 730
 _BANKS = ("AB", "CD", "EF", "GH", "IJ", "KL", "MN", "OP", "QR", "ST", "UV", "WX", "YZ")
 _STATEMENT_FEE = 14_60
 _DEEPEST = 3_000_00  # what is taken out beyond the balance, once in a while; a demo's overdraft limit covers it
@@ -42,19 +42,61 @@ class Totals:
 
 
 def generate(seed: int = SEED, accounts: int = ACCOUNTS, transactions: int = TRANSACTIONS) -> list[Transaction]:
-    """The first so many transactions of a bank, day by day. The bank's own running balances are exact.
+    """Generate the transactions of a bank, in the order of their days. The bank's own running balances are exact.
 
-    With an overdraft limit of 5,000.00 every one can be accepted; with none, a few can't.
+    With an overdraft limit of 5,000.00 all of them are accepted; without one, a few are not.
     """
-    chance = _Chance(seed)
-    customers = [_Customer(number, chance) for number in range(1, accounts + 1)]
+    draw = Random(seed).random  # the only method whose sequence Python promises to keep
+    names = [str(number * 19 + int(draw() * 19)) for number in range(accounts)]
+    balances: list[int] = []
     made: list[Transaction] = []
-    day = _FIRST_DAY
-    while customers and len(made) < transactions:
-        for customer in customers:
-            made.extend(customer.live(day))
-        day += timedelta(days=1)
-    return made[:transactions]
+    for number in range(transactions):
+        # the accounts are opened in the first half
+        if number * accounts * 2 >= transactions * len(balances) and len(balances) < accounts:
+            account, balance = len(balances), 0
+            balances.append(0)
+        else:
+            account = int(draw() * len(balances))
+            balance = balances[account]
+        direction, cents, operation, purpose = _movement(draw, balance)
+        balances[account] += cents if direction == "credit" else -cents
+        is_transfer = operation.startswith("transfer")
+        made.append(
+            Transaction(
+                trans_id=str(number + 1),
+                account=names[account],
+                on=_FIRST_DAY + timedelta(days=number * _DAYS // transactions),
+                direction=direction,
+                operation=operation,
+                purpose=purpose,
+                cents=cents,
+                balance=balances[account],
+                counter_bank=_BANKS[int(draw() * len(_BANKS))] if is_transfer else "",
+                counter_account=str(10_000_000 + int(draw() * 90_000_000)) if is_transfer else "",
+            )
+        )
+    return made
+
+
+def _movement(draw: Callable[[], float], balance: int) -> tuple[Literal["credit", "debit"], int, str, str]:
+    """The next movement of an account with this balance: direction, cents, operation, purpose."""
+    amount = 100 * (100 + int(draw() * draw() * 30_000))  # the smaller the likelier
+    kind = draw()
+    if balance < 0 and kind < 0.5:
+        return "debit", -balance // 100 + 10, "cash withdrawal", "overdraft interest"
+    if balance <= 0 or kind < 0.35:
+        return "credit", amount + max(-balance, 0), "cash deposit", ""
+    if kind < 0.45:
+        return "credit", amount, "transfer in", "pension"
+    if kind < 0.55:
+        return "credit", balance // 300 + 1, "", "interest"
+    if kind < 0.6 and balance >= _STATEMENT_FEE:
+        return "debit", _STATEMENT_FEE, "cash withdrawal", "statement fee"
+    if kind < 0.7 and balance >= amount:
+        return "debit", amount, "transfer out", "household"
+    if kind > 0.999:
+        return "debit", balance + 1 + int(draw() * _DEEPEST), "cash withdrawal", ""
+    return "debit", max(balance * int(draw() * 80) // 100, 1), "cash withdrawal", ""
 
 
 def totals(transactions: list[Transaction]) -> Totals:
@@ -80,95 +122,3 @@ def write(path: Path, transactions: list[Transaction]) -> None:
 
 def _written(cents: int) -> str:
     return str(Decimal(cents).scaleb(-2))
-
-
-class _Chance:
-    """Draws that rest on `Random.random` alone: the only method whose sequence Python promises to keep."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = Random(seed).random
-
-    def once_in(self, times: float) -> bool:
-        return self._random() * times < 1
-
-    def between(self, low: int, high: int) -> int:
-        return low + int(self._random() * (high - low + 1))
-
-    def units(self, low: int, high: int) -> int:
-        """Cents: a round amount between so many whole units, the smaller the likelier."""
-        return 100 * (low + int(self._random() * self._random() * (high - low + 1)))
-
-    def counterparty(self) -> tuple[str, str]:
-        return _BANKS[self.between(0, len(_BANKS) - 1)], str(self.between(10_000_000, 99_999_999))
-
-
-class _Customer:
-    """One account, its habits, and the bank's own figure of what is on it."""
-
-    def __init__(self, number: int, chance: _Chance) -> None:
-        self._chance = chance
-        self._account = str(number * 19 + chance.between(0, 18))
-        self._lines = number * 100_000  # trans_ids: one range for each account
-        self._opens = _FIRST_DAY + timedelta(days=chance.between(0, _OPENINGS))
-        self._balance = 0
-        self._payday = chance.between(1, 28)
-        self._salary = chance.units(2_900, 40_000) if chance.once_in(3) else 0
-        self._income = "pension" if chance.once_in(2) else ""
-        self._payer = chance.counterparty()
-        self._rent_day = chance.between(1, 28)
-        self._rent = chance.units(500, 9_000) if chance.once_in(2) else 0
-        self._landlord = chance.counterparty()
-
-    def live(self, day: date) -> Iterator[Transaction]:
-        """What happens on this day. Days are to be asked for in order, each once."""
-        if day < self._opens:
-            return
-        if day == self._opens:
-            yield self._book(day, "credit", self._chance.units(100, 2_000), "cash deposit")
-        if self._salary and day.day == self._payday:
-            yield self._book(day, "credit", self._salary, "transfer in", self._income, counterparty=self._payer)
-        if not self._salary and self._chance.once_in(22):
-            yield self._book(day, "credit", self._chance.units(100, 50_000), "cash deposit")
-        if self._rent and day.day == self._rent_day and self._balance >= self._rent:
-            yield self._book(day, "debit", self._rent, "transfer out", "household", counterparty=self._landlord)
-        if self._chance.once_in(20):
-            yield from self._cash(day)
-        if (day + timedelta(days=1)).day == 1:
-            yield from self._month_end(day)
-
-    def _cash(self, day: date) -> Iterator[Transaction]:
-        if self._balance > 0 and self._chance.once_in(500):
-            yield self._book(day, "debit", self._balance + self._chance.between(1, _DEEPEST), "cash withdrawal")
-        elif self._balance >= 200_00:
-            most = min(self._balance // 100, 60_000)
-            yield self._book(day, "debit", self._chance.units(100, most), "cash withdrawal")
-
-    def _month_end(self, day: date) -> Iterator[Transaction]:
-        if self._balance < 0:
-            yield self._book(day, "debit", -self._balance // 100 + 10, "cash withdrawal", "overdraft interest")
-        elif (interest := self._balance * 4 // 12_000 * 10) > 0:
-            yield self._book(day, "credit", interest, "", "interest")
-        if day > self._opens + timedelta(days=60):
-            yield self._book(day, "debit", _STATEMENT_FEE, "cash withdrawal", "statement fee")
-
-    def _book(
-        self,
-        day: date,
-        direction: Literal["credit", "debit"],
-        cents: int,
-        operation: str,
-        purpose: str = "",
-        *,
-        counterparty: tuple[str, str] = ("", ""),
-    ) -> Transaction:
-        self._balance += cents if direction == "credit" else -cents
-        self._lines += 1
-        bank, account = counterparty
-        line: dict[str, Any] = {
-            "trans_id": str(self._lines),
-            "account": self._account,
-            "on": day,
-            "direction": direction,
-        }
-        line |= {"operation": operation, "purpose": purpose, "counter_bank": bank, "counter_account": account}
-        return Transaction(**line, cents=cents, balance=self._balance)

@@ -1,4 +1,4 @@
-"""Sends the commands, and kills handlers, agents and the API while they are at it."""
+"""Sends the commands, and kills handlers, agents and the API meanwhile."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Load:
         child = members[turn % len(members)]
         done = self._planned - len(self._victims)
         turn_at = len(self.commands) * (done + 1) // (self._planned + 2)
-        # what waits for the API's answers holds up nobody's turn, unless it were much
+        # commands that wait for the API's answers delay no turn, unless there are many
         if self._visible + min(self.sending.held, 4 * self._slice) < turn_at or child.pid is None:
             self._send(turn_at)
             return
@@ -151,10 +151,10 @@ class Load:
         self._see()
         on_the_way, broken_off = self._sent - self._visible, len(self.sending.broken_off)
         if role == "api" and not self.sending.is_asking():
-            return  # nobody waits for an answer: perhaps behind the next slice
+            return  # no request is under way: try again after the next slice
         pid = self.crew.kill(child)
         if pid is None or self._sent == len(self.commands):
-            return  # nobody died, or the load was all but finished
+            return  # no process was killed, or the load was nearly finished
         died = time.monotonic()
         at, before = self._visible / len(self.commands), Before() if role == "api" else self.watch.before(child)
         self._down = Kill(role, child, pid, at, on_the_way, before, died, broken_off)
@@ -171,11 +171,11 @@ class Load:
             if kill.is_effective:
                 self._victims.pop(0)
         elif self._waits_for_work(kill):
-            self._send(self._sent + self._slice // 4 + 1)  # others did its work meanwhile: here is some more
+            self._send(self._sent + self._slice // 4 + 1)  # other processes did its work meanwhile: send more
 
     def _has_worked(self, kill: Kill) -> bool:
         if kill.role == "api":
-            # nobody else serves at its address: what was asked after its death was answered by its successor
+            # only its successor serves at its address, so it answered what was sent after the kill
             return self.sending.answered_at > kill.died
         return self.watch.has_worked(kill.child, kill.before)
 

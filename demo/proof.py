@@ -1,4 +1,4 @@
-"""What the load came to: witnesses that know nothing of each other (the file, the log, the rows, the API's answers) must agree.
+"""Proves what the load did: independent sources (the file, the log, the rows, the API's answers) must agree.
 
 Rows and log are read here; `prove` compares them with the file and the answers, and is pure.
 """
@@ -61,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the load came to. Money in cents.
+    """The result of the load. Money in cents.
 
     `lost` counts commands of the file that have no commit in the log, no outcome, no answer where they were sent over HTTP or,
     accepted, no line in the statement; `doubled` commits, outcomes and lines beyond one for each command of the file. `over_http`

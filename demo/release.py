@@ -1,13 +1,18 @@
-"""The demo's end: the next release changes a read model, is rolled out beside this one, and takes over while commands keep coming.
+"""The demo's end: the next release changes a read model, is rolled out in parallel, and takes over while commands keep coming.
 
-Everything is done as in production, by the next release's own command line and processes: its migration, its agents beside the
-old ones, its rebuild on Spark with the switch, its verify, and a look at how things were before.
+Each step is as in production, by the next release's own command line and processes: its migration, its agents in parallel to the
+old ones, its rebuild on Spark with the switch, its verify, and a rebuild as of before the release.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,13 +23,13 @@ from psycopg import sql
 from commands.client import wait_for
 from demo import report, tree
 from demo.bank import Bank
-from demo.command_line import CommandLine
 from demo.crew import Crew
 from demo.proof import Key, Proof, counted_in, rows_of
-from demo.reporter import Reporter
+from demo.report import Reporter
 from demo.traffic import Traffic
 from demo.watch import Before, Watch
 from infra.database.connect import connect
+from infra.errors import SamefoldError
 from infra.log.records import Command
 from infra.settings import Settings
 
@@ -33,6 +38,10 @@ ACCOUNTS = 100
 SPARK = ("--engine", "spark", "--master", "local[2]")
 WITHIN_S = 60.0
 NEVER = Before()
+COMMAND_S = 180.0
+GRACE_S = 15.0
+DIFFERENCES = 1
+"""The exit code of a verify that found some."""
 
 
 class Sums(NamedTuple):
@@ -90,7 +99,7 @@ class Released:
 def release(
     settings: Settings, folder: Path, old: Crew, watch: Watch, bank: Bank, proof: Proof, reporter: Reporter
 ) -> Released:
-    """Roll the next release out beside `old`, which has done all its work and ends here.
+    """Roll out the next release in parallel to `old`, whose processes end here.
 
     Raises NotTheSample, NotAtWork, CommandFailed, OutcomeMissing, and what keeps the parts from working.
     """
@@ -118,7 +127,7 @@ def release(
             Crew(settings, folder / "logs" / tree.FOLDER, place=place, environment=code) as new,
             reporter.until_the_end(),
         ):
-            with timed("beside", "2 handlers and 2 agents of it beside the old ones"):
+            with timed("beside", "2 handlers and 2 agents of it, in parallel to the old ones"):
                 watch.wait_until(lambda: watch.is_ready(new.handlers, new.agents), new)
             with timed("rebuild", f"'{tree.VIEW}' rebuilt with Spark, and switched to"):
                 rebuilt = samefold.told("rebuild", tree.VIEW, *SPARK)
@@ -166,3 +175,55 @@ def sums_of(settings: Settings, table: str) -> Sums:
         row = connection.execute(query.format(sql.Identifier(tree.COLUMN), sql.Identifier(table))).fetchone()
     assert row is not None, "sums have a row"
     return Sums(*row)
+
+
+class CommandFailed(SamefoldError):
+    """A command of the next release did not do what it should."""
+
+
+class CommandLine:
+    """`samefold` of the tree in `folder`."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = os.environ | environment
+
+    def told(self, *arguments: str) -> dict[str, Any]:
+        """The command's result with `--json`. Raises CommandFailed."""
+        found: dict[str, Any] = json.loads(self.run(*arguments, "--json").splitlines()[-1])
+        return found
+
+    def run(self, *arguments: str) -> str:
+        """The command's output. An interrupt ends the command with all that it started. Raises CommandFailed."""
+        typed = f"samefold {' '.join(arguments)}"
+        with subprocess.Popen(
+            [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches the demo only, which then ends this in order
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=COMMAND_S)
+            except subprocess.TimeoutExpired as error:
+                raise CommandFailed(f"`{typed}` did not end within {COMMAND_S:.0f} s.") from error
+            finally:
+                if process.poll() is None:
+                    _end(process)
+        if process.returncode and not (process.returncode == DIFFERENCES and output):
+            raise CommandFailed(
+                f"`{typed}` ended with exit code {process.returncode}.",
+                "Its output: " + " | ".join([*output.splitlines(), *errors.splitlines()][-8:]),
+            )
+        return output
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process with all that it started, such as Spark's JVM and its workers: they are in its session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(GRACE_S)

@@ -1,8 +1,12 @@
-"""How the demo tells what it found, for people."""
+"""What the demo prints: its steps, its proof, what became of the next release, what to try next."""
 
 from __future__ import annotations
 
 import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from itertools import chain
@@ -22,6 +26,32 @@ if TYPE_CHECKING:
     from demo.run import Result
 
 SHOWN = 20
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Prints each step with its duration; `took` has them, in seconds."""
+
+    took: dict[str, float] = field(default_factory=dict)
+    ending: bool = False
+    """Whether the demo is stopping its processes: Ctrl-C no longer interrupts it."""
+
+    def done(self, what: str, seconds: float) -> None:
+        self.took[what] = seconds
+        stdout.print(f"  {escape(what):<64}[dim]{seconds:>8.2f} s[/dim]")
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.done(what, time.monotonic() - started)
+
+    @contextmanager
+    def until_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.ending = True
 
 
 def show_proof(result: Result) -> None:

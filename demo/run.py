@@ -19,7 +19,7 @@ from demo.crew import HOST, Crew, Role
 from demo.load import Load, Loaded
 from demo.proof import Proof, counted_in, prove, rows_of
 from demo.release import Released, release
-from demo.reporter import Reporter
+from demo.report import Reporter
 from demo.sending import Sending
 from demo.watch import Watch
 from infra.database import migrate
@@ -193,7 +193,7 @@ def _load(
     kills: int,
     reporter: Reporter,
 ) -> tuple[Loaded, Rebuilt]:
-    """Send everything; rebuild a view and switch to it beside the end of the load, or after it if nobody is killed."""
+    """Send everything. Rebuild a view and switch to it during the end of the load, or after it if no process is killed."""
     rebuilding: list[Future[Rebuilt]] = []
 
     def rebuild_it() -> Rebuilt:

@@ -1,6 +1,6 @@
-"""How the demo's commands are sent: into the log by themselves, and every 20th through the API, each account's in their order.
+"""Sends the demo's commands to the log, every 20th through the API; each account's stay in order.
 
-A client of the API as any could be one: it repeats a request under the same key until it is answered.
+It is an ordinary client of the API: it repeats a request with the same key until it gets an answer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ASKING_WITHIN_S = 1.0
 ANSWERED_WITHIN_S = 60.0
 CONNECTIONS = 24
 ANSWER_S = 40.0
-"""Longer than the API lets anybody wait."""
+"""Longer than the API lets a client wait."""
 AGAIN_S = (0.05, 0.5)
 """Between two tries: at first, and at most."""
 PASSING = frozenset({202, 429, 503})
-"""Try again: not decided yet, too far behind, away."""
+"""Try again: not decided yet, too far behind, unavailable."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ Key = tuple[str, str]
 
 
 class Unanswered(SamefoldError):
-    """The API owes the demo answers."""
+    """The API did not answer all commands in time."""
 
 
 class Sending:
@@ -223,7 +223,7 @@ class Front:
         await self._client.aclose()
 
     async def _ask(self, method: str, path: str, **request: Any) -> httpx.Response | None:
-        """None where nobody answers."""
+        """The answer; None if there is none."""
         async with self._connections:
             began = time.monotonic()
             self._count(1)

@@ -12,7 +12,7 @@ from infra.errors import SamefoldError
 FOLDER = "next-release"
 VIEW = "balances"
 COLUMN = "spent"
-"""What the next release's view has and this one's has not: all that ever went out of an account, in cents."""
+"""The next release's additional column: all that was ever withdrawn from an account, in cents."""
 
 PACKAGES = ("domain", "commands", "projections", "api", "spark_jobs", "infra")
 CHANGED = "projections/balances.py"
@@ -59,6 +59,6 @@ def changed(text: str) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What makes a process import the code in `folder`, wherever it is started."""
+    """The environment in which a process imports the code in `folder`."""
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{others}" if others else str(folder), "PYTHONSAFEPATH": "1"}

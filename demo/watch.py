@@ -1,4 +1,4 @@
-"""What the demo sees of its processes' work: outcomes in the read model, openings and commits in the log, agents' sessions."""
+"""Observes the processes' work: outcomes in the read model, openings and commits in the log, agents' sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AT_WORK_WITHIN_S = 60.0
 
 
 class NotAtWork(SamefoldError):
-    """The demo's processes did not come to work."""
+    """The demo's processes did not get ready in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Before:
 
 
 class Watch:
-    """A reader of the log and of the database of its own, as any outsider could be one.
+    """An independent reader of the log and of the database.
 
     After a handler's death its successor is seen by an opening in its name, after an agent's by a place in the consumer group
     and a session of the database in its name.
@@ -80,7 +80,7 @@ class Watch:
         return int(row[0]) if row else 0
 
     def decided(self) -> int:
-        """How many commits count in the log, as of the last look."""
+        """How many commits count in the log, as of the last `look`."""
         return self._commits.total()
 
     def wait(self, seconds: float) -> None:
@@ -102,7 +102,7 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Take in what has happened since the last look."""
+        """Read what has happened since the last call."""
         while messages := self._consumer.consume(BATCH, 0):
             for message in messages:
                 if message.error() is None:

@@ -1,10 +1,10 @@
-"""What Samefold finds on this machine, and what to do about what it does not: `samefold doctor`."""
+"""`samefold doctor`: checks this machine, and says what to do."""
 
 import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import SamefoldError
@@ -16,19 +16,16 @@ MIN_DISK_GB = 2
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `cure` is empty where all is well."""
+    """The result of one check. `cure` is empty if it is ok."""
 
     name: str
     ok: bool
     found: str
     cure: str = ""
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def examine() -> list[Finding]:
-    """Look at everything. Changes nothing, and takes a few seconds at most where Kafka or PostgreSQL do not answer."""
+    """Run all checks. Changes nothing, and takes at most a few seconds if Kafka or PostgreSQL is unavailable."""
     settings: Settings | None = None
 
     def read_settings() -> str:
@@ -56,7 +53,7 @@ def examine() -> list[Finding]:
         ("PostgreSQL", lambda: _database(known)),
     ]
     findings += [_look(name, look) for name, look in more]
-    if all(found.ok for found in findings[-2:]):  # or it would only say again that they do not answer
+    if all(found.ok for found in findings[-2:]):  # else it would only repeat that they are unavailable
         findings.append(_look("archive", lambda: _archive(known)))
     return findings
 
@@ -176,7 +173,7 @@ def _archive(settings: Settings) -> str:
     from infra.log.topics import TopicMissing, describe
 
     if settings.kafka_bootstrap is None or settings.database_url is None:
-        return "not looked for: Kafka or PostgreSQL is not configured yet"
+        return "not checked: Kafka or PostgreSQL is not configured yet"
     try:
         topic = describe(settings, settings.events_topic)
     except TopicMissing:

@@ -1,19 +1,19 @@
-"""The errors that a user of Samefold can meet, and what each tells them.
+"""The errors that a user of Samefold can get.
 
-    SamefoldError                 what went wrong, and the cure
+    SamefoldError                 what happened, and what to do
     ├── NotConfigured             no Kafka or no database is set
     ├── BadSettings               a setting has a wrong value, or a name that does not exist
-    └── …                         each part of Samefold derives its own, beside the code that raises it
+    └── …                         each part of Samefold derives its own, next to the code that raises it
 
-A subclass is a name, a message and a cure. `samefold` prints them in two lines and never shows a traceback for one;
-whatever is not a SamefoldError is a defect and does get its traceback.
+A subclass is a name; an error has a message and a `cure`, the hint what to do. `samefold` prints them in two lines, without a
+traceback. Any other exception is a defect and gets its traceback.
 """
 
 import re
 from typing import Any, ClassVar
 
 MOST_WORDS = 500
-"""Of what another's error says, in characters."""
+"""The most characters that are kept of another library's error."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -55,7 +55,7 @@ def _restore(kind: type[SamefoldError], arguments: tuple[Any, ...], attributes: 
 
 
 def in_words(error: BaseException) -> str:
-    """An error that is not ours, whatever it says, as any database, log and terminal can hold it: on one line."""
+    """Another library's error on one line, as any database, log and terminal can hold it."""
     kind = type(error).__name__
     try:
         text = " ".join(str(error)[:MOST_WORDS].split())
@@ -66,10 +66,10 @@ def in_words(error: BaseException) -> str:
 
 
 class NotConfigured(SamefoldError):
-    """Something needs Kafka or PostgreSQL, and no setting says where it is."""
+    """Kafka or PostgreSQL is needed, and no setting says where it is."""
 
 
 class BadSettings(SamefoldError):
-    """A setting has a value outside its bounds, or its name is not one of ours."""
+    """A setting has a value outside its bounds, or its name is unknown."""
 
     exit_code = 2

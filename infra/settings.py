@@ -1,6 +1,6 @@
 """All settings, in one class: `Settings()` reads them, `Settings(partitions=4)` overrides them.
 
-Where a value comes from, the first that has it: an argument, the environment (`SAMEFOLD_PARTITIONS=4`), the file `.env`
+The first source that has a value counts: an argument, the environment (`SAMEFOLD_PARTITIONS=4`), the file `.env`
 in the working directory, the file `dev.env` in the data folder (written by `samefold dev up`), the service's own defaults in
 pyproject.toml (`[tool.samefold]`), the default.
 """
@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     api_connections: int = Field(8, ge=2, le=1_000, description="Most connections to PostgreSQL of one API process")
     api_wait_s: float = Field(10, gt=0, le=600, description="Until a command without an outcome is answered with 202")
     api_max_wait_s: float = Field(60, gt=0, le=600, description="The longest wait that a caller may ask for")
-    api_max_waiting: int = Field(2_000, ge=1, description="Callers that may wait at once; more are told to come back")
+    api_max_waiting: int = Field(2_000, ge=1, description="Most callers that wait at once; others get 429")
     api_max_live: int = Field(
         1_000, ge=1, description="Clients of one API process that may be subscribed to live changes"
     )
@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     api_stall_s: float = Field(
         30, gt=0, description="Until /health/ready fails because the read model stands still behind the log"
     )
-    api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, body and all")
+    api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, with its body")
 
     spark_master: str | None = Field(
         None, description="Where rebuild and verify may run Spark: spark://…, k8s://…, yarn"
@@ -125,8 +125,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65_535,
-        description="Where handlers and agents tell their metrics: several that are started together take the ports from this one "
-        "on, one each; without, none does. The API tells its own on its own port",
+        description="Port of handlers' and agents' metrics; several that are started together take this port and the "
+        "following ones, one each; without it there are none. The API serves its metrics on its own port",
     )
     metrics_host: str = Field("127.0.0.1", description="The address of that port")
 
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
             raise BadSettings(f"Wrong settings: {told}.", CURE) from None
 
     @model_validator(mode="after")
-    def _hang_together(self) -> Self:
+    def _require_consistent(self) -> Self:
         if self.commands_topic == self.events_topic:
             raise ValueError("commands_topic and events_topic must differ")
         if self.min_insync_replicas > self.replication_factor:
@@ -191,7 +191,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         before = (init_settings, env_settings, dotenv_settings)
-        # The data folder, which says where dev.env is, may itself come from any of the sources before it.
+        # the data folder, where dev.env is, may come from any of the sources before it
         data_dir = next((found for source in before if (found := source().get("data_dir"))), ".samefold")
         dev_env = DotEnvSettingsSource(settings_cls, env_file=Path(data_dir) / DEV_ENV)
         return (*before, dev_env, PyprojectTomlConfigSettingsSource(settings_cls, SERVICE))
@@ -204,7 +204,7 @@ def _not_configured(what: str, field: str) -> NoReturn:
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    """A typo must not be silent: it would run with the default instead."""
+    """Refuse typos: the default would be used instead."""
     ours = (name.upper() for name in environment if name.upper().startswith(PREFIX))
     unknown = [name for name in sorted(ours) if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
     if unknown:

@@ -30,7 +30,7 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def show(result: Any, text: Callable[[Any], Iterable[RenderableType]], *, as_json: bool) -> None:
-    """What a command found, the same for both: as one line of JSON, or as text for people, in which no markup counts."""
+    """Print a command's result as one line of JSON, or as text, without interpreting markup."""
     if as_json:
         print_json(result)
         return

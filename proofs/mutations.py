@@ -375,7 +375,7 @@ MUTATIONS = [
     Mutation(
         "a part that ends is told to nobody",
         "infra/processes/process_end.py",
-        "            self._tell(_ended(self._who, name, error))",
+        "            self._report(_ended(self._who, name, error))",
         "            pass",
         "tests/engine/test_no_silent_end.py -k any_part",
     ),

@@ -126,7 +126,7 @@ def test_the_parts_of_a_request_add_up_to_the_whole() -> None:
 
     [missing] = random.sample(list(PARTS.values()), 1)
     noted = marks(exchange, steps) | {missing: [0.0, 999.0]}
-    with pytest.raises(RunVoid, match="1 of 1 requests passed a point that nobody noted"):
+    with pytest.raises(RunVoid, match="1 of 1 requests passed a point without a mark"):
         parts_of([exchange], noted)
     others = [exchange._replace(sent=10.0 + n, answered=11.0 + n) for n in range(1, 10)]
     also = {point: sorted(at for one in others for at in marks(one, steps)[point]) for point in noted}

@@ -212,7 +212,7 @@ def test_generated_data_without_kills_and_without_overdraft(place: Settings, sam
     [
         pytest.param(signal.SIGINT, "the API at work", id="ctrl-c"),
         pytest.param(signal.SIGTERM, "the API at work", id="sigterm"),
-        pytest.param(signal.SIGINT, "beside the old ones", id="ctrl-c while Spark starts"),
+        pytest.param(signal.SIGINT, "in parallel to the old ones", id="ctrl-c while Spark starts"),
     ],
 )
 def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: str, few: Path, place: Settings) -> None:

@@ -43,11 +43,11 @@ KNOWN = {
     "generated": Figures(
         accounts=591,
         transactions=23_932,
-        credits="78353019.80",
-        debits="54664810.69",
-        balance="23688209.11",
+        credits="84899541.05",
+        debits="70541294.93",
+        balance="14358246.12",
         statement={"within 0.50": 23_932},
-        rejected_without_overdraft=13,
+        rejected_without_overdraft=31,
     ),
     "real": Figures(
         accounts=591,

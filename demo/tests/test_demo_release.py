@@ -13,9 +13,8 @@ import msgspec
 import psutil
 import pytest
 
-from demo import command_line, tree
-from demo.command_line import CommandFailed, CommandLine
-from demo.release import Released, Sums, judge
+from demo import release, tree
+from demo.release import CommandFailed, CommandLine, Released, Sums, judge
 from infra.log.records import Command
 from infra.testing.fixtures import ROOT
 from tests.engine.spine import until
@@ -97,7 +96,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
         "def main(): subprocess.run([sys.executable, '-c', CHILD])\n"
         "CHILD = 'import os, pathlib, time; pathlib.Path(\"child\").write_text(str(os.getpid())); time.sleep(600)'\n"
     )
-    monkeypatch.setattr(command_line, "WITHIN_S", 2.0)
+    monkeypatch.setattr(release, "COMMAND_S", 2.0)
     with pytest.raises(CommandFailed, match="did not end"):
         CommandLine(tmp_path, tree.environment(tmp_path)).run()
     child = int((tmp_path / "child").read_text())

@@ -1,8 +1,8 @@
 """The command line, `samefold`. Samefold's: an update replaces it.
 
-Each module of this package holds one group of commands and has a function `register(app: typer.Typer) -> None`; it is
-found by being here. So is the `cli.py` of a folder beside `infra`, such as `demo`: delete the folder, and its command is gone.
-A module imports what is heavy inside its commands: every command pays for the imports of all.
+Each module of this package, and each `cli.py` in a folder next to `infra` such as `demo`, holds one group of commands. Modules are
+found by presence and have a function `register(app: typer.Typer) -> None`. They import heavy modules inside their commands, since
+every command pays for the imports of all.
 
 Exit codes:
     0    done
@@ -52,18 +52,18 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """The console script: a named error is told in two lines, a defect keeps its traceback."""
+    """The console script: prints a named error in two lines, and a defect with its traceback."""
     try:
         build()()
     except SamefoldError as error:
-        tell(error)
+        print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-def tell(error: SamefoldError) -> None:
-    """What went wrong, in red, and below it the cure; both on stderr."""
+def print_error(error: SamefoldError) -> None:
+    """Print to stderr what happened, in red, and below it what to do."""
     typer.secho(f"{error.code}: {error.message}", fg="red", err=True)
     if error.cure:
         typer.echo(f"  → {error.cure}", err=True)

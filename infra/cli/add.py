@@ -1,4 +1,4 @@
-"""`samefold add context | event | command | view`: a new part of the service, with its test, where it belongs."""
+"""`samefold add context | event | command | view`: write a new part of the service, with its test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infra.scaffold.parts import Kind, Parts
 if TYPE_CHECKING:
     from infra.scaffold.parts import Written
 
-Context = Annotated[str | None, typer.Option(help="Of which context; needed where there are several.")]
+Context = Annotated[str | None, typer.Option(help="The context that it belongs to; needed if there are several.")]
 Fields = Annotated[
     list[str] | None, typer.Argument(metavar="[FIELD:TYPE]…", help="Its fields, such as guest:Text nights:int.")
 ]
@@ -20,7 +20,7 @@ Fields = Annotated[
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        help="Write a new part of the service, with its test, and say what to do next.", no_args_is_help=True
+        help="Write a new part of the service, with its test, and print the next steps.", no_args_is_help=True
     )
     group.command()(context)
     group.command()(event)
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def context(name: Annotated[str, typer.Argument(help="In lower case and the plural, such as rooms.")]) -> None:
     """Write a bounded context, domain/NAME.py: an event, a command and a refusal to rename."""
-    _tell(_parts().context(name))
+    _print(_parts().context(name))
 
 
 def event(
@@ -40,17 +40,19 @@ def event(
     context: Context = None,
 ) -> None:
     """Write an event into its context, with a case in `evolve`."""
-    _tell(_parts().event(name, context, fields or []))
+    _print(_parts().event(name, context, fields or []))
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="What somebody wants, such as BookRoom.")],
+    name: Annotated[str, typer.Argument(help="What a client wants to happen, such as BookRoom.")],
     fields: Fields = None,
-    event: Annotated[str | None, typer.Option(help="The event it leads to; it brings that event's fields.")] = None,
+    event: Annotated[
+        str | None, typer.Option(help="The event that it leads to; the command gets that event's fields.")
+    ] = None,
     context: Context = None,
 ) -> None:
     """Write a command into its context, with a case in `decide`."""
-    _tell(_parts().command(name, context, fields or [], event))
+    _print(_parts().command(name, context, fields or [], event))
 
 
 def view(
@@ -61,14 +63,14 @@ def view(
     context: Context = None,
 ) -> None:
     """Write a view of a context, projections/NAME.py."""
-    _tell(_parts().view(name, context, kind))
+    _print(_parts().view(name, context, kind))
 
 
 def _parts() -> Parts:
     return Parts(Path(__file__).parents[2])
 
 
-def _tell(written: Written) -> None:
+def _print(written: Written) -> None:
     for file in written.files:
         typer.echo(f"wrote  {file}")
     typer.echo("\nNext:")

@@ -1,4 +1,4 @@
-"""`samefold archive`: the log into Parquet files, and Kafka relieved of what they hold."""
+"""`samefold archive`: copy the log into Parquet files, and delete from Kafka what they hold."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def trim(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Have Kafka delete what the archive holds and nobody is about to read; the archive's files are checked first.
+    """Delete from Kafka what the archive holds and no reader still needs. Checks the archive's files first.
 
     Never `commands`, and never beyond the slowest agent, a build that is made or could catch up, or what a restored database knows.
     """
@@ -173,4 +173,4 @@ def _size(size: float) -> str:
 
 
 def _quiet(_why: str) -> None:
-    """Which engine it is was said by whoever asked for it."""
+    """The engine was chosen by an option: nothing to print."""

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from infra.cli import Json, Yes
+from infra.errors import SamefoldError
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
+
+
+class OtherServices(SamefoldError):
+    """`samefold dev run` would migrate and run on services that are not the development stack's."""
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +44,13 @@ def run() -> None:
     from infra.log.topics import ensure
     from infra.settings import Settings
 
-    stack = _stack()
+    stack, settings = _stack(), Settings()
+    configured = {settings.kafka_bootstrap, settings.database_url and settings.database}
+    if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
+        raise OtherServices(
+            "The settings name another Kafka or database than the development stack's.",
+            "Unset SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL, or use `samefold run all`.",
+        )
     try:
         stack.up()
         settings = Settings()

@@ -1,4 +1,4 @@
-"""`samefold doctor`: what is there, what is missing, and how to get it."""
+"""`samefold doctor`: what is installed, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Look at all that Samefold needs. Exit code 1 if something is missing; changes nothing."""
+    """Check all that Samefold needs. Exit code 1 if something is missing; changes nothing."""
     from infra.doctor import examine
     from infra.terminal import Text, show
 

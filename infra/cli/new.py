@@ -1,10 +1,12 @@
-"""`samefold new`: a service of your own, made of this clone of Samefold."""
+"""`samefold new`: make a new service from this clone of Samefold."""
 
 from __future__ import annotations
 
 import os
-import subprocess
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +18,11 @@ FIRST_MIGRATION = "from infra.database.migrate import revise_without_database as
 
 
 class FolderInUse(SamefoldError):
-    """The new service's folder has something in it."""
+    """The new service's folder is not empty."""
 
 
 class NotAClone(SamefoldError):
-    """Samefold itself is not a git repository here."""
+    """Samefold itself is not in a git repository."""
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def new(
-    folder: Annotated[Path, typer.Argument(help="Where to make it: a folder that is not there yet, or is empty.")],
+    folder: Annotated[Path, typer.Argument(help="The service's folder: a new or an empty one.")],
     context: Annotated[str, typer.Option(help="Its first bounded context, in lower case and the plural.")],
     name: Annotated[str | None, typer.Option(help="The service's name; by default the folder's.")] = None,
 ) -> None:
@@ -42,41 +44,47 @@ def new(
 
     root = Path(__file__).parents[2]
     folder = folder.expanduser().resolve()
-    name = module(name or folder.name.replace("-", "_"), "a service", "hotel")
+    name = module(name or folder.name.replace("-", "_"), "a service (--name)", "hotel")
     names = names_of(context)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FolderInUse(f"{folder} is not empty.", "Name a folder that is not there yet.")
+        raise FolderInUse(f"{folder} is not empty.", "Name a new folder.")
     if not (root / ".git").exists():
         raise NotAClone(
-            f"{root} is not a git repository, from which a service could be updated.", "Clone Samefold with git."
+            f"{root} is not a git repository, so a service could not be updated.", "Clone Samefold with git."
         )
     typer.echo(f"Copying Samefold's files into {folder}")
     if copying.git(root, "status", "--porcelain"):
         typer.echo(f"Changes in {root} that are not committed are left out.", err=True)
-    copying.copy(root, folder, name)
-    written = Parts(folder).service(context)
-    readme = names.told((SKELETON / "readme.txt").read_text()).replace("SERVICE", name)
-    (folder / "README.md").write_text(readme)
-    subprocess.run(
-        [sys.executable, "-c", FIRST_MIGRATION],
-        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"},
-        cwd=folder,
-        check=True,
-    )
-    copying.git(folder, "init", "--quiet", "--initial-branch", "main")
-    copying.git(folder, "add", "--all")
-    copying.git(
-        folder, "commit", "--quiet", "--message", f"{name}, made with Samefold {copying.answers(folder)['_commit']}"
-    )
-    for file in (
-        *written.files,
-        *sorted(path.relative_to(folder) for path in folder.glob("projections/migrations/*.py")),
-    ):
+    with _removed_on_failure(folder):
+        copying.copy(root, folder, name)
+        written = Parts(folder).service(context).files
+        readme = names.apply((SKELETON / "readme.txt").read_text()).replace("SERVICE", name)
+        (folder / "README.md").write_text(readme)
+        here = os.environ | {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+        copying.run([sys.executable, "-c", FIRST_MIGRATION], folder, here)
+        copying.git(folder, "init", "--quiet", "--initial-branch", "main")
+        copying.git(folder, "add", "--all")
+        message = f"{name}, made with Samefold {copying.answers(folder)['_commit']}"
+        copying.git(folder, "commit", "--quiet", "--message", message)
+    for file in (*written, *(file.relative_to(folder) for file in folder.glob("projections/migrations/*.py"))):
         typer.echo(f"wrote  {file}")
     typer.echo(
         f"\nNext:\n"
         f"  1. cd {folder}\n"
         f"  2. make run      sets it up and starts everything; README.md has a command to try\n"
         f"  3. make test     its tests, on a real Kafka and PostgreSQL\n"
-        f"  4. Say in domain/{context}.py what {context} are; `samefold add --help` writes more events, commands and views."
+        f"  4. Edit domain/{context}.py; `samefold add --help` writes more events, commands and views."
     )
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Leave no half of a service behind, which the next try would find not empty."""
+    was_there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if was_there:
+            folder.mkdir()
+        raise

@@ -40,14 +40,14 @@ def rebuild(
     ] = None,
     no_switch: Annotated[bool, typer.Option("--no-switch", help="Stop when the tables are ready.")] = False,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="End whoever builds or switches the same views just now.")
+        bool, typer.Option("--abandon", help="End a rebuild or switch of the same views that runs now.")
     ] = False,
     engine: EngineName = "auto",
     master: Master = None,
     processes: Processes = None,
     as_json: Json = False,
 ) -> None:
-    """Build views anew from the log, beside live traffic, and make them live in one short transaction.
+    """Rebuild views from the log while agents keep working, and make them live in one short transaction.
 
     Views that this code no longer has leave with the same switch. Killed at any moment, it does no harm: run it again.
     """
@@ -103,7 +103,7 @@ def _refuse_past(names: list[str], *, no_switch: bool, abandon: bool) -> None:
     if not no_switch:
         raise typer.BadParameter("the past never goes live: add --no-switch", param_hint="'--as-of'")
     if abandon:
-        raise typer.BadParameter("tables of the past stand in nobody's way", param_hint="'--abandon'")
+        raise typer.BadParameter("tables of the past block no rebuild", param_hint="'--abandon'")
     if not names:
         raise typer.BadParameter("name the views to look at", param_hint="'--as-of'")
 
@@ -166,17 +166,17 @@ def _offer(names: list[str]) -> None:
 
 @contextmanager
 def _telling_what_became(names: list[str]) -> Iterator[None]:
-    """Ctrl-C becomes Interrupted, which says what readers see now, and whether that is what they saw before."""
+    """Turn Ctrl-C into Interrupted, whose message says what readers see now."""
     before = _live(names)
     try:
         yield
     except KeyboardInterrupt:
         now = _live(names)
         if new := [f"{view} in {table}" for view, table in now.items() if table != before.get(view)]:
-            said = f"Interrupted, but the switch had been made: {', '.join(new)}."
+            message = f"Interrupted, but the switch had been made: {', '.join(new)}."
         else:
-            said = "Interrupted. Readers see what they saw before."
-        raise Interrupted(said, "`samefold views` shows what there is. It can be run again at any time.") from None
+            message = "Interrupted. Readers see what they saw before."
+        raise Interrupted(message, "`samefold views` shows what there is. It can be run again at any time.") from None
 
 
 def _live(names: list[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from infra.processes.supervisor import Child
 
 run = typer.Typer(
-    help="Run handlers, agents and the HTTP API; they are started again when they end. One Ctrl-C stops all cleanly.",
+    help="Run handlers, agents and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly.",
     no_args_is_help=True,
 )
 
@@ -37,7 +37,9 @@ Name = Annotated[
 MetricsPort = Annotated[
     int | None,
     typer.Option(
-        min=0, max=65_535, help="Tell metrics from this port on, each process on one; by default SAMEFOLD_METRICS_PORT."
+        min=0,
+        max=65_535,
+        help="Expose metrics from this port on, one port per process; by default SAMEFOLD_METRICS_PORT.",
     ),
 ]
 
@@ -87,7 +89,7 @@ def api(host: Host = None, port: Port = None, name: Name = "") -> None:
 
 @run.command()
 def exporter(name: Name = "", metrics_port: MetricsPort = None) -> None:
-    """Tell the agents' lag and parked streams as metrics, where there is no API, which tells them too."""
+    """Expose the agents' lag and parked streams as metrics. The API exposes them too."""
     from infra.processes.supervisor import exporter
 
     _supervise(name, metrics_port, lambda place: [exporter(place)], needs_port=True)

@@ -29,8 +29,8 @@ def send(
     """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
 
     Nothing is sent unless every line is a command. Safe to run again: a command that has an outcome keeps it.
-    Exit code 1 if a line is wrong or may not be in the log, Kafka is away, an outcome is missing, or an id was used before with
-    another command.
+    Exit code 1 if a line is wrong or may not be in the log, Kafka is unavailable, an outcome is missing, or an id was used before
+    with another command.
     """
     from commands.client import answered, read_lines, send_all, wait_for
     from infra.settings import Settings

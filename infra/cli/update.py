@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,11 +10,7 @@ from typing import Annotated
 
 import typer
 
-VERSIONS = """
-import json
-from projections.engine.views.core_views import agent_views, outcomes_view
-print(json.dumps({view.name: view.version for view in [outcomes_view()]}))
-"""
+VERSION = "from projections.engine.views.core_views import OUTCOMES_VERSION; print(OUTCOMES_VERSION)"
 
 
 def register(app: typer.Typer) -> None:
@@ -30,45 +25,44 @@ def update(
         Path | None, typer.Option("--from", help="A clone of Samefold on this machine, in place of its public address.")
     ] = None,
 ) -> None:
-    """Take over a newer Samefold. Your files stay as they are; changes that you made to Samefold's are merged.
+    """Take over a newer Samefold. Your files stay as they are; changes that you made to Samefold's files are merged.
 
-    Exit code 1 where a change of yours and a newer one conflict: the files are listed, with marks where to decide.
+    Exit code 1 if a change of yours could not be merged: the files are listed.
     """
-    from infra.scaffold.copying import update
+    from infra.scaffold import copying
+    from projections.engine.views.core_views import OUTCOMES
 
     root = Path(__file__).parents[2]
-    before = _versions(root)
-    done = update(root, to, source)
-    if done.before == done.after and not done.conflicts:
+    before = _outcomes_version(root)
+    done = copying.update(root, to, source)
+    if done.before == done.after:
         typer.echo(f"Samefold is at {done.after} already.")
         return
     typer.echo(f"Samefold went from {done.before} to {done.after}.")
+    steps = []
     if done.conflicts:
         typer.echo("Your change and the newer one conflict in:", err=True)
-        for file in done.conflicts:
-            typer.echo(f"  {file}", err=True)
-        typer.echo("  → Decide at the marks (<<<<<<<) and `git add` the files, then run `make check`.", err=True)
-        raise typer.Exit(1)
-    steps = ["make setup, make check, make test", "git diff, git commit", "samefold db upgrade, deploy"]
-    steps += [
-        f"samefold rebuild: view '{view}' is at version {version} now"
-        for view, version in _versions(root).items()
-        if before.get(view) != version
-    ]
+        typer.echo("\n".join(f"  {file}" for file in done.conflicts), err=True)
+        steps += ["Decide at the marks (<<<<<<<) in these files, then `git add` them"]
+    if done.removed:
+        typer.echo("The newer Samefold does not have these files, which you changed:", err=True)
+        typer.echo("\n".join(f"  {file}" for file in done.removed), err=True)
+        steps += ["Carry over your change (`git show HEAD:FILE` shows it), or keep the file: `git checkout HEAD FILE`"]
+    steps += ["make setup, make check, make test", "git diff, git commit", "samefold db upgrade, deploy"]
+    after = _outcomes_version(root)
+    if before != after:
+        steps += [f"samefold rebuild: view '{OUTCOMES}' is at version {after} now"]
     typer.echo("\nNext:")
     for number, step in enumerate(steps, 1):
         typer.echo(f"  {number}. {step}")
+    if done.conflicts or done.removed:
+        raise typer.Exit(1)
 
 
-def _versions(root: Path) -> dict[str, int]:
-    """The versions of Samefold's own views, as the code on disk has them."""
-    told = subprocess.run(
-        [sys.executable, "-c", VERSIONS],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found: dict[str, int] = json.loads(told.stdout) if told.returncode == 0 else {}
-    return found
+def _outcomes_version(root: Path) -> str:
+    """The version of Samefold's own view in the code on disk."""
+    program = [sys.executable, "-c", VERSION]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.run(
+        program, env=environment, cwd=root, capture_output=True, text=True, check=False
+    ).stdout.strip()

@@ -24,7 +24,7 @@ def verify(
     processes: Processes = None,
     as_json: Json = False,
 ) -> None:
-    """Compare rows and positions with a fold of the log, beside live traffic. Exit code 1 when anything differs."""
+    """Compare rows and positions with a fold of the log while agents keep working. Exit code 1 if anything differs."""
     from infra.settings import Settings
     from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import UnknownView

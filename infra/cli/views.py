@@ -1,4 +1,4 @@
-"""`samefold views`: what readers see, what this code has, how far behind; and dropping tables nobody needs."""
+"""`samefold views`: the live versions, this code's versions and the lag; and dropping unused tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drop(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Drop tables that readers do not see: old ones, ones that were abandoned, and by its name any other that is not live."""
+    """Drop tables that are not live: old and abandoned ones, or any one by its name."""
     from infra import terminal
     from infra.settings import Settings
     from projections.engine.rebuild.dropping import drop_tables, droppable

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and what its errors mean to us.
+"""Connections to PostgreSQL, and named errors for its errors.
 
 Every session has timeouts of its own, so that a process that froze in the middle of a transaction can't block the next
 one for longer than `idle_in_transaction_timeout_ms`. No message made here holds a password.
@@ -21,11 +21,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class DatabaseAway(SamefoldError):
-    """PostgreSQL does not answer, or not now. It may come back: processes wait, commands end."""
+    """PostgreSQL is unavailable, perhaps for a moment. Processes wait, commands end."""
 
 
 class SessionEnded(DatabaseAway):
-    """PostgreSQL ended this session by command: it stops, or somebody ended the session."""
+    """PostgreSQL ended this session by command: it is stopping, or an administrator ended the session."""
 
 
 class TransactionTimedOut(DatabaseAway):
@@ -33,11 +33,11 @@ class TransactionTimedOut(DatabaseAway):
 
 
 class DatabaseRefused(SamefoldError):
-    """PostgreSQL answers, but not to us: wrong name, password or rights. Waiting would not help."""
+    """PostgreSQL refuses: wrong name, password or rights. Waiting does not help."""
 
 
 class ValueRefused(SamefoldError):
-    """PostgreSQL can't hold a value that was sent, or one that it holds can't be read: no matter of the connection."""
+    """PostgreSQL can't store a value that was sent, or a stored one can't be read."""
 
 
 class DatabaseBehind(SamefoldError):
@@ -74,10 +74,10 @@ def connect(
 ) -> Connection:
     """A connection in autocommit mode whose `application_name` is `name`; times are UTC.
 
-    `short_transactions` is for those who hold locks that others wait for: see `longest_transaction_ms`. `by_key` is for those who
-    find rows by their keys alone: see `BY_KEY`.
+    `short_transactions` is for sessions that hold locks which others wait for: see `longest_transaction_ms`. `by_key` is for
+    sessions that find rows by their keys only: see `BY_KEY`.
 
-    Raises DatabaseAway for what may pass, DatabaseRefused for what won't, NotConfigured.
+    Raises DatabaseAway for an error that may pass, else DatabaseRefused; NotConfigured.
     """
     session = parameters(
         settings,
@@ -115,7 +115,7 @@ def parameters(
     except psycopg.Error:
         # `from None`: libpq's message quotes the string, password and all
         raise DatabaseRefused(
-            "SAMEFOLD_DATABASE_URL is no connection string.", "Write postgresql://user:password@host:5432/name."
+            "SAMEFOLD_DATABASE_URL is not a connection string.", "Write postgresql://user:password@host:5432/name."
         ) from None
     session: dict[str, int | str] = {
         "statement_timeout": statement_timeout_ms,
@@ -137,34 +137,34 @@ def parameters(
         "keepalives_idle": 15,
         "keepalives_interval": 5,
         "keepalives_count": 3,
-        # keepalives rest while something sent is not acknowledged: a host that vanished then would be waited for for 15 minutes
+        # keepalives pause while sent data is not acknowledged: without this, a vanished host is noticed after 15 minutes
         "tcp_user_timeout": 10_000,
         "options": options.strip(),
     }
 
 
 BY_KEY = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-"""A prepared statement keeps the plan of its first executions until the table is analyzed. Of a table that was small then, that
-is to read all of it for every key, however large it has become: half of what PostgreSQL did for a command. Off means dear, not
+"""A prepared statement keeps its first plan until the table is analyzed. If the table was small then, the plan scans
+the whole table for every key, however large it has become: half of PostgreSQL's work for a command. Off means expensive, not
 forbidden.
 """
 
 
 def patient_ms(settings: Settings) -> int:
-    """For `idle_in_transaction_session_timeout` of those who hold no lock that agents wait for: a minute at least."""
+    """The `idle_in_transaction_session_timeout` of sessions that hold no lock which agents wait for: at least a minute."""
     return max(60_000, settings.idle_in_transaction_timeout_ms)
 
 
 def longest_transaction_ms(settings: Settings) -> int:
-    """For `transaction_timeout`, which alone frees the locks of a process that was frozen between two statements of a pipeline.
+    """The `transaction_timeout`. Only it frees the locks of a process that froze between two statements of a pipeline.
 
-    To the other timeouts such a session is neither idle in its transaction nor executing a statement. PostgreSQL 17 or newer.
+    For the other timeouts such a session is neither idle in its transaction nor executing a statement. PostgreSQL 17 or newer.
     """
     return settings.statement_timeout_ms + settings.idle_in_transaction_timeout_ms
 
 
 def passes(error: BaseException) -> bool:
-    """Whether an error goes away by itself: connections refused or lost, start-up, locks, failover, a full disk."""
+    """Whether an error may pass by itself: connections refused or lost, start-up, locks, failover, a full disk."""
     if isinstance(error, DatabaseAway):
         return True
     if not isinstance(error, psycopg.Error):
@@ -200,15 +200,15 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("54"):
         return ValueRefused(
             f"A value does not fit {place}: {text}",
-            "No row that a view's code makes gets here. If a row was written by other means, or by an older release, correct it; "
-            "`samefold rebuild` makes a view's table anew.",
+            "If a row was written by hand or by an older release, correct it. "
+            "`samefold rebuild` recreates a view's table.",
         )
     return DatabaseRefused(f"{place} refused: {text}", "Check the database's name, user, password and rights.")
 
 
 @contextmanager
 def naming(settings: Settings) -> Iterator[None]:
-    """Turns psycopg's errors into named ones: DatabaseAway, DatabaseBehind, DatabaseRefused, ValueRefused."""
+    """Turn psycopg's errors into named ones: DatabaseAway, DatabaseBehind, DatabaseRefused, ValueRefused."""
     try:
         yield
     except psycopg.Error as error:

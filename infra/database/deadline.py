@@ -1,4 +1,4 @@
-"""Deadlines on the client's side: a server that hangs, or is cut off, keeps to none of its own."""
+"""Deadlines on the client's side: a server that hangs or is cut off does not keep its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Connection = psycopg.AsyncConnection[Any]
 
 @contextmanager
 def ended_after(connection: Connection, seconds: float) -> Iterator[None]:
-    """Shuts the connection's socket when the block takes longer, so that what waits for an answer gets psycopg.OperationalError.
+    """Shuts the connection's socket when the block takes longer, so that the waiting code gets psycopg.OperationalError.
 
-    To cancel it would not do: psycopg asks the server to cancel the query, and waits for its answer to that.
+    Cancelling is not enough: psycopg asks the server to cancel the query and waits for its answer.
     """
     timer = asyncio.get_running_loop().call_later(seconds, _shut, connection)
     try:
@@ -29,13 +29,13 @@ def ended_after(connection: Connection, seconds: float) -> Iterator[None]:
 
 
 def _shut(connection: Connection) -> None:
-    # of a copy of the descriptor: libpq and the event loop go on with theirs, and find its end
+    # on a copy of the descriptor: libpq and the event loop keep theirs, and notice the end
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as copy:
         copy.shutdown(socket.SHUT_RDWR)
 
 
 class Pool(AsyncConnectionPool[Connection]):
-    """A pool whose connections are lent for `seconds`; whoever is not through by then gets psycopg.OperationalError."""
+    """A pool whose connections are lent for at most `seconds`; then their user gets psycopg.OperationalError."""
 
     def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
         super().__init__(*arguments, **options)

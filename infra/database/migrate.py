@@ -1,8 +1,7 @@
-"""Migrations: Alembic, told all it needs by code, so that no file holds a path or a connection string.
+"""Migrations, by Alembic, configured in code: no file holds a path or a connection string.
 
-They only go forward, and they only make tables of views, never alter or drop them: a version's table is for ever what it
-was, and going back is a switch (`samefold rebuild` with the older code). The branch `core` is Samefold's and comes with it;
-`views` is written by `samefold db revision`.
+They only go forward. A view's table is created, never altered or dropped: each version has its own, and `samefold rebuild` with the
+older code goes back. The branch `core` is Samefold's and comes with it; `samefold db revision` writes the branch `views`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import produce_migrations, render_python_code
@@ -29,7 +29,7 @@ from alembic.util import rev_id
 from sqlalchemy.pool import NullPool
 
 from infra.database import revisions, schema
-from infra.database.connect import Connection, connect
+from infra.database.connect import Connection, connect, named, passes
 from infra.database.revisions import BRANCHES, CORE, VIEWS
 from infra.errors import SamefoldError
 from infra.settings import Settings
@@ -40,11 +40,11 @@ VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_(r|asof_)\d+)?")
 
 FILE_TEMPLATE = "%(year)d_%(month).2d_%(day).2d_%(rev)s_%(slug)s"
 
-_LOCK = 0x53414D45464F4C44  # "SAMEFOLD": two upgrades at once take turns
+_LOCK = 0x53414D45464F4C44  # "SAMEFOLD": upgrades wait for each other
 
 
 class ViewChangedShape(SamefoldError):
-    """A view's columns, key or state differ from its version's table."""
+    """A view's columns, key or state differ from those of its version's table."""
 
 
 class SchemaDrift(SamefoldError):
@@ -52,13 +52,15 @@ class SchemaDrift(SamefoldError):
 
 
 def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
-    """Bring the database to this code's newest migrations; what it was at before and is at after.
+    """Apply this code's migrations. Returns the database's newest migrations before and after.
 
     Raises DatabaseAhead, MigrationsConflict.
     """
 
     def act(connection: sa.Connection, config: Config) -> tuple[list[str], list[str]]:
+        connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
         connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        connection.execute(sa.text(f"set local lock_timeout = {settings.lock_timeout_ms}"))
         revisions.heads()
         before = _applied(connection)
         revisions.require_known(before)
@@ -69,7 +71,7 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
 
 
 def revise(settings: Settings, message: str) -> Path | None:
-    """Write the migration of `views` that leads from the database to what the code declares; None where there is nothing to do.
+    """Write the migration of `views` from the database to what the code declares; None if there is nothing to do.
 
     Raises ViewChangedShape, DatabaseBehind, DatabaseAhead, MigrationsConflict.
     """
@@ -83,7 +85,7 @@ def revise(settings: Settings, message: str) -> Path | None:
 
 
 def revise_without_database(message: str) -> Path | None:
-    """Write the first migration of `views`, for a service that has none: a table for each context and view. Needs no database."""
+    """Write the first migration of `views`, with a table for each context and view. Needs no database."""
     declares = declared()
     tables = [table for table in declares.sorted_tables if branch_of(table.name) == VIEWS]
     body = render_python_code(
@@ -98,7 +100,7 @@ def revise_without_database(message: str) -> Path | None:
 
 
 def check(settings: Settings) -> None:
-    """Raises SchemaDrift, ViewChangedShape, DatabaseBehind or DatabaseAhead; returns where code and database agree."""
+    """Compare the database's tables with the code's. Raises SchemaDrift, ViewChangedShape, DatabaseBehind, DatabaseAhead."""
 
     def act(connection: sa.Connection, _config: Config) -> None:
         revisions.require_heads(_applied(connection))
@@ -108,20 +110,20 @@ def check(settings: Settings) -> None:
         for branch, cure in _CURES.items():
             found = _of(branch, script.upgrade_ops)
             if not found.is_empty():
-                told = "; ".join(_in_words(diff) for diff in found.as_diffs())
-                raise SchemaDrift(f"The database's tables are not those that the code declares: {told}.", cure)
+                differences = "; ".join(_in_words(diff) for diff in found.as_diffs())
+                raise SchemaDrift(f"The database's tables differ from the code's: {differences}.", cure)
 
     _with(settings, act)
 
 
 _CURES = {
-    CORE: "This is one of Samefold's own tables, which somebody changed by hand: put it back as the code declares it.",
+    CORE: "One of Samefold's own tables was changed by hand. Change it back.",
     VIEWS: "Run `samefold db revision -m '…'`, read what it wrote, then `samefold db upgrade`.",
 }
 
 
 def declared() -> sa.MetaData:
-    """Every table that the code declares: the engine's own, and one for each view's version."""
+    """The tables that the code declares: the engine's own, and one for each view's version."""
     from projections.engine.views.core_views import all_views
     from projections.engine.views.tables import table_of
 
@@ -134,7 +136,7 @@ def declared() -> sa.MetaData:
 
 
 def branch_of(table: str) -> str:
-    """Whose migrations make a table."""
+    """The branch whose migrations create a table."""
     from projections.engine.views.core_views import OUTCOMES
 
     found = VIEW_TABLE.fullmatch(table)
@@ -142,15 +144,15 @@ def branch_of(table: str) -> str:
 
 
 def include_object(_object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """Tables of older versions, other builds and the past are not drift, and never dropped by a migration."""
+    """Leave out tables of older versions and other builds: they are no drift, and no migration drops them."""
     return not (kind == "table" and reflected and compare_to is None and name and VIEW_TABLE.fullmatch(name))
 
 
 def only_new(context: Any, _revision: Any, directives: list[MigrationScript]) -> None:
-    """What autogenerate found in its branch becomes a migration only if it is something, and leaves versions' tables alone."""
+    """Keep what autogenerate found in its own branch, and write no empty migration. Raises ViewChangedShape."""
     script = directives[0]
     refuse_changed_views(script.upgrade_ops)
-    if not getattr(context.config.cmd_opts, "autogenerate", False):  # `alembic check` looks at both branches
+    if not getattr(context.config.cmd_opts, "autogenerate", False):  # `alembic check` compares both branches
         return
     head = str(script.head)
     known = revisions.revisions()
@@ -169,21 +171,28 @@ def refuse_changed_views(operations: UpgradeOps | None) -> None:
             view, version = found["view"], int(found["version"])
             raise ViewChangedShape(
                 f"View '{view}' changed its shape: raise its version to {version + 1}, or run the rebuild again.",
-                f"Its version stands in domain/{view.removeprefix('streams_')}.py as STATE_VERSION."
+                f"Its version is in domain/{view.removeprefix('streams_')}.py as STATE_VERSION."
                 if view.startswith("streams_")
-                else f"Its version stands in projections/{view}.py; then `samefold db revision`.",
+                else f"Its version is in projections/{view}.py; then `samefold db revision`.",
             )
 
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[sa.Connection]:
-    """One transaction of a connection of ours, for Alembic."""
+    """A connection within one transaction, for Alembic. Raises DatabaseAway, DatabaseRefused."""
     engine = sa.create_engine(
         "postgresql+psycopg://", creator=lambda: _without_autocommit(settings), poolclass=NullPool
     )
     try:
         with engine.begin() as connection:
             yield connection
+    except sa.exc.DBAPIError as error:
+        # other errors are defects of a migration: their traceback shows the line
+        if isinstance(error.orig, psycopg.Error) and (
+            passes(error.orig) or isinstance(error.orig, psycopg.errors.InsufficientPrivilege)
+        ):
+            raise named(error.orig, settings) from error
+        raise
     finally:
         engine.dispose()
 
@@ -211,7 +220,7 @@ def _of(branch: str, operations: UpgradeOps | None) -> UpgradeOps:
 
 
 def _next() -> tuple[dict[str, Any], str | None]:
-    """Where the next migration of `views` goes, and the branch's name if it is the first, which stands on today's core."""
+    """The place of the next migration of `views`, and the branch's name if it is the first, which depends on today's core."""
     heads = revisions.heads()
     if VIEWS in heads:
         return {"head": heads[VIEWS]}, None
@@ -219,7 +228,7 @@ def _next() -> tuple[dict[str, Any], str | None]:
 
 
 def _written(found: Any) -> Path | None:
-    """The file that Alembic wrote, formatted as the rest of the code where the formatter is installed."""
+    """The file that Alembic wrote, formatted if the formatter is installed."""
     if found is None or isinstance(found, list):
         return None
     written = Path(found.path)

@@ -1,7 +1,7 @@
-"""Which migrations this code has, and whether the database has them all: asked by every process at its start.
+"""The migrations that this code has, and whether the database has them all. Every process checks that at its start.
 
-There are two branches: `core`, Samefold's tables, and `views`, those of the contexts and views of this service. Read from the
-files themselves, without Alembic, whose import alone would cost a restart a third of a second.
+There are two branches: `core`, Samefold's tables, and `views`, the tables of this service's contexts and views. They are read from
+the files, without Alembic: importing it would cost each start a third of a second.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class DatabaseAhead(SamefoldError):
 
 
 class MigrationsConflict(SamefoldError):
-    """Two migrations of a branch have the same id, or follow the same one."""
+    """Two migrations of a branch have the same id or follow the same one, or one follows a migration that is missing."""
 
 
 class Migration(NamedTuple):
-    """A migration's file, and the migrations that must be there before it: of its own branch, and of the other."""
+    """A migration's file, and the migrations that come before it: of its own branch, and of the other."""
 
     file: Path
     branch: str
@@ -49,6 +49,8 @@ def revisions() -> dict[str, Migration]:
     for branch, folder in BRANCHES.items():
         for file in sorted(folder.glob("*.py")):
             named = {variable: set(_NAME.findall(value)) for variable, value in _ASSIGNED.findall(file.read_text())}
+            if "revision" not in named:
+                continue
             (revision,) = named["revision"]
             if revision in found:
                 raise MigrationsConflict(
@@ -56,6 +58,12 @@ def revisions() -> dict[str, Migration]:
                     f"Give the one that was deployed nowhere yet an id of its own: a new `revision` in {_path(file)}.",
                 )
             found[revision] = Migration(file, branch, named["down_revision"], named.get("depends_on", set()))
+    for migration in found.values():
+        if missing := migration.follows - found.keys():
+            raise MigrationsConflict(
+                f"{migration.file.name} follows migration '{min(missing)}', whose file is missing.",
+                "Restore that file from git: databases that have its tables need it.",
+            )
     return found
 
 
@@ -70,7 +78,7 @@ def heads() -> dict[str, str]:
         if migration.branch in newest:
             other = there[newest[migration.branch]].file
             raise MigrationsConflict(
-                f"Two branches of the code each added a migration, {other.name} and {migration.file.name}: none follows another.",
+                f"Two migrations follow the same one: {other.name} and {migration.file.name}.",
                 f"Let the one that was deployed nowhere yet follow the other. If that is {migration.file.name}: write "
                 f'`down_revision = "{newest[migration.branch]}"` in {_path(migration.file)}.',
             )
@@ -83,8 +91,8 @@ def require_known(applied: Iterable[str]) -> None:
     unknown = sorted(set(applied) - revisions().keys())
     if unknown:
         raise DatabaseAhead(
-            f"The database is at migration {', '.join(unknown)}, which this code does not have: newer code was here.",
-            "Deploy that newer code. Going back to this code needs no migration backwards: its tables are still there.",
+            f"The database is at migration {', '.join(unknown)}, which this code does not have: newer code migrated it.",
+            "Deploy that newer code. Migrations only go forward.",
         )
 
 
@@ -100,7 +108,7 @@ def require_heads(applied: Iterable[str]) -> None:
     while waiting:
         if (revision := waiting.pop()) not in known:
             known.add(revision)
-            waiting += there[revision].follows | there[revision].depends_on
+            waiting += there.keys() & (there[revision].follows | there[revision].depends_on)
     missing = [revision for revision in heads().values() if revision not in known]
     if missing:
         raise DatabaseBehind(

@@ -1,4 +1,4 @@
-"""The tables that are not views: where each agent stands, which builds exist, which of them readers see.
+"""The tables that are not views: each agent's positions, the builds of views, and which build is live.
 
 Declared for Alembic; the hot paths write their own SQL. `projections/engine/views/tables.py` declares the views' tables.
 """

@@ -1,8 +1,8 @@
-"""Run as a script: `detach.py LOG PROGRAM ARGUMENT…` starts a program that outlives whoever started it, and returns.
+"""Run as a script: `detach.py LOG PROGRAM ARGUMENT…` starts a program that outlives the caller, and returns.
 
-The second fork makes the program an orphan at once: nobody has to wait for it, a Ctrl-C in the terminal does not reach
-it, and it leaves no zombie behind in a long test session. Standard library only: it is run with `python -I -S`.
-File descriptors that it was given stay open in the program: one of them holds the lock that says that it is alive.
+The second fork makes the program an orphan: no process has to wait for it, a Ctrl-C in the terminal does not reach it, and it
+leaves no zombie behind in a long test session. Standard library only: it is run with `python -I -S`.
+File descriptors that it was given stay open in the program: one of them holds the lock that shows that it is alive.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Jars, resolved by the Ivy that PySpark ships, so that set-up needs nothing but Java and pip.
 
 Kafka's for the development stack, and those that Spark lacks to read from Kafka. `python -m infra.dev.jars [kafka] [spark]`
-fetches both sets, or one, and checks them against kafka-jars.sha256 and spark-jars.sha256; `--lock` writes these files anew,
+fetches both sets, or one, and checks them against kafka-jars.sha256 and spark-jars.sha256; `--lock` rewrites these files
 after a version was raised. They live inside the virtual environment: one folder to delete, no HOME needed.
 """
 
@@ -21,7 +21,7 @@ FOLDER = Path(sys.prefix, "kafka")
 LOCK = Path(__file__).with_name("kafka-jars.sha256")
 
 CONNECTOR = "4.2.0"  # PySpark's own version
-TOKENS = "4.0.0"  # what the connector asks for beside it; its own version was never published
+TOKENS = "4.0.0"  # the connector also needs it; its own version was never published
 POOL = "2.13.1"
 CONNECTOR_FOLDER = Path(sys.prefix, "spark-kafka")
 CONNECTOR_LOCK = Path(__file__).with_name("spark-jars.sha256")
@@ -121,7 +121,7 @@ def main() -> None:
         wrong = sorted({jar for jar, _ in found.items() ^ locked(lock).items()})
         if wrong:
             cure = "Remove that folder and run `make setup` again; if it persists, do not run these jars."
-            raise JarsMissing(f"In {folder}, not as {lock.name} says: {', '.join(wrong)}.", cure)
+            raise JarsMissing(f"{folder} does not match {lock.name}: {', '.join(wrong)}.", cure)
 
 
 if __name__ == "__main__":

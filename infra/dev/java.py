@@ -33,11 +33,11 @@ def find_java() -> Java:
     path = Path(home, "bin", "java") if home else shutil.which("java")
     if path is None or not Path(path).is_file():
         raise JavaMissing(f"No Java was found ({'JAVA_HOME' if home else 'PATH'}).", INSTALL_JAVA)
-    # macOS ships a /usr/bin/java that only says that there is none: what counts is the version that it prints.
+    # macOS ships a /usr/bin/java that prints that there is no Java, so check the version
     said = subprocess.run([path, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(\d+)', said)
     if version is None:
-        raise JavaMissing(f"{path} does not tell its version: {said.strip()[:200]!r}.", INSTALL_JAVA)
+        raise JavaMissing(f"{path} prints no version: {said.strip()[:200]!r}.", INSTALL_JAVA)
     if int(version[1]) < MIN_JAVA:
         raise JavaMissing(f"Java {version[1]} is too old: Kafka and Spark need {MIN_JAVA} or newer.", INSTALL_JAVA)
     return Java(Path(path), int(version[1]))

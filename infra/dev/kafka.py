@@ -40,7 +40,7 @@ _LOGGING = """\
 
 
 class Front(NamedTuple):
-    """A second listener, for clients that come through a proxy: its own port, and the proxy's, which it tells them."""
+    """A second listener, for clients behind a proxy: its own port, and the proxy's, which it advertises."""
 
     port: int
     advertised: int
@@ -64,7 +64,7 @@ class Kafka:
 
     @property
     def bootstrap(self) -> str:
-        """Where it listens, "" before the first start. Its ports stay the same, unless somebody else takes them."""
+        """Where it listens, "" before the first start. Its ports stay the same, unless another process takes them."""
         port = self._ports()[0]
         return f"{HOST}:{port}" if port else ""
 
@@ -94,7 +94,7 @@ class Kafka:
         process.start_detached(command, self.log, claim)
 
     def answers(self) -> bool:
-        """Somebody else's Kafka on our port does not count: the id of the cluster must be ours."""
+        """Whether this cluster answers: another Kafka on this port has another cluster id."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 

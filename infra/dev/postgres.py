@@ -83,7 +83,7 @@ class Postgres:
         self._ensure_database()
 
     def stop(self) -> None:
-        """A fast shutdown: open transactions roll back, clients are sent away."""
+        """A fast shutdown: open transactions roll back, clients are disconnected."""
         process.stop(self, signal.SIGINT)
         if self.socket_folder.parent != self.folder:
             shutil.rmtree(self.socket_folder, ignore_errors=True)
@@ -92,7 +92,7 @@ class Postgres:
         self.socket_folder.mkdir(exist_ok=True, mode=0o700)
         if self.socket_folder.stat().st_uid not in {os.geteuid(), self.folder.stat().st_uid}:
             raise StartFailed(
-                f"{self.socket_folder} belongs to somebody else.", "Use a data folder with a shorter path."
+                f"{self.socket_folder} belongs to another user.", "Use a data folder with a shorter path."
             )
         if not self.data.is_dir():
             self._initialise(claim)

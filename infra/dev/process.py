@@ -1,8 +1,8 @@
 """Starting, finding and stopping the stack's processes.
 
-Whether a service runs is told by a lock on the file `alive` in its folder, which all of its processes inherit and which the
-kernel frees when the last of them is gone: true in every instant, also in the middle of a start whose starter was killed, and
-no pid file can be stale. Which process to signal is found by an argument that only this folder's process has.
+A service runs as long as the file `alive` in its folder is locked. All of its processes inherit the lock, and the kernel frees it
+when the last one ends. So the answer is right even if the process that started the service was killed, and there is no stale pid
+file. The process to signal is found by an argument that only this folder's process has.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _HERE = Path(__file__).parent
 
 
 class Service(Protocol):
-    """What is to be known of Kafka or PostgreSQL."""
+    """Kafka or PostgreSQL, as this module handles them."""
 
     name: str
     folder: Path
@@ -34,13 +34,13 @@ class Service(Protocol):
         """Prepare and start it. Every process gets the file descriptor `claim`, which holds the lock."""
 
     def answers(self) -> bool:
-        """A real client got a real answer from this very server."""
+        """Whether a client gets an answer from this server."""
 
     def process(self) -> psutil.Process | None:
         """Its main process."""
 
     def orphans(self) -> list[psutil.Process]:
-        """What its main process left behind when it was killed."""
+        """The processes that its killed main process left behind."""
 
 
 class StartFailed(SamefoldError):
@@ -70,7 +70,7 @@ def start(service: Service, seconds: float = 60) -> None:
                 os.close(claim)
         elif time.monotonic() > deadline:
             raise _failed(service, f"did not answer within {seconds:.0f} s")
-        elif time.monotonic() > next_look:  # not each time: it looks at every process of the machine
+        elif time.monotonic() > next_look:  # not each time: it lists all processes of the machine
             next_look = time.monotonic() + 1
             if service.process() is None:
                 for orphan in service.orphans():
@@ -81,16 +81,16 @@ def start(service: Service, seconds: float = 60) -> None:
 def stop(service: Service, first: signal.Signals, patience: float = 15) -> None:
     """Send `first`, and kill what has not ended after `patience` seconds. Raises StopFailed."""
     for number in (first, signal.SIGKILL):
-        told: set[psutil.Process] = set()
+        signalled: set[psutil.Process] = set()
         deadline = time.monotonic() + patience
         next_look = 0.0
         while runs(service.folder) and time.monotonic() < deadline:
             if time.monotonic() > next_look:
                 next_look = time.monotonic() + 0.5
                 main = service.process()
-                for process in ({main} if main else set(service.orphans())) - told:
+                for process in ({main} if main else set(service.orphans())) - signalled:
                     _send(process, number)
-                    told.add(process)
+                    signalled.add(process)
             time.sleep(0.02)
     if runs(service.folder):
         raise StopFailed(f"{service.name} survived SIGKILL.", "It hangs in the kernel: look at its disk.")
@@ -148,7 +148,7 @@ def _claim(folder: Path) -> int | None:
 
 
 def _end_strays(service: Service) -> None:
-    """Nobody holds the lock: whoever is found now belongs to a folder of this name that was removed under it."""
+    """End processes without the lock: they belong to a folder of this name that was removed while they ran."""
     while (stray := service.process()) or service.orphans():
         for process in [stray] if stray else service.orphans():
             _send(process, signal.SIGKILL)
@@ -162,5 +162,5 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 def _failed(service: Service, how: str) -> StartFailed:
     tail = service.log.read_text(errors="replace").splitlines()[-8:] if service.log.exists() else []
-    said = "\n".join([f"{service.name} {how}. {service.log} ends with:", *tail])
-    return StartFailed(said, "Check with `samefold doctor`.")
+    message = "\n".join([f"{service.name} {how}. {service.log} ends with:", *tail])
+    return StartFailed(message, "Check with `samefold doctor`.")

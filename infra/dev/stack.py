@@ -80,8 +80,13 @@ class Stack:
         endpoints = {"kafka_bootstrap": self.kafka.bootstrap, "database_url": self.postgres.url()}
         return Settings(**{"data_dir": self.folder, **endpoints, **overrides})
 
+    def dev_env(self) -> list[str]:
+        """The values in `dev.env`, which is there while the stack is up, and after it was killed."""
+        file = self.folder / DEV_ENV
+        return [line.partition("=")[2] for line in file.read_text().splitlines()] if file.exists() else []
+
     def _down(self) -> None:
-        # The hint goes first: whoever comes from now on hears "run `samefold dev up`", not a refused connection.
+        # dev.env goes first: commands that start now get the hint "run `samefold dev up`", not a refused connection
         (self.folder / DEV_ENV).unlink(missing_ok=True)
         self.kafka.stop()
         self.postgres.stop()

@@ -1,8 +1,8 @@
-"""The correlation id of what the current task is doing: given by whoever asked for it, kept in commits and log lines."""
+"""The correlation id of the current task: given by the client, kept in commits and log lines."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
 current: ContextVar[str | None] = ContextVar("correlation_id", default=None)
-"""None where nobody gave one."""
+"""None if the client gave none."""

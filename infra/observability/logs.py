@@ -33,21 +33,21 @@ def formatter(form: Format) -> logging.Formatter:
     return ProcessorFormatter(processors=[structlog.processors.format_exc_info, _event, render])
 
 
-def _event(_logger: object, _method: str, told: EventDict) -> EventDict:
+def _event(_logger: object, _method: str, fields: EventDict) -> EventDict:
     """Time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception where known."""
-    record: logging.LogRecord = told["_record"]
+    record: logging.LogRecord = fields["_record"]
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     event = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname,
         "logger": spec.name if record.name == "__main__" and spec else record.name,
-        "message": told["event"],
+        "message": fields["event"],
     }
     span = trace.get_current_span().get_span_context()
     ids = {
         "trace_id": trace.format_trace_id(span.trace_id) if span.is_valid else None,
         "correlation_id": correlation.current.get(),
-        "exception": told.get("exception"),
+        "exception": fields.get("exception"),
     }
     return event | {name: value for name, value in ids.items() if value is not None}
 
@@ -56,18 +56,18 @@ def _text(_logger: object, _method: str, event: EventDict) -> str:
     """A line of text; those of a traceback begin with a bar."""
     # quoted: an id that holds a space could pass for another id
     ids = [f" {name}={event[name]!r}" for name in ("trace_id", "correlation_id") if name in event]
-    told = _printable(f"{event['time']} {event['level']:<7} {event['message']}{''.join(ids)}")
+    line = _printable(f"{event['time']} {event['level']:<7} {event['message']}{''.join(ids)}")
     trace = event["exception"].split("\n") if "exception" in event else ()
-    return "\n".join([told, *(f"  | {_printable(line)}" for line in trace)])
+    return "\n".join([line, *(f"  | {_printable(one)}" for one in trace)])
 
 
 def _printable(text: str) -> str:
-    """The text with everything escaped that is not to be printed as it is."""
+    """The text with unprintable characters escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class StatusLog:
-    """What a process complained of, by subject: one line a change, not one a try."""
+    """Logs problems by subject: one line per change, not one per try."""
 
     def __init__(self, log: logging.Logger, who: str) -> None:
         self._log = log
@@ -75,13 +75,13 @@ class StatusLog:
         self._now: dict[str, str] = {}
 
     def wrong(self, subject: str, what: str, kind: str = "") -> None:
-        """`kind` tells a change where `what` is a driver's words, which differ from try to try."""
+        """`kind` identifies the problem if the text `what` differs from try to try."""
         kind = kind or what
         if self._now.get(subject) != kind:
             self._now[subject] = kind
             self._log.warning("%s: %s", self._who, what)
 
     def well(self, subject: str, what: str) -> None:
-        """What was complained of is over."""
+        """Log that the subject's problem is over."""
         if self._now.pop(subject, None) is not None:
             self._log.info("%s: %s", self._who, what)

@@ -1,7 +1,7 @@
-"""All metrics, in one place; docs/observability.md says what to make of each.
+"""All metrics, in one place; docs/observability.md explains each.
 
 They are set once a batch or a request, never once an event. No label takes a value from outside: partitions, agents, views and
-routes are those of the topics and the code. Each process tells its own, and Prometheus adds them up.
+routes are those of the topics and the code. Each process exposes its own, and Prometheus adds them up.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _MS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000)
 
 
-def _counter(name: str, told: str, *labels: str) -> Counter:
-    return Counter(name, told, labels, namespace="samefold", registry=REGISTRY)
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(name, text, labels, namespace="samefold", registry=REGISTRY)
 
 
-def _seconds(name: str, told: str, *labels: str) -> Histogram:
-    return Histogram(name, told, labels, namespace="samefold", unit="seconds", registry=REGISTRY, buckets=_MS)
+def _seconds(name: str, text: str, *labels: str) -> Histogram:
+    return Histogram(name, text, labels, namespace="samefold", unit="seconds", registry=REGISTRY, buckets=_MS)
 
 
-def _counts(name: str, told: str, *labels: str) -> Histogram:
-    return Histogram(name, told, labels, namespace="samefold", registry=REGISTRY, buckets=_COUNTS)
+def _counts(name: str, text: str, *labels: str) -> Histogram:
+    return Histogram(name, text, labels, namespace="samefold", registry=REGISTRY, buckets=_COUNTS)
 
 
-def _gauge(name: str, told: str, *labels: str) -> Gauge:
-    return Gauge(name, told, labels, namespace="samefold", registry=REGISTRY)
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(name, text, labels, namespace="samefold", registry=REGISTRY)
 
 
 # ── the API ──
@@ -60,7 +60,7 @@ API_WAITING = _gauge("api_waiting", "Requests that wait for an outcome.")
 HANDLER_BATCH_COMMANDS = _counts("handler_batch_commands", "Commands that were decided at once.")
 HANDLER_COMMITS = _counter("handler_commits", "Commits appended, by what became of the command.", "outcome")
 HANDLER_REJECTIONS = _counter("handler_rejections", "Rejections appended, by why.", "why")
-HANDLER_EPOCHS = _counter("handler_epochs", "Epochs opened: partitions that a handler took over, or took anew.")
+HANDLER_EPOCHS = _counter("handler_epochs", "Epochs opened: partitions that a handler took over, or reopened.")
 HANDLER_DOUBTS = _counter("handler_doubts", "Times that a handler gave up its epoch, by why.", "why")
 
 # ── the agents ──
@@ -75,7 +75,7 @@ AGENT_VOID = _counter("agent_void_records", "Records of the log without any effe
 AGENT_RETRIES = _counter("agent_retries", "Transactions that were tried again, by why.", "agent", "why")
 AGENT_PARKED = _counter("agent_parked", "Streams that were parked.", "agent", "view")
 
-# ── what an API or an exporter sees ──
+# ── the API or the exporter ──
 
 LAG_EVENTS = _gauge("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
 LAG_SECONDS = _gauge("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
@@ -84,11 +84,11 @@ READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "
 
 
 class PortTaken(SamefoldError):
-    """Something else listens where this process should."""
+    """Another process listens on the port."""
 
 
 def serve(settings: Settings) -> None:
-    """Tell this process's metrics at `/metrics` of its port, if it has one, as long as it lives. Raises PortTaken."""
+    """Serve this process's metrics at `/metrics` of its port, if it has one. Raises PortTaken."""
     if settings.metrics_port is None:
         return
     try:

@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from infra.log.records import Headers, Record
 
 MAX_BYTES = 512
-"""Of either header; a longer one is as good as none."""
+"""Of either header; a longer one is ignored."""
 
 _propagator = TraceContextTextMapPropagator()
 _FIELDS = frozenset(_propagator.fields)
@@ -25,7 +25,7 @@ _NOWHERE = context.Context()
 
 
 def recording() -> bool:
-    """Whether an SDK is there. Without one nobody should go to the trouble of making spans."""
+    """Whether an SDK is there. Without one, spans need not be made."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
@@ -48,7 +48,7 @@ def context_of(headers: Iterable[tuple[str | bytes, bytes | None]]) -> context.C
         name = raw.decode("latin-1").lower() if isinstance(raw, bytes) else raw
         if name in _FIELDS and value and len(value) <= MAX_BYTES:
             found.setdefault(name, []).append(value.decode("latin-1"))
-    # several are nobody's: the standard leaves open which of them would be right
+    # several are ignored: the standard does not say which one counts
     return _propagator.extract(found, _NOWHERE) if len(found.get("traceparent", ())) == 1 else _NOWHERE
 
 

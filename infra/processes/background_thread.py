@@ -1,4 +1,4 @@
-"""Work that goes on in a thread beside a block of code, and ends with it."""
+"""Work in a thread for as long as a block of code runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 class BackgroundThread(ABC):
     """`with Something(…) as something: …` does a subclass's `_work` in a thread from the block's first line to its last.
 
-    `_work` returns soon after `_ended` is set. What it raises ends it, and is in `error`: whoever needs the work looks there.
+    `_work` returns soon after `_ended` is set. If it raises, the error is in `error`; the block's code checks that.
     """
 
     def __init__(self, name: str) -> None:

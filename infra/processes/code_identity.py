@@ -1,4 +1,4 @@
-"""Which code folds here: compared by whoever is handed work with what its sender has, for another checkout folds other rows."""
+"""The identity of the running code. A worker compares it with its sender's: other code would fold other rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = 5
 
 
 class WrongCode(SamefoldError):
-    """A process that was handed work has other code than its sender."""
+    """A worker has other code than the process that sent it work."""
 
 
 def _sources() -> Iterator[tuple[str, Traversable]]:

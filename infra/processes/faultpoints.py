@@ -1,8 +1,7 @@
 """Named points on the way of a command, a batch and a build, where a test kills or freezes the process that reaches them.
 
-Each step lies between two points: before it is the one, after it the other. No setting turns them on: `hook` is None unless code
-that runs in the process itself puts a function there, which only `proofs/chaos/armed.py` does. Off, a point costs a call and a look
-at one name.
+Each step lies between two points. No setting turns them on: `hook` is None unless code in the process sets it, which only
+`proofs/chaos/armed.py` does. A point without a hook costs one call.
 """
 
 from __future__ import annotations
@@ -63,6 +62,6 @@ hook: Callable[[Point], None] | None = None
 
 
 def reach(point: Point) -> None:
-    """Say that the process is there now."""
+    """Call the hook, if there is one."""
     if hook is not None:
         hook(point)

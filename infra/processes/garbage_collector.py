@@ -6,7 +6,7 @@ THRESHOLDS = (2_000_000, 50, 100)
 
 
 def collect_seldom() -> None:
-    """Leave what is there now alone for good, and look through new objects rarely.
+    """Never scan the objects that exist now again, and scan new ones rarely.
 
     Almost everything these processes make dies by its reference count. With Python's thresholds, the collector going through
     a handler's overlay again and again took a third of its time.

@@ -1,7 +1,7 @@
-"""How a long-running process ends: with one line that says why, and a code that its supervisor sees.
+"""How a long-running process ends: with a log line that gives the reason, and an exit code for its supervisor.
 
-None of its threads and tasks ends unseen. Those that go on as long as the process are `Parts`; whatever else raises in a thread, or
-in a callback of the event loop, of ours or of a library, ends the process too.
+No thread or task ends unnoticed. Those that run as long as the process are `Parts`. An error in any other thread, or in a callback
+of the event loop, ends the process too.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 from infra.errors import SamefoldError
 
-AGAIN = "`samefold run` starts the process again. If that does not help, tell its authors what the log says."
+AGAIN = "`samefold run` starts the process again. If that does not help, report the log to its authors."
 
 
 class PartEnded(SamefoldError):
-    """A thread or task ended without which the process would go on as if all were well."""
+    """A thread or task ended that must run as long as the process."""
 
 
 class Parts:
-    """The threads and tasks of one process. The first that ends, whether it raises or returns, is given to `tell`, once."""
+    """The threads and tasks of one process. `report` gets the first end, by an error or a return, once."""
 
-    def __init__(self, who: str, tell: Callable[[SamefoldError], None]) -> None:
+    def __init__(self, who: str, report: Callable[[SamefoldError], None]) -> None:
         self._who = who
-        self._tell = tell
+        self._report = report
         self._is_over = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Have the work done in a thread from now on, in which an end is told, too."""
+        """Start a thread for the work."""
 
         def run() -> None:
             try:
@@ -47,7 +47,7 @@ class Parts:
         return thread
 
     def task(self, name: str, work: Coroutine[Any, Any, None], *, may_return: bool = False) -> asyncio.Task[None]:
-        """Have the work done in the event loop from now on. `may_return`: it is done some time, and only may not raise."""
+        """Start a task for the work. `may_return`: only an error is an end."""
         task = asyncio.get_running_loop().create_task(self.within(name, work, may_return=may_return), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -55,7 +55,7 @@ class Parts:
         return task
 
     async def within(self, name: str, work: Awaitable[None], *, may_return: bool = False) -> None:
-        """Do the work in a task that somebody else began. Raises nothing but what cancels the task."""
+        """Do the work within the current task. Raises CancelledError only."""
         try:
             await work
         except BaseException as error:
@@ -67,21 +67,21 @@ class Parts:
                 self.ended(name)
 
     def callbacks(self) -> None:
-        """Those of the running event loop are a part too: one that raises leaves its work half done."""
+        """Treat callbacks of the running event loop as a part: an error in one leaves its work half done."""
         asyncio.get_running_loop().set_exception_handler(self._on_loop)
 
     def ended(self, name: str, error: BaseException | None = None) -> None:
-        """A part has ended: it raised this, or returned."""
+        """Report that a part raised this error, or returned."""
         if not self._is_over:
             self._is_over = True
-            self._tell(_ended(self._who, name, error))
+            self._report(_ended(self._who, name, error))
 
     def over(self) -> None:
-        """The process is to end: from now on all may."""
+        """The process is ending: parts may end from now on."""
         self._is_over = True
 
     async def cancel(self) -> None:
-        """End the tasks, and wait until they have."""
+        """Cancel the tasks and wait for their end."""
         self.over()
         tasks = list(self._tasks)
         for task in tasks:
@@ -89,7 +89,7 @@ class Parts:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # what a broken connection or a future that nobody waits for has to say ends nothing
+        # broken connections and futures without a reader are reported here too; they end nothing
         if "handle" in context and isinstance(error := context.get("exception"), Exception):
             self.ended("callback", error)
         else:
@@ -107,10 +107,10 @@ def _ended(who: str, name: str, error: BaseException | None) -> SamefoldError:
 
 
 def exit_code_of(work: Callable[[], object], log: logging.Logger, who: str) -> int:
-    """Do the work of a process and say what ended it: 0, the exit code of a named error, 1 for a defect, with its traceback.
+    """Do the work of a process and log what ended it. Returns 0, a named error's exit code, or 1 for a defect.
 
-    Until it is done, an error that ends any other thread ends the process at once. Logging is over then. The caller leaves by
-    `os._exit`: `sys.exit` would wait for requests to what is away.
+    Meanwhile an error that ends any other thread ends the process at once. Logging is shut down. The caller ends the process by
+    `os._exit`: `sys.exit` would wait for requests to unavailable services.
     """
 
     def thread_ended(hooked: threading.ExceptHookArgs) -> None:
@@ -128,7 +128,7 @@ def exit_code_of(work: Callable[[], object], log: logging.Logger, who: str) -> i
 
 
 def _say(error: BaseException | None, log: logging.Logger, who: str) -> int:
-    """The last words of a process."""
+    """Log the end of a process."""
     code = 0
     if isinstance(error, SamefoldError):
         defect = error.__cause__ if isinstance(error, PartEnded) else None

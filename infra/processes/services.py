@@ -1,7 +1,7 @@
-"""Whom a process works for: work that is handed to another process names its sender's Kafka and database, which compares its own.
+"""The identity of Kafka and of the database. Work that is sent to another process carries its sender's, and the worker compares.
 
-By the same settings, two machines may mean two brokers or two databases, one of them a copy of the other. So both are known by what
-no copy shares: the topic's id, and the database's number in a server that started at that very microsecond.
+The same settings may name two brokers or two databases on two machines, one a copy of the other. So both are identified by values
+that no copy shares: the topic's id, and the database's oid with the start time of its server.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from infra.settings import Settings
 
 
 class WrongKafka(SamefoldError):
-    """A process that was handed work reads another topic of events than its sender."""
+    """A worker reads another topic of events than the process that sent it work."""
 
 
 class WrongDatabase(SamefoldError):
-    """A process that was handed work has another database than its sender, or one whose server was started again since."""
+    """A worker has another database than the process that sent it work, or the server was restarted meanwhile."""
 
 
 _DATABASE = "select pg_postmaster_start_time()::text, oid from pg_database where datname = current_database()"
@@ -33,7 +33,7 @@ _CURE = (
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Where its process reads and writes, without any secret."""
+    """The Kafka and the database that a process uses, without secrets."""
 
     kafka: str
     topic_id: str

@@ -1,4 +1,4 @@
-"""Keeps processes running: starts them, starts them again with backoff when they end, ends them all cleanly."""
+"""Keeps processes running: starts them, restarts them with backoff, and stops them cleanly."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Supervisor:
     environment: dict[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
     metrics_port: int | None = None
-    """Of the first child; each further one tells its metrics on the next port. 0: each on a free one."""
+    """The first child's; each further one exposes its metrics on the next port. 0: each on a free port."""
     stopping: bool = False
-    """No event: a signal's handler that sets one, for which its own thread waits, may wait for ever."""
+    """Not a threading.Event: a signal handler that sets one while its own thread waits for it can deadlock."""
 
     def run(self) -> None:
         """Blocks until `stop` is called (from a signal handler or another thread), then ends every child."""
@@ -77,7 +77,7 @@ class Supervisor:
                 if now >= child.due_at:
                     try:
                         self._start(child)
-                    except OSError as error:  # no memory, no more processes, no interpreter for a moment
+                    except OSError as error:  # no memory, too many processes
                         self._pause(child, child.failures + 1, f"can't be started: {error}")
             elif process.poll() is not None:
                 healthy = now - child.started_at > HEALTHY_S
@@ -134,8 +134,8 @@ class Supervisor:
 def place(groups: str) -> Iterator[str]:
     """A name for this machine's processes: `<host>-1` for the first supervisor of these consumer groups, `<host>-2` for the next.
 
-    Names are static group members. Who comes back under its name gets its partitions back without waiting; two under one name
-    would take them from each other for ever. The kernel frees the place however its holder ends, so that the next one gets it.
+    The names are static members of consumer groups. A process that restarts under its name gets its partitions back at once; two
+    processes with one name would take them from each other for ever. The kernel frees the place when its holder ends.
     """
     for number in itertools.count(1):
         lock = Path(tempfile.gettempdir()) / f"samefold-{os.getuid()}-{groups}-{number}.lock"
@@ -163,7 +163,7 @@ def agents(count: int, place: str, agent: str = "core") -> list[Child]:
 
 
 def api(place: str, host: str | None = None, port: int | None = None) -> Child:
-    """The HTTP API, whose name begins with `place`; where it listens the settings say, unless it is said here."""
+    """The HTTP API, whose name begins with `place`; it listens where the settings say, if not given here."""
     where = [*(("--host", host) if host else ()), *(("--port", str(port)) if port is not None else ())]
     return Child("api", "api", ("--name", f"{place}-api", *where))
 
@@ -175,7 +175,7 @@ def spark_agent(place: str, agent: str, master: str) -> Child:
 
 
 def exporter(place: str) -> Child:
-    """What tells the lag where there is no API."""
+    """The process that exposes the lag if there is no API."""
     return Child("exporter", "projections.engine.live.exporter", ("--name", f"{place}-exporter"))
 
 

@@ -1,13 +1,14 @@
-"""Samefold's own files in a service: copied, updated and compared. Copier does the work (copier.yml says which files).
+"""Copy, update and compare Samefold's own files in a service. Copier does the work; copier.yml lists the files.
 
-Copier takes them from Samefold's public address, which the service's `.samefold.yml` names. Where a clone on this machine is given,
-git reads that clone in its place, so that no network is needed and no path of this machine is written down.
+Copier takes them from Samefold's public address, which the service's `.samefold.yml` names. If a clone on this machine is given,
+git reads the clone instead: no network is needed, and no path of this machine is written down.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from infra.errors import SamefoldError
 PUBLIC = "https://github.com/samefold/samefold.git"
 ANSWERS = ".samefold.yml"
 MANIFEST = ".samefold.sha256"
-"""Samefold's files as they came, in the format of `sha256sum`."""
+"""The hashes of Samefold's files as they were copied, in the format of `sha256sum`."""
 
 
 class NotAService(SamefoldError):
@@ -28,7 +29,7 @@ class NotAService(SamefoldError):
 
 
 class NotClean(SamefoldError):
-    """There are changes that are not committed."""
+    """The git repository has changes that are not committed."""
 
 
 class NotCopied(SamefoldError):
@@ -37,53 +38,63 @@ class NotCopied(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """From which commit of Samefold to which, and the files in which a local change and a newer one conflict."""
+    """What an update did: from which commit of Samefold to which, and the local changes that were not merged."""
 
     before: str
     after: str
     conflicts: list[str]
+    """Files with marks where a local change and a newer one conflict."""
+    removed: list[str]
+    """Files that were changed here and that the newer Samefold does not have."""
 
 
 def copy(clone: Path, folder: Path, name: str) -> None:
-    """Samefold's files, as the clone's last commit has them, into a folder that is not there yet. Raises NotCopied."""
+    """Copy Samefold's files, as of the clone's last commit, into a new folder. Raises NotCopied."""
     _copier(clone, "copy", "--vcs-ref", "HEAD", "--data", f"name={name}", PUBLIC, str(folder))
     (folder / MANIFEST).write_text(_manifest(folder))
 
 
 def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
-    """Take over a newer Samefold: the newest release, or what `ref` names.
+    """Update Samefold's files to `ref`, by default the newest release.
 
-    Files that nobody changed are replaced; in others both changes are merged. Raises NotAService, NotClean, NotCopied.
+    Replaces unchanged files and merges changed ones. Raises NotAService, NotClean, NotCopied; the files are then as they were.
     """
     before = answers(root)
     if git(root, "status", "--porcelain"):
         raise NotClean(f"{root} has changes that are not committed.", "Commit or stash them, then update again.")
+    mine = [name for name in changed(root) or () if (root / name).exists()]
     wanted = ("--vcs-ref", ref) if ref else ()
-    _copier(clone, "update", "--conflict", "inline", "--answers-file", ANSWERS, *wanted, cwd=root)
-    after = answers(root)
-    with tempfile.TemporaryDirectory() as scratch:
-        fresh = Path(scratch) / "fresh"
-        _copier(clone, "copy", "--vcs-ref", after["_commit"], "--data", f"name={after['name']}", PUBLIC, str(fresh))
-        (root / MANIFEST).write_text(_manifest(fresh))
+    try:
+        _copier(clone, "update", "--conflict", "inline", "--answers-file", ANSWERS, *wanted, cwd=root)
+        after = answers(root)
+        with tempfile.TemporaryDirectory() as scratch:
+            fresh = Path(scratch) / "fresh"
+            _copier(clone, "copy", "--vcs-ref", after["_commit"], "--data", f"name={after['name']}", PUBLIC, str(fresh))
+            (root / MANIFEST).write_text(_manifest(fresh))
+    except BaseException:
+        git(root, "reset", "--quiet", "--hard")
+        git(root, "clean", "--quiet", "-d", "--force")
+        raise
     conflicts = sorted({line.partition("\t")[2] for line in git(root, "ls-files", "--unmerged").splitlines()})
-    return Updated(before["_commit"], after["_commit"], conflicts)
+    removed = [name for name in mine if not (root / name).exists()]
+    return Updated(before["_commit"], after["_commit"], conflicts, removed)
 
 
 def answers(root: Path) -> Mapping[str, str]:
-    """What `.samefold.yml` says: the service's name, and the commit of Samefold that it stands at. Raises NotAService."""
+    """What `.samefold.yml` holds: the service's name, and its commit of Samefold. Raises NotAService."""
     import yaml  # comes with Copier, which a production image does not hold
 
     try:
-        told: dict[str, str] = yaml.safe_load((root / ANSWERS).read_text())
+        found: dict[str, str] = yaml.safe_load((root / ANSWERS).read_text())
     except FileNotFoundError:
         raise NotAService(
             f"{root} has no {ANSWERS}: `samefold new` did not make it.", "Run this in a service's folder."
         ) from None
-    return {key: str(value) for key, value in told.items()}
+    return {key: str(value) for key, value in found.items()}
 
 
 def changed(root: Path) -> list[str] | None:
-    """Samefold's files that were changed or removed here; None where there is no list of them, as in Samefold itself."""
+    """Samefold's files that were changed or removed here; None without a manifest, as in Samefold itself."""
     if not (root / MANIFEST).exists():
         return None
     lines = (line.split("  ", 1) for line in (root / MANIFEST).read_text().splitlines())
@@ -91,40 +102,54 @@ def changed(root: Path) -> list[str] | None:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git there; what it printed. Raises NotCopied with what it said."""
-    return _run(["git", *arguments], folder, _environment(None))
+    """Run git in a folder and return its output. Raises NotCopied."""
+    return run(["git", *arguments], folder, _environment(folder))
+
+
+def run(command: list[str], folder: Path | None, environment: Mapping[str, str]) -> str:
+    """Run a program and return its output. Raises NotCopied with its error."""
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        output = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
+        error = next((line for line in output if "fatal:" in line), output[-1])
+        text = re.sub(r"^.*fatal: ", "", error).strip().rstrip(".")
+        program = next((name for name in ("copier", "git") if name in command), Path(command[0]).name)
+        raise NotCopied(f"{program} failed: {text}.", _hint(text))
+    return done.stdout
+
+
+def _hint(error: str) -> str:
+    if "downgrad" in error.lower():
+        return "An update goes forward only. To go back, revert the commit of the update."
+    return "Nothing was changed. Correct that, then run the command again."
 
 
 def _copier(clone: Path | None, act: str, *arguments: str, cwd: Path | None = None) -> None:
-    with (
-        tempfile.TemporaryDirectory() as cache
-    ):  # of its own: the public address may stand for another clone the next time
+    # a cache of its own: the public address may stand for another clone the next time
+    with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "copier", act, "--quiet", "--defaults", *arguments]
-        _run(command, cwd, _environment(clone) | {"XDG_CACHE_HOME": cache})
+        run(command, cwd, _environment(Path("/"), clone) | {"XDG_CACHE_HOME": cache})
 
 
-def _environment(clone: Path | None) -> dict[str, str]:
-    """For git where HOME may be empty: who commits, and, for a clone on this machine, that it stands for the public address."""
+def _environment(folder: Path, clone: Path | None = None) -> dict[str, str]:
+    """The environment for git: an identity if the folder has none, and the clone in place of the public address."""
     config = {"safe.directory": "*"}
     if clone is not None:
         config[f"url.{clone.resolve()}.insteadOf"] = PUBLIC
-    if subprocess.run(["git", "config", "user.email"], capture_output=True, check=False).returncode:
-        config |= {"user.name": "Samefold", "user.email": "samefold@localhost"}
-    told = {"GIT_CONFIG_COUNT": str(len(config))}
-    for number, (key, value) in enumerate(config.items()):
-        told |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return os.environ | told
-
-
-def _run(command: list[str], cwd: Path | None, environment: dict[str, str]) -> str:
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        program = "Copier" if "copier" in command else "git"
-        raise NotCopied(
-            f"{program} failed: {said[-1] if said else 'it said nothing'}.", "Look at what it says; nothing was kept."
-        )
-    return done.stdout
+    for key, value in (("user.name", "Samefold"), ("user.email", "samefold@localhost")):
+        try:
+            known = subprocess.run(["git", "config", key], cwd=folder, capture_output=True, check=False)
+        except FileNotFoundError:
+            raise NotCopied(
+                "git is not installed.", "Install it: `apt-get install git` or `brew install git`."
+            ) from None
+        if known.returncode:
+            config[key] = value
+    first = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    numbered = {"GIT_CONFIG_COUNT": str(first + len(config))}
+    for number, (key, value) in enumerate(config.items(), first):
+        numbered |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return os.environ | numbered
 
 
 def _manifest(folder: Path) -> str:

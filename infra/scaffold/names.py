@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from infra.errors import SamefoldError
 
+COLUMNS = {"name", "line", "what", "events", "count", "index"}
+"""Columns of the skeletons' views, and attributes of every tuple: a key column can't have these names."""
+
 
 class BadName(SamefoldError):
-    """A name that Samefold can't use for what it is to be."""
+    """A name that Samefold can't use for this purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +24,32 @@ class Names:
     one: str
     type: str
 
-    def told(self, text: str) -> str:
-        """A skeleton's text, which speaks of `things`, in these words."""
-        for word, mine in (
-            (r"(?<![a-z])things", self.many),
-            (r"(?<![a-z])thing", self.one),
-            ("Things", self.sentence),
-            ("Thing", self.type),
-        ):
-            text = re.sub(rf"{word}(?![a-z])", mine, text)
-        return text
-
-    @property
-    def sentence(self) -> str:
-        return self.many.replace("_", " ").capitalize()
+    def apply(self, text: str) -> str:
+        """A skeleton's text, which speaks of `things`, in these words; KEBAB stands for a `thing` in URLs and codes."""
+        mine = {
+            "things": self.many,
+            "thing": self.one,
+            "Things": self.many.replace("_", " ").capitalize(),
+            "Thing": self.type,
+            "KEBAB": words(self.type).replace("_", "-"),
+        }
+        return re.sub(r"((?<![a-z])things?|Things?|KEBAB)(?![a-z])", lambda found: mine[found[0]], text)
 
 
 def names_of(context: str) -> Names:
     """Raises BadName unless it is one or more words in lower case, such as `rooms` or `room_bookings`."""
-    module(context, "a context", "rooms")
+    from api.commands import RESERVED
+
+    module(context, "a context", "rooms", most=30)
+    if context in RESERVED | {"language", "service"}:
+        raise BadName(f"The name '{context}' is reserved.", "Choose another name for the context.")
     one = singular(context)
-    return Names(context, one, "".join(word.capitalize() for word in one.split("_")))
+    kind = "".join(word.capitalize() for word in one.split("_"))
+    return Names(context, f"{one}_id" if keyword.iskeyword(one) or one in COLUMNS else one, kind)
 
 
 def singular(many: str) -> str:
-    """As most English nouns have it; what has no plural stays: `inventory`."""
+    """The singular of a regular English plural; other words stay as they are: `inventory`."""
     for end, instead in (
         ("ies", "y"),
         ("sses", "ss"),
@@ -61,18 +65,18 @@ def singular(many: str) -> str:
     return many
 
 
-def module(name: str, what: str, example: str) -> str:
-    """A name that is to be a file of Python. Raises BadName."""
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name) or len(name) > 40:
+def module(name: str, what: str, example: str, most: int = 40) -> str:
+    """A name for a Python file. Raises BadName."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name) or len(name) > most:
         raise BadName(
             f"{name!r} can't be the name of {what}.",
-            f"Use words in lower case with underscores between them, at most 40 characters, such as `{example}`.",
+            f"Use words in lower case with underscores between them, at most {most} characters, such as `{example}`.",
         )
     return name
 
 
 def class_name(name: str, what: str, example: str) -> str:
-    """A name that is to be a class. Raises BadName."""
+    """A name for a class. Raises BadName."""
     if not re.fullmatch(r"([A-Z][a-z0-9]+)+", name) or keyword.iskeyword(name):
         raise BadName(f"{name!r} can't be the name of {what}.", f"Begin each word with a capital, such as `{example}`.")
     return name

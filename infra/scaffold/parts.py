@@ -1,14 +1,16 @@
-"""Parts of a service: a context, an event, a command, a view, each with its test, written into the files where they belong.
+"""Write parts of a service: a context, an event, a command or a view, each with its test.
 
-Existing files are changed by inserting lines: where is found in their syntax tree, and all else stays as it is.
+Existing files get lines inserted at places that their syntax tree shows; the rest of the file stays as it is.
 """
 
 from __future__ import annotations
 
 import ast
+import keyword
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
@@ -30,19 +32,19 @@ TYPES = {
     "Cents": "domain.language",
     "CentsOrZero": "domain.language",
 }
-"""Types of fields, and the modules that they come from."""
+"""Types of fields, and the modules that they are imported from."""
 
 
 class AlreadyThere(SamefoldError):
-    """What is to be written exists."""
+    """The name of the new part is taken."""
 
 
 class NoPlace(SamefoldError):
-    """The place in a file where something is to be written was not found."""
+    """A file has no place for the new lines."""
 
 
 class Kind(StrEnum):
-    """What a view's rows are."""
+    """What the rows of a view are."""
 
     ENTITY = "entity"
     JOURNAL = "journal"
@@ -51,7 +53,7 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Written:
-    """Files that were written or changed, below the service's root, and what to do next."""
+    """The files that were written or changed, relative to the service's root, and the next steps."""
 
     files: list[Path] = field(default_factory=list)
     next: list[str] = field(default_factory=list)
@@ -67,32 +69,33 @@ class Parts:
         """The first context of a new service with its view, their tests, and one of the service as a whole."""
         names = names_of(context)
         written = self.context(context)
-        for source, file in (
-            ("first_view", f"projections/{names.one}_names.py"),
-            ("test_first_view", f"tests/test_{names.one}_names.py"),
-            ("test_service", "tests/test_service.py"),
-        ):
-            self._write(written, file, names.told(_skeleton(source)))
+        view = {
+            f"projections/{names.one}_names.py": "first_view",
+            f"tests/test_{names.one}_names.py": "test_first_view",
+            "tests/test_service.py": "test_service",
+        }
+        written.files += self._write({file: names.apply(_skeleton(source)) for file, source in view.items()})
         return written
 
     def context(self, name: str) -> Written:
         """Raises BadName, AlreadyThere."""
-        names, written = names_of(name), Written()
+        names = names_of(name)
         file = f"domain/{name}.py"
-        self._write(written, file, names.told(_skeleton("context")))
-        self._write(written, f"tests/test_{name}.py", names.told(_skeleton("test_context")))
-        written.next = [
-            f"Say in {file} what {name} are: rename its event, command and refusal, or add more of them.",
-            *_new_table(f"the states of {name}"),
-        ]
-        return written
+        texts = {file: _skeleton("context"), f"tests/test_{name}.py": _skeleton("test_context")}
+        return Written(
+            self._write({name: names.apply(text) for name, text in texts.items()}),
+            [
+                f"Edit {file}: rename its event, command and refusal, or add more of them.",
+                *_new_table(f"the states of {name}"),
+            ],
+        )
 
     def event(self, name: str, context: str | None, fields: Sequence[str]) -> Written:
         """Raises BadName, AlreadyThere, NoPlace."""
         class_name(name, "an event", "RoomBooked")
         context = self._context(context)
         source = Source(self.root / "domain" / f"{context}.py")
-        source.add_fact(name, "Event", fields)
+        source.add_fact(name, "Event", source.parse_fields(fields))
         source.add_case("evolve", f"case {name}():", "return state")
         test = self._test_of(context)
         test.imports += [
@@ -109,29 +112,25 @@ class Parts:
             source,
             test,
             next=[
-                f"Say in domain/{context}.py, in `evolve`, what {name} makes of the state. If State changes, raise STATE_VERSION.",
-                f"A view that cares: name {name} in its function's annotation and add one `case`; raise its VERSION.",
-                f"A command that leads to it: `samefold add command … --event {name}`.",
+                f"Edit `evolve` in domain/{context}.py: how does {name} change the state? If it does, raise STATE_VERSION.",
+                f"If a view shows it: add {name} to the annotation of its function, add a `case`, raise its VERSION.",
+                f"Add a command that leads to it: `samefold add command … --event {name}`.",
             ],
         )
 
     def command(self, name: str, context: str | None, fields: Sequence[str], event: str | None) -> Written:
-        """A command that leads to an event, whose fields it brings, or, without one, to nothing yet.
+        """A command that leads to an event and has that event's fields, or, without an event, leads to nothing yet.
 
         Raises BadName, AlreadyThere, NoPlace.
         """
         class_name(name, "a command", "BookRoom")
         context = self._context(context)
         source = Source(self.root / "domain" / f"{context}.py")
-        own = list(fields)
+        own = source.parse_fields(fields)
         decided = "[]"
         if event:
             of_event = source.fields(event)
-            own += [
-                f"{field}:{kind}"
-                for field, kind in of_event.items()
-                if field not in {one.partition(":")[0] for one in fields}
-            ]
+            own = own | {field: kind for field, kind in of_event.items() if field not in own}
             decided = f"[{event}({', '.join(f'{field}=command.{field}' for field in of_event)})]"
         source.add_fact(name, "Command", own)
         source.add_case("decide", f"case {name}():", f"return {decided}")
@@ -151,21 +150,25 @@ class Parts:
             source,
             test,
             next=[
-                f"Say in domain/{context}.py, in `decide`, when {name} is refused, and which events it leads to.",
+                f"Edit `decide` in domain/{context}.py: when is {name} refused, and which events does it lead to?",
                 f"Over HTTP it is `POST /{path}` (GET /docs shows it).",
             ],
         )
 
     def view(self, name: str, context: str | None, kind: Kind) -> Written:
         """Raises BadName, AlreadyThere, NoPlace."""
+        from projections.engine.views.view import NOT_VIEWS, RESERVED
+
         module(name, "a view", "free_rooms")
+        if RESERVED.fullmatch(name) or name in NOT_VIEWS or (self.root / "projections" / name).exists():
+            raise BadName(f"The name '{name}' is reserved.", "Choose another name for the view.")
         context = self._context(context)
-        names, written = names_of(context), Written()
+        names = names_of(context)
         event = Source(self.root / "domain" / f"{context}.py").members("Event")[0]
         row = "".join(word.capitalize() for word in name.split("_")) + "Row"
 
-        def told(skeleton: str) -> str:
-            text = names.told(_skeleton(skeleton))
+        def text_of(skeleton: str) -> str:
+            text = names.apply(_skeleton(skeleton))
             sentence = name.replace("_", " ").capitalize()
             return (
                 text.replace('"""VIEW:', f'"""{sentence}:')
@@ -175,13 +178,10 @@ class Parts:
             )
 
         file = f"projections/{name}.py"
-        self._write(written, file, told(f"view_{kind}"))
-        self._write(written, f"tests/test_{name}.py", told(f"test_view_{kind}"))
-        written.next = [
-            f"Say in {file} what the view shows: its columns, its events, what they make of a row.",
-            *_new_table(name),
-        ]
-        return written
+        return Written(
+            self._write({file: text_of(f"view_{kind}"), f"tests/test_{name}.py": text_of(f"test_view_{kind}")}),
+            [f"Edit {file}: its columns, its events, and how they change a row.", *_new_table(name)],
+        )
 
     def _context(self, name: str | None) -> str:
         there = sorted(
@@ -191,25 +191,25 @@ class Parts:
         if name is None and len(there) == 1:
             return there[0]
         if name is None:
-            raise BadName("In which context?", f"Say `--context NAME`. {known}")
+            raise BadName("The context is not given.", f"Add `--context NAME`. {known}")
         if name not in there:
             raise BadName(f"There is no context '{name}'.", known)
         return name
 
-    def _write(self, written: Written, name: str, text: str) -> None:
-        file = self.root / name
-        if file.exists():
-            raise AlreadyThere(f"{name} exists already.", "Choose another name, or change that file.")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        written.files.append(Path(name))
-        tidy(file)
+    def _write(self, texts: Mapping[str, str]) -> list[Path]:
+        """Write new files, or none of them. Raises AlreadyThere."""
+        for name in texts:
+            if (self.root / name).exists():
+                raise AlreadyThere(f"{name} exists already.", "Choose another name, or change that file.")
+        for name, text in texts.items():
+            file = self.root / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            tidy(file)
+        return [Path(name) for name in texts]
 
     def _test_of(self, context: str) -> Source:
-        file = self.root / "tests" / f"test_{context}.py"
-        if not file.exists():
-            file.write_text(f'"""Tests of {context}."""\n')
-        return Source(file)
+        return Source(self.root / "tests" / f"test_{context}.py", f'"""Tests of {context}."""')
 
     def _changed(self, *sources: Source, next: list[str]) -> Written:  # noqa: A002
         for source in sources:
@@ -218,36 +218,34 @@ class Parts:
 
 
 class Source:
-    """A file of Python to be changed; nothing is written before `save`."""
+    """A Python file to be changed; nothing is written before `save`. `new` is its text if there is no such file."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, new: str = "") -> None:
         self.file = file
         self.imports: list[str] = []
-        self._lines = file.read_text().splitlines()
+        self._lines = (file.read_text() if file.exists() or not new else new).splitlines()
 
     def members(self, union: str) -> list[str]:
-        """The names in `Event: TypeAlias = A | B`, those of aliases in it too. Raises NoPlace."""
+        """The names in `Event: TypeAlias = A | B`, and those in aliases that it names. Raises NoPlace."""
         names = [node.id for node in ast.walk(self._alias(union).value) if isinstance(node, ast.Name)]  # type: ignore[arg-type]
         return [found for name in names for found in ([name] if self._class(name) else self.members(name))]
 
-    def fields(self, fact: str) -> dict[str, str]:
-        """The fields of an event that have to be given, with their types as they are written. Raises NoPlace."""
-        found = self._class(fact)
-        if found is None:
-            raise self._no_place(f"no class {fact}", f"Add the event first: `samefold add event {fact}`.")
+    def fields(self, event: str) -> dict[str, str]:
+        """An event's fields without a default, with their types as they are written. Raises NoPlace."""
+        found = self._class(event)
+        if found is None or event not in self.members("Event"):
+            raise self._no_place(f"no event {event}", f"Add the event first: `samefold add event {event}`.")
         return {
             node.target.id: ast.unparse(node.annotation)
             for node in found.body
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is None
         }
 
-    def add_fact(self, name: str, union: str, fields: Sequence[str]) -> None:
-        """A class with these fields (`name:Text`) before the alias of its union, and its name in there."""
-        if self._class(name) is not None:
-            raise AlreadyThere(
-                f"{self.file.name} has a class {name} already.", "Choose another name, or change that class."
-            )
-        body = [self._field(one) for one in fields] or ['"""Say here what it means."""']
+    def add_fact(self, name: str, union: str, fields: Mapping[str, str]) -> None:
+        """Add a class with these fields before the alias of its union, and its name to the union."""
+        if name in self._names() | TYPES.keys():
+            raise AlreadyThere(f"{self.file.name} has the name {name} already.", "Choose another name.")
+        body = [f"{field}: {kind}" for field, kind in fields.items()] or ['"""Say here what it means."""']
         alias = self._alias(union)
         end = alias.value.end_lineno, alias.value.end_col_offset  # type: ignore[union-attr]
         line = self._lines[(end[0] or 1) - 1]
@@ -261,9 +259,9 @@ class Source:
         ]
 
     def add_case(self, function: str, pattern: str, body: str) -> None:
-        """One more case of the function's last `match`, before `case _`. Raises NoPlace."""
+        """Add a case to the function's last `match`, before `case _`. Raises NoPlace."""
         functions = [node for node in self._tree().body if isinstance(node, ast.FunctionDef) and node.name == function]
-        matches = [node for found in functions for node in ast.walk(found) if isinstance(node, ast.Match)]
+        matches = [node for found in functions for node in found.body if isinstance(node, ast.Match)]
         if not matches:
             raise self._no_place(f"no `match` in a function `{function}`", "Write the new case there by hand.")
         last = matches[-1].cases[-1]
@@ -276,46 +274,59 @@ class Source:
         self._lines += ["", "", *text.splitlines()]
 
     def save(self) -> None:
-        """Write the file, its imports sorted and merged. Raises NoPlace where it would not be Python."""
-        body = self._tree().body
-        is_documented = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-        place = body[0].end_lineno or 0 if is_documented else 0
+        """Write the file, its imports sorted and merged."""
+        place = 0
+        for node in self._tree().body:
+            is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if not is_docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+                break
+            place = node.end_lineno or 0
         self._lines[place:place] = ["", *self.imports] if self.imports else []
-        text = "\n".join(self._lines) + "\n"
-        ast.parse(text)
-        self.file.write_text(text)
+        self.file.write_text("\n".join(self._lines) + "\n")
         tidy(self.file)
 
-    def _field(self, told: str) -> str:
-        name, _, kind = told.partition(":")
-        if not name.isidentifier() or not kind:
-            raise BadName(f"{told!r} is not a field.", "Write NAME:TYPE, such as `guest:Text`.")
-        if kind not in TYPES and kind.isidentifier() and self._class(kind) is None:
-            raise BadName(
-                f"{kind!r} is not a type that Samefold knows.",
-                f"It knows {', '.join(TYPES)}; others are written by hand.",
-            )
-        if TYPES.get(kind):
-            self.imports.append(f"from {TYPES[kind]} import {kind}")
-        return f"{name}: {kind}"
+    def parse_fields(self, fields: Sequence[str]) -> dict[str, str]:
+        """Fields such as `guest:Text`, by name; their types get imported. Raises BadName."""
+        found: dict[str, str] = {}
+        for one in fields:
+            name, _, kind = one.partition(":")
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in found or not kind:
+                raise BadName(f"{one!r} is not a field.", "Write NAME:TYPE, such as `guest:Text`, each name once.")
+            if kind not in TYPES and self._class(kind) is None:
+                raise BadName(f"{kind!r} is not a type that can be written here.", f"Use one of {', '.join(TYPES)}.")
+            if TYPES.get(kind):
+                self.imports.append(f"from {TYPES[kind]} import {kind}")
+            found[name] = kind
+        return found
+
+    def _names(self) -> set[str]:
+        """The names that the file's top level defines or imports."""
+        found: set[str] = set()
+        for node in self._tree().body:
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                    found.add(name)
+                case ast.ImportFrom(names=names) | ast.Import(names=names):
+                    found |= {alias.asname or alias.name for alias in names}
+                case ast.Assign() | ast.AnnAssign():
+                    found |= {one.id for one in _targets(node) if isinstance(one, ast.Name)}
+                case _:
+                    pass
+        return found
 
     def _tree(self) -> ast.Module:
-        return ast.parse("\n".join(self._lines))
+        try:
+            return ast.parse("\n".join(self._lines))
+        except SyntaxError as error:
+            raise self._no_place(f"a syntax error in line {error.lineno}: {error.msg}", "Correct it first.") from None
 
     def _class(self, name: str) -> ast.ClassDef | None:
         return next((node for node in self._tree().body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
     def _alias(self, name: str) -> ast.AnnAssign | ast.Assign:
         for node in self._tree().body:
-            targets = (
-                node.targets
-                if isinstance(node, ast.Assign)
-                else [node.target]
-                if isinstance(node, ast.AnnAssign)
-                else []
-            )
             if isinstance(node, ast.Assign | ast.AnnAssign) and any(
-                isinstance(one, ast.Name) and one.id == name for one in targets
+                isinstance(one, ast.Name) and one.id == name for one in _targets(node)
             ):
                 return node
         raise self._no_place(
@@ -326,11 +337,15 @@ class Source:
         return NoPlace(f"{self.file.name} has {what}.", cure)
 
 
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
 def tidy(file: Path) -> None:
-    """Sort and merge imports, and format, where the formatter is installed."""
+    """Sort and merge imports, and format, if the formatter is installed."""
     if find_spec("ruff") is not None:
         for arguments in (["check", "--select=I", "--fix"], ["format"]):
-            subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", str(file)], check=False)
+            subprocess.run([sys.executable, "-m", "ruff", *arguments, "--quiet", "--no-cache", str(file)], check=False)
 
 
 def _skeleton(name: str) -> str:
@@ -340,5 +355,5 @@ def _skeleton(name: str) -> str:
 def _new_table(what: str) -> list[str]:
     return [
         f'Its table: `samefold db revision -m "{what}"`, then `samefold db upgrade`.',
-        "Where the service runs already: deploy, then `samefold rebuild`.",
+        "If the service is deployed: deploy, then `samefold rebuild`.",
     ]

@@ -1,6 +1,7 @@
 """Hypothesis strategies for commands and events, read from their classes: a new one is tested at once."""
 
 from dataclasses import fields
+from decimal import Decimal
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -32,4 +33,6 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
             alphabet = st.characters(exclude_categories=["Cc", "Cs"])
             return st.text(alphabet, max_size=bounds[MaxLen].max_length)
         return _values(plain)
+    if hint is Decimal:
+        return st.decimals(allow_nan=False, allow_infinity=False)
     return facts(hint) if is_pydantic_dataclass(hint) else st.from_type(hint)

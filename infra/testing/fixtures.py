@@ -205,7 +205,7 @@ def _execute(stack: "Stack", statement: str) -> None:
 
 @pytest.fixture(scope="session")
 def spark_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder of Spark's executors: what stands in its `dev.env` are their settings, read anew by each task."""
+    """The data folder of Spark's executors: each task reads its settings from `dev.env` there."""
     return tmp_path_factory.mktemp("executors")
 
 

@@ -46,8 +46,8 @@ class Service:
             content=TypeAdapter(type(command)).dump_json(command),
             headers={"Content-Type": "application/json", "Idempotency-Key": f'"{key or uuid4()}"'},
         )
-        told: dict[str, Any] = answer.json()
-        return told
+        outcome: dict[str, Any] = answer.json()
+        return outcome
 
     def row(self, view: str, *key: object) -> dict[str, Any] | None:
         """The row of a view with this key; None if there is none."""
@@ -90,9 +90,13 @@ def running(settings: Settings, folder: Path) -> Iterator[Service]:
     upgrade(settings)
     topics.ensure(settings)
     port, log = _free_port(), folder / "service.log"
-    with log.open("w") as told:
+    with log.open("w") as output:
         process = subprocess.Popen(
-            _command("run", "all", "--port", str(port)), env=_environment(settings), cwd=ROOT, stdout=told, stderr=told
+            _command("run", "all", "--port", str(port)),
+            env=_environment(settings),
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("run", "spark", "development", "build")
+NAMES = ("run", "spark", "development", "samefold", "build")
 
 
 def named(text: str, pattern: str) -> set[str]:
@@ -39,7 +39,12 @@ def test_each_file_that_is_installed_is_pinned_with_its_hashes(name: str) -> Non
 
 
 def test_production_runs_the_versions_that_the_tests_ran_with() -> None:
-    assert pinned("run") < pinned("spark") < pinned("development")
+    assert pinned("run") < pinned("spark") < pinned("development") < pinned("samefold")
+
+
+def test_a_service_installs_nothing_that_only_samefolds_own_tests_and_benchmarks_need() -> None:
+    brought = {one.partition("==")[0] for one in pinned("development")}
+    assert not brought & {"eventsourcing", "matplotlib", "pandas", "schemathesis", "opentelemetry-sdk"}
 
 
 def test_the_image_gets_what_processes_import_and_no_tool_of_developers() -> None:

@@ -16,6 +16,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from pydantic import SecretStr
 
 from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
@@ -276,3 +277,11 @@ def test_reset_asks_and_removes_nothing_but_the_stacks_own(own_stack: Stack, sam
     assert {path.name for path in own_stack.folder.iterdir()} == {"lock", "mine.txt"}
     own_stack.up()
     assert topics(own_stack) == set()
+
+
+def test_dev_run_starts_nothing_where_the_settings_name_other_services(samefold: Samefold, tmp_path: Path) -> None:
+    elsewhere = Settings(data_dir=tmp_path / "data", database_url=SecretStr("postgresql://production/bank"))
+    done = samefold("dev", "run", settings=elsewhere)
+    assert done.returncode == 1
+    assert "other-services" in done.stderr
+    assert not (tmp_path / "data").exists()

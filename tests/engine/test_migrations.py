@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from demo import tree
 from infra.database import migrate, revisions
-from infra.database.connect import DatabaseBehind, connect
+from infra.database.connect import DatabaseBehind, DatabaseRefused, connect
 from infra.database.migrate import SchemaDrift, ViewChangedShape
 from infra.database.revisions import BRANCHES, CORE, VIEWS, DatabaseAhead, MigrationsConflict
 from infra.settings import Settings
@@ -67,6 +68,29 @@ def test_upgrades_at_once_take_turns(world: Settings) -> None:
         done = [future.result() for future in [pool.submit(migrate.upgrade, world) for _ in range(4)]]
     assert sorted(before == [] for before, _ in done) == [False, False, False, True]
     migrate.check(world)
+
+
+def test_an_upgrade_waits_for_a_longer_one(world: Settings) -> None:
+    impatient = world.model_copy(update={"lock_timeout_ms": 50})
+    with connect(world, "test") as db, ThreadPoolExecutor(1) as pool:
+        with db.transaction():
+            db.execute("select pg_advisory_xact_lock(%s)", (int.from_bytes(b"SAMEFOLD", "big"),))
+            second = pool.submit(migrate.upgrade, impatient)
+            with pytest.raises(TimeoutError):
+                second.result(1)
+        assert second.result(60)[0] == []
+
+
+def test_an_upgrade_without_rights_names_that(world: Settings) -> None:
+    with connect(world, "test") as db:
+        db.execute("revoke create on schema public from public")
+        db.execute(f"create role {(role := 'reader_of_' + db.info.dbname)} login in role pg_read_all_data")
+        try:
+            url = world.database.replace(f"{db.info.user}@", f"{role}@").replace(f"{db.info.user}:", f"{role}:")
+            with pytest.raises(DatabaseRefused, match="permission denied"):
+                migrate.upgrade(world.model_copy(update={"database_url": SecretStr(url)}))
+        finally:
+            db.execute(f"drop role {role}")
 
 
 def test_an_empty_database_is_behind(world: Settings) -> None:
@@ -212,6 +236,18 @@ def test_two_migrations_with_the_same_id_are_both_named(scripts: Path) -> None:
         (scripts / f"9001_{whose}.py").write_text("revision = '9001'\ndown_revision = None\n")
     with pytest.raises(MigrationsConflict, match=r"9001_mine\.py and 9001_theirs\.py"):
         revisions.heads()
+
+
+def test_a_migration_whose_predecessor_is_missing_is_named(scripts: Path) -> None:
+    (scripts / "9001_mine.py").write_text("revision = '9001'\ndown_revision = '9000'\n")
+    with pytest.raises(MigrationsConflict, match=r"9001_mine\.py follows migration '9000', whose file is missing"):
+        revisions.heads()
+
+
+def test_a_file_that_is_no_migration_is_left_out(scripts: Path) -> None:
+    before = revisions.heads()
+    (scripts / "__init__.py").write_text('"""Tables of this service."""\n')
+    assert revisions.heads() == before
 
 
 def test_a_merge_of_two_migrations_is_the_newest(scripts: Path) -> None:

@@ -300,6 +300,36 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     assert "NEWER = 1" in (hotel.folder / "infra" / "errors.py").read_text()
 
 
+def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tree, hotel: Tree, tmp_path: Path) -> None:
+    gone = "infra/dev/prerequisites.sh"
+    (hotel.folder / gone).write_text((hotel.folder / gone).read_text() + "\n# ours\n")
+    hotel.commit("A change of our own")
+    before = hotel.digests()
+    newer = Tree(Path(shutil.copytree(source.folder, tmp_path / "newer", symlinks=True)), tmp_path)
+    newer.git("rm", "--quiet", gone)
+    newer.commit("One file less")
+
+    refused = hotel.samefold("update", "--from", str(newer.folder), "--to", "nowhere", code=1).stderr
+    assert "invalid reference: nowhere" in refused
+    assert hotel.digests() == before
+    assert hotel.git("status", "--porcelain") == ""
+
+    done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
+    assert gone in done.stderr
+    assert "git show HEAD:FILE" in done.stdout
+    hotel.commit("A newer Samefold")
+    older = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD~1", code=1).stderr
+    assert "revert the commit of the update" in " ".join(older.split())
+    assert hotel.git("status", "--porcelain") == ""
+
+
+def test_a_service_that_could_not_be_made_leaves_nothing_behind(source: Tree, home: Path, tmp_path: Path) -> None:
+    broken = Tree(Path(shutil.copytree(source.folder, tmp_path / "broken", symlinks=True)), home)
+    (broken.folder / "infra" / "scaffold" / "skeleton" / "context.txt").write_text("State = 1 +\n")
+    done = broken.samefold("new", str(tmp_path / "hotel"), "--context", "rooms", code=1)
+    assert not (tmp_path / "hotel").exists(), done.stderr
+
+
 def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: Path) -> None:
     newer = Tree(Path(shutil.copytree(source.folder, data / "newer", symlinks=True)), data)
     versions = newer.folder / "infra" / "database" / "migrations" / "versions"
@@ -332,11 +362,12 @@ def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: P
         (("new", "{here}", "--context", "rooms"), "is not empty"),
         (("new", "{empty}", "--context", "Rooms"), "can't be the name of a context"),
         (("new", "{empty}", "--context", "rooms", "--name", "no name"), "can't be the name of a service"),
+        (("new", "{empty}", "--context", "views"), "is reserved"),
         (("add", "event", "roomBooked"), "can't be the name of an event"),
-        (("add", "event", "AccountOpened"), "has a class AccountOpened already"),
+        (("add", "event", "AccountOpened"), "has the name AccountOpened already"),
         (("add", "event", "NameGiven", "name"), "is not a field"),
         (("add", "event", "NameGiven", "name:Wrong"), "is not a type"),
-        (("add", "command", "Foo", "--event", "Nothing"), "has no class Nothing"),
+        (("add", "command", "Foo", "--event", "Nothing"), "has no event Nothing"),
         (("add", "view", "balances"), "exists already"),
         (("add", "view", "sums", "--context", "nowhere"), "There is no context"),
         (("add", "context", "accounts"), "exists already"),

@@ -1,0 +1,159 @@
+"""What `samefold add` writes, into a folder that holds no more than a service's own files."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infra.errors import SamefoldError
+from infra.scaffold import copying
+from infra.scaffold.copying import NotCopied
+from infra.scaffold.names import BadName, names_of
+from infra.scaffold.parts import AlreadyThere, Kind, NoPlace, Parts
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    """A service with one context, `rooms`, and the view that comes with it."""
+    (tmp_path / "projections" / "engine").mkdir(parents=True)
+    made = Parts(tmp_path)
+    made.service("rooms")
+    return made
+
+
+def files(root: Path) -> dict[Path, str]:
+    return {file: file.read_text() for file in root.rglob("*.py")}
+
+
+@pytest.mark.parametrize(
+    "context", ["classes", "names", "lines", "thing_groups", "counts", "inventory", "room_bookings"]
+)
+def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
+    made = Parts(tmp_path)
+    made.service(context)
+    for kind in Kind:
+        made.view(f"view_{kind}", None, kind)
+    for text in files(tmp_path).values():
+        rows = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+        for row in rows:
+            columns = [
+                one.target.id for one in row.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            ]
+            assert len(columns) == len(set(columns))
+            assert not {"count", "index"} & set(columns)
+    assert f"domain.{context} import" in (tmp_path / "tests" / "test_service.py").read_text()
+
+
+def test_the_refusals_code_of_a_context_of_two_words_is_the_one_that_its_class_gets() -> None:
+    assert names_of("room_bookings").apply('"KEBAB-already-added"') == '"room-booking-already-added"'
+
+
+@pytest.mark.parametrize("context", ["language", "views", "health", "docs", "service", "class", "zimmer_ü", "x" * 31])
+def test_a_context_whose_name_would_not_work_is_refused(tmp_path: Path, context: str) -> None:
+    with pytest.raises(BadName):
+        Parts(tmp_path).context(context)
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("view", ["positions", "live", "streams_rooms", "totals_v2", "engine", "agent"])
+def test_a_view_whose_name_would_not_work_is_refused(parts: Parts, view: str) -> None:
+    before = files(parts.root)
+    with pytest.raises(BadName, match="reserved"):
+        parts.view(view, None, Kind.ENTITY)
+    assert files(parts.root) == before
+
+
+def test_a_view_whose_test_has_no_place_is_not_written_either(parts: Parts) -> None:
+    before = files(parts.root)
+    with pytest.raises(AlreadyThere, match=r"tests/test_rooms\.py exists"):
+        parts.view("rooms", None, Kind.ENTITY)
+    assert files(parts.root) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("Event", ()),
+        ("State", ()),
+        ("Text", ()),
+        ("Decimal", ()),
+        ("NameGiven", ("class:Text",)),
+        ("NameGiven", ("name:Text", "name:Text")),
+        ("NameGiven", ("größe:Text",)),
+        ("NameGiven", ("Name:Text",)),
+        ("NameGiven", ("names:list[Text]",)),
+        ("NameGiven", ("name",)),
+    ],
+    ids=str,
+)
+def test_an_event_that_would_break_its_file_is_refused(parts: Parts, name: str, fields: tuple[str, ...]) -> None:
+    before = files(parts.root)
+    with pytest.raises((BadName, AlreadyThere)):
+        parts.event(name, None, fields)
+    assert files(parts.root) == before
+
+
+def test_a_command_leads_to_an_event_and_to_no_other_class(parts: Parts) -> None:
+    with pytest.raises(NoPlace, match="no event State"):
+        parts.command("RenameRoom", None, (), "State")
+
+
+def test_a_file_with_a_syntax_error_is_named_and_kept(parts: Parts) -> None:
+    file = parts.root / "domain" / "rooms.py"
+    file.write_text(text := file.read_text() + "\ndef half(:\n")
+    with pytest.raises(NoPlace, match=r"rooms\.py has a syntax error in line \d+"):
+        parts.event("RoomRenamed", None, ())
+    assert file.read_text() == text
+
+
+def test_imports_come_after_those_of_the_future(parts: Parts) -> None:
+    file = parts.root / "domain" / "rooms.py"
+    docstring, rest = file.read_text().split("\n", 1)
+    file.write_text(f"{docstring}\n\nfrom __future__ import annotations\n{rest}")
+    parts.event("RoomBooked", None, ("on:date",))
+    compile(file.read_text(), file.name, "exec")
+
+
+@pytest.mark.parametrize("known", [{}, {"user.email": "me@localhost"}], ids=str)
+def test_a_commit_needs_no_identity_of_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "HOME": str(tmp_path),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(known)))
+    for number, (key, value) in enumerate(known.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    for folder in (elsewhere, here):
+        folder.mkdir()
+        copying.git(folder, "init", "--quiet")
+    subprocess.run(["git", "config", "user.email", "other@localhost"], cwd=elsewhere, check=True)
+    subprocess.run(["git", "config", "user.name", "Other"], cwd=elsewhere, check=True)
+    monkeypatch.chdir(elsewhere)
+    copying.git(here, "commit", "--quiet", "--allow-empty", "--message", "first")
+    assert (
+        copying.git(here, "log", "--format=%an %ae").strip()
+        == f"Samefold {known.get('user.email', 'samefold@localhost')}"
+    )
+
+
+def test_without_git_what_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SamefoldError, match="git is not installed"):
+        copying.git(tmp_path, "status")
+
+
+def test_a_failure_of_git_is_named_by_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(NotCopied, match="git failed: not a git repository"):
+        copying.git(tmp_path, "status")
