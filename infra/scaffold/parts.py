@@ -157,10 +157,10 @@ class Parts:
 
     def view(self, name: str, context: str | None, kind: Kind) -> Written:
         """Raises BadName, AlreadyThere, NoPlace."""
-        from projections.engine.views.view import NOT_VIEWS, RESERVED
+        from projections.engine.views.view import RESERVED
 
         module(name, "a view", "free_rooms")
-        if RESERVED.fullmatch(name) or name in NOT_VIEWS or (self.root / "projections" / name).exists():
+        if RESERVED.fullmatch(name) or (self.root / "projections" / name).exists():
             raise BadName(f"The name '{name}' is reserved.", "Choose another name for the view.")
         context = self._context(context)
         names = names_of(context)

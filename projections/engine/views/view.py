@@ -29,7 +29,7 @@ from projections.engine.views.event_context import At
 NOT_VIEWS: set[str] = set()
 """Modules of `projections/` that `discover` leaves out: none, except in measurements of other releases."""
 
-_RESERVED = re.compile(
+RESERVED = re.compile(
     rf"{'|'.join(schema.metadata.tables)}|alembic_version|command_outcomes|streams_.*|.*_v\d+(_(r|asof_)\d+)?"
 )
 CORE = "core"
@@ -176,7 +176,7 @@ def fingerprint(*parts: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+    if not NAME.fullmatch(name) or RESERVED.fullmatch(name):
         raise BadView(
             f"projections/{name}.py can't be a view: its name is reserved or not valid for a table.",
             "Rename the file: at most 40 lower case letters, digits and underscores, without _v1 or the like at the end.",
