@@ -8,7 +8,6 @@ import threading
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from infra.processes.faultpoints import Point
@@ -51,9 +50,7 @@ class Control:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._server.close()
         self.path.unlink(missing_ok=True)
 

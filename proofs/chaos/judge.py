@@ -13,7 +13,7 @@ from psycopg import sql
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
-from proofs.bank_oracle import Place
+from proofs.bank_oracle import Place, places_in
 from proofs.chaos.ledger import COLUMNS, Key, Ledger, Sent
 from proofs.chaos.tail import Tail
 
@@ -84,14 +84,12 @@ class Judge(BackgroundThread):
         """Positions by partition, and of each view the live table and its rows: all of one moment. None before the start."""
         with connection.transaction():
             connection.execute("set transaction isolation level repeatable read, read only")
-            places = connection.execute(
-                "select next_offset, epoch, seq, command_offset from positions where agent = 'core' order by partition"
-            ).fetchall()
+            places = places_in(connection)
             live: dict[str, str] = dict(connection.execute("select view, table_name from live").fetchall())
             if not places:
                 return None
             rows = {view: _lines(connection, columns, live[view]) for view, columns in COLUMNS.items()}
-        return [Place(*row) for row in places], live, rows
+        return places, live, rows
 
     def _fold_to(self, places: list[Place]) -> bool:
         """Take the log's records up to these positions; False where it is not there for a minute, which is a violation."""

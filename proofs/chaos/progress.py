@@ -7,7 +7,7 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
-from proofs.bank_oracle import Place
+from proofs.bank_oracle import Place, places_in
 
 LOOK_S = 0.03
 
@@ -36,10 +36,7 @@ class Progress(BackgroundThread):
             connection.close()
 
     def _look(self, connection: Connection) -> None:
-        found = connection.execute(
-            "select next_offset, epoch, seq, command_offset from positions where agent = 'core' order by partition"
-        )
-        now = [Place(*row) for row in found]
+        now = places_in(connection)
         if not now:
             return
         for partition, (was, place) in enumerate(zip(self.places, now, strict=True)):

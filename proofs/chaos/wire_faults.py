@@ -15,8 +15,8 @@ import psutil
 from infra.processes.supervisor import Child
 from proofs.chaos.crew import is_stopped, name_of
 from proofs.chaos.field import Field
-from proofs.chaos.point_faults import PAST_ALL_S, ended, some_views
 from proofs.chaos.postgres_wire import PostgresWire
+from proofs.chaos.process_faults import PAST_ALL_S, ended, some_views
 from proofs.chaos.proxy import Connection, Rule
 
 REACHED_S = 20
@@ -143,7 +143,7 @@ def commit_cut(field: Field, what: Literal["COMMIT", "COMMIT answer"]) -> bool:
 def switch_cut(field: Field, what: Literal["COMMIT", "COMMIT answer"]) -> bool:
     """The same, of the transaction in which a builder moves the pointers."""
     rule = field.ground.postgres.rule(what, "cut", lambda connection: _wire(connection).moves_pointers, 1)
-    builder = field.crew.beside("proofs.chaos.rebuilding", f"builder-{field.number()}", *some_views(field))
+    builder = field.crew.start("proofs.chaos.rebuilding", f"builder-{field.number()}", *some_views(field))
     field.until(lambda: rule.struck.is_set() or builder.poll() is not None, "a builder switches", 90)
     if not rule.struck.is_set():
         field.ground.postgres.release(rule)

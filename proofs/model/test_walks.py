@@ -6,7 +6,8 @@ import pytest
 
 from proofs.model.mutants import MUTANTS
 from proofs.model.setting import Parts
-from proofs.model.walk import Walked, retraced, shrunk, walk
+from proofs.model.traces import retraced
+from proofs.model.walk import Walked, shrunk, walk
 
 WALKS = 1_500
 

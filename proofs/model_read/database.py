@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,12 @@ class State:
     tables: Tables
     relations: Mapping[str, tuple[str, str]]
     """Kind, and indexes or the query."""
+
+    @cached_property
+    def content(self) -> int:
+        """Equal for states that hold the same."""
+        rows = tuple((name, tuple(sorted(map(repr, rows)))) for name, rows in sorted(self.tables.items()))
+        return hash((rows, tuple(sorted(self.relations.items()))))
 
 
 class Database:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from infra.log.rule import Reading
@@ -16,6 +17,9 @@ from proofs.model_read import actors
 from proofs.model_read.editing import Edit, edited
 from proofs.model_read.oracle import LOST, POSITIONS, READER, ROWS, SET
 from proofs.model_read.world import World
+
+FILE = Path(__file__).with_name("traces.txt")
+"""For each mutant that is not harmless, a shortest schedule in its scenario. After the last choice, the last actor goes on."""
 
 
 @dataclass(frozen=True)

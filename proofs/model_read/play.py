@@ -37,14 +37,14 @@ class Stuck(AssertionError):
 class Chooser(Protocol):
     """Chooses what happens next."""
 
-    def choose(self, choices: Sequence[str], last: str) -> str | None:
-        """One of the choices; None ends the run."""
+    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str | None:
+        """One of the choices; None ends the run. `state` gives `Play.state`."""
 
 
 class First:
-    """Lets whoever can go on, go on."""
+    """Lets the actor that acted last go on as long as it can."""
 
-    def choose(self, choices: Sequence[str], last: str) -> str:
+    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str:
         return choices[0]
 
 
@@ -102,6 +102,10 @@ class Play:
         """Is told which process may have committed something."""
         self.may_restore: Callable[[], list[int]] = list
         self.restore: Callable[[int], None] = lambda _back: None
+        self.shared: Callable[[], object] = lambda: None
+        """What is committed, and what else actors of several processes read; hashable."""
+        self._histories: dict[str, int] = {}
+        """By process, a hash of all that its code has seen so far."""
         self._main = getcurrent()
         self._new: list[Actor] = []
 
@@ -180,7 +184,7 @@ class Play:
                 choices = self._choices(last)
                 if not choices:
                     raise Stuck(f"nobody can go on: {self._where()}")
-                choice = chooser.choose(choices, last)
+                choice = chooser.choose(choices, last, self.state)
                 if choice is None:
                     return False
                 self._carry_out(choice)
@@ -190,6 +194,21 @@ class Play:
             return True
         finally:
             self._end()
+
+    def state(self) -> object:
+        """Hashable; equal in two runs of one scenario that have the same future, whatever came first in their past.
+
+        An actor's code is deterministic, so what it and its transaction hold follows from what its process has seen.
+        """
+        actors = self.actors.values()
+        waiting = sorted((actor.waits_since, actor.name) for actor in actors if actor.waits)
+        return (
+            self.shared(),
+            frozenset(self._histories.items()),
+            tuple((actor.name, actor.done, actor.waits, self._is_awake(actor)) for actor in actors),
+            tuple(name for _, name in waiting),
+            frozenset(self.faults.items()),
+        )
 
     def _choices(self, last: str) -> list[str]:
         """What may happen next: the one that acted last first, then the others, then faults."""
@@ -363,6 +382,10 @@ class Play:
 
     def _give_word(self, actor: Actor) -> None:
         """Let the actor's own code run, up to where it waits next."""
+        before = self._histories.get(actor.process, 0)
+        answer = actor.exchange.seen if actor.exchange else None
+        dones = tuple(other.done for other in self.actors.values())
+        self._histories[actor.process] = hash((before, actor.name, answer, dones, self.now, actor.crashed))
         self.current = actor
         actor.thread.switch()
         self.current = None

@@ -172,11 +172,12 @@ def _interrupted(world: World) -> None:
 
 
 def _lanes(world: World) -> None:
-    add_agent(world, "a", code(1, system=False), [0, 1], 2, lanes=2)
-    add_agent(world, "b", code(1, system=False), [0, 1], 2)
+    """Of views of every kind: each is written by a statement of its own."""
+    add_agent(world, "a", code(1, system=False, more=True), [0, 1], 2, lanes=2)
+    add_agent(world, "b", code(1, system=False, more=True), [0, 1], 2)
 
 
-LANES = Scenario("two lanes", two_partitions, _lanes, views=partial(code, 1, system=False))
+LANES = Scenario("two lanes", two_partitions, _lanes, views=partial(code, 1, system=False, more=True))
 INTERRUPTED = Scenario("switch while a batch waits", two_partitions, _interrupted, _one_ready, may_end=COMMANDS)
 SWITCH = Scenario("switch", two_partitions, _switch, _one_ready, may_end=COMMANDS)
 SWITCH_LITTLE = Scenario(

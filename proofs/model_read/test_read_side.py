@@ -6,9 +6,9 @@ import pytest
 
 from infra.testing.fixtures import SEED
 from projections.engine.live.reader import Reader
-from proofs.model_read import traces
-from proofs.model_read.explore import Replay, exhaust, find, search, wander
-from proofs.model_read.mutants import MUTANTS
+from proofs import traces
+from proofs.model_read.explore import Replay, find, search, wander
+from proofs.model_read.mutants import FILE, MUTANTS
 from proofs.model_read.reader_mutants import READERS, maker
 from proofs.model_read.reader_world import (
     ReaderBroken,
@@ -33,11 +33,11 @@ SOON = (
     "the switch keeps the generation",
 )
 """Found among the first schedules; `python -m proofs.model_read --traces` searches for the others too, for many minutes."""
-TRACES = traces.read()
+TRACES = traces.read(FILE)
 
 
 def test_two_agents_that_both_own_a_partition_in_every_schedule_with_one_preemption() -> None:
-    found = exhaust(SCENARIOS["two agents"], preemptions=1)
+    found = search(SCENARIOS["two agents"], preemptions=[1])
     assert found.broken is None
     assert found.complete
     assert found.schedules > 30
@@ -60,7 +60,7 @@ def test_a_run_is_the_same_again() -> None:
 @pytest.mark.parametrize("name", KILLED)
 def test_without_a_guarantee_its_trace_breaks_a_promise_that_the_real_code_keeps(name: str) -> None:
     trace = TRACES[name]
-    scenario = SCENARIOS[trace.scenario]
+    scenario = SCENARIOS[MUTANTS[name].scenario]
     assert run(scenario, Replay(trace.choices)).violation is None
     broken = run(scenario, Replay(trace.choices), MUTANTS[name].switch_off).violation
     assert broken is not None

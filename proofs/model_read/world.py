@@ -70,7 +70,13 @@ class World:
         play.on_commit = self._committed
         play.may_restore = lambda: [back for back in self.backs if back < len(self.history)]
         play.restore = self._restore
+        play.shared = self._shared
         return play
+
+    def _shared(self) -> object:
+        """Where a restore is still to come, what it may bring back counts too."""
+        states = self.history[-KEPT:] if self.play.faults.get("restore") else self.history[-1:]
+        return tuple(state.content for state in states), frozenset(self.seen.items()), self.restored
 
     @property
     def tables(self) -> Mapping[str, list[Mapping[str, Any]]]:

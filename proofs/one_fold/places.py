@@ -20,8 +20,8 @@ from infra.log import topics
 from infra.log.clients import producer
 from infra.settings import Settings
 from projections.engine.views.view import View
-from proofs.bank_oracle import Place
-from proofs.one_fold.oracle import Entry, Parked, Skip
+from proofs.bank_oracle import Entry, Place, places_in
+from proofs.one_fold.oracle import Parked, Skip
 from tests.engine.bankviews import make_tables
 
 PATIENCE_S = 30.0
@@ -108,18 +108,15 @@ def write_skips(place: Settings, skips: Iterable[Skip]) -> None:
             )
 
 
-def places_of(place: Settings, build_of: str | None = None) -> list[Place]:
+def places_of(place: Settings, build_of: str | None = None, agent: str = "core") -> list[Place]:
     """The agent's positions, or those of the build with this table, by partition."""
-    columns = "next_offset, epoch, seq, command_offset"
     with connect(place, "test") as db:
-        found = (
-            db.execute(f"select {columns} from positions where agent = 'core' order by partition".encode())
-            if build_of is None
-            else db.execute(
-                f"select p.{columns.replace(', ', ', p.')} from build_positions p join builds b on b.id = p.build "
-                "where b.table_name = %s order by p.partition".encode(),
-                [build_of],
-            )
+        if build_of is None:
+            return places_in(db, agent)
+        found = db.execute(
+            "select p.next_offset, p.epoch, p.seq, p.command_offset from build_positions p join builds b on b.id = p.build "
+            "where b.table_name = %s order by p.partition",
+            [build_of],
         )
         return [Place(*row) for row in found]
 
