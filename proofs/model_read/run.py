@@ -43,7 +43,8 @@ def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = Non
         if (scenario.name, switch_off) not in _begun:
             _begun[scenario.name, switch_off] = world.begin(scenario.before)
         world.begin_again(_begun[scenario.name, switch_off])
-        scenario.build(world)
+        for start in scenario.actors:
+            start(world)
         try:
             if world.play.run(chooser):
                 _check_end(world, scenario)

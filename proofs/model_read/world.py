@@ -85,14 +85,15 @@ class World:
 
     # ── the beginning ──
 
-    def begin(self, before: Callable[[World], None]) -> list[State]:
+    def begin(self, before: Iterable[Callable[[World], None]]) -> list[State]:
         """An empty database, the agent's first start, and then what happens alone. The last states of it."""
         self.database.put_back(self.database.empty)
         contract = Contract.of(self._describe(self.settings, TOPIC))
         with psycopg.connect(self.settings.database, autocommit=True) as connection:
             ensure_started(connection, "core", self.views, contract)
         self._start_from([self.database.now()])
-        before(self)
+        for step in before:
+            step(self)
         self._committed("")
         return self.history[-KEPT:]
 
@@ -205,10 +206,6 @@ class World:
         self.watch.restored(state.tables)
         self.seen.clear()
         self.restored = True
-
-    def solo(self, name: str, run: Callable[[], Any]) -> None:
-        """Somebody acts alone, before the play."""
-        self.alone(lambda: self.play.add(name, run))
 
     def alone(self, start: Callable[[], object]) -> None:
         """Whoever this starts acts alone, before the play or after it."""

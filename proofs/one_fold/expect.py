@@ -363,11 +363,7 @@ class _Context:
         self.fields = made.Fields({name: STATES[kind] for name, kind in self.spec.state})
 
     def initial(self) -> Any:
-        defaults = {"Mood": Mood.UP, "Level": Level.LOW, "UUID": UUID(int=0), "date": date(2026, 1, 1)}
-        defaults |= {"datetime": datetime(2026, 1, 1, tzinfo=UTC), "float": 0.0, "int": 0, "str": "", "bool": False}
-        defaults |= {"Decimal": Decimal(0), "bytes": b"", "tuple[int, ...]": (), "frozenset[str]": frozenset()}
-        defaults |= {"dict[str, float]": {}, "Inner": Inner()}
-        return self.cls(*(defaults[kind] for _, kind in self.spec.state), "")
+        return self.cls(*(STATES[kind].good[0] for _, kind in self.spec.state), "")
 
     def take(self, partition: int, offset: int, time: datetime, stream: str, record: Mapping[str, Any]) -> None:
         version, _, before = self.states.get(stream, (0, 0, None)) if stream in self.states else (0, 0, self.initial())

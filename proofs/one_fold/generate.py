@@ -216,15 +216,6 @@ def delta(event: {event}, at: At) -> Iterable[Row]:
 """,
 }
 
-_DEFAULTS = {
-    "date": "date(2026, 1, 1)",
-    "datetime": 'datetime.fromisoformat("2026-01-01T00:00:00Z")',
-    "UUID": "UUID(int=0)",
-    "Mood": "Mood.UP",
-    "Level": "Level.LOW",
-    "dict[str, float]": "field(default_factory=dict)",
-}
-
 
 def context_name(number: int) -> str:
     return f"h{number}"
@@ -248,7 +239,7 @@ def all_columns(view: ViewSpec) -> list[Column]:
 def context_source(number: int, spec: HistorySpec) -> str:
     kinds = ", ".join(f"{name!r}: STATES[{kind!r}]" for name, kind in spec.state)
     fields = "".join(
-        f"    {name}: {kind} = {_DEFAULTS.get(kind, kind.partition('[')[0] + '()')}\n" for name, kind in spec.state
+        f"    {name}: {kind} = field(default_factory=lambda: STATES[{kind!r}].good[0])\n" for name, kind in spec.state
     )
     return _HEAD + _CONTEXT.format(kinds=kinds, fields=fields)
 
