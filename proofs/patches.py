@@ -4,7 +4,7 @@
     in the file
     -its old text, in one or more lines
     +the new text; without such a line, the old lines go
-    a word: what else is known of it
+    key: what else is known of it
 
 There may be several files, and several texts of a file. A text need not be whole lines.
 """
@@ -55,6 +55,6 @@ def _patch(lines: list[str]) -> Patch:
         elif line.startswith("+"):
             new.append(line[1:])
         elif line:
-            word, _, fact = line.partition(": ")
-            facts[word] = fact
+            key, _, fact = line.partition(": ")
+            facts[key] = fact
     return Patch(name, tuple(edits), facts)

@@ -26,7 +26,7 @@ from proofs.chaos.mix import Mix
 from proofs.chaos.report import ROOT, Result, write
 
 ROUND_S = 100.0
-"""A new world then: a judge who compares everything must not be given too much of it."""
+"""Then a new database and new topics: the judge compares everything, so the log must stay short."""
 MODELS = ("proofs.model", "proofs.model_read")
 SHARE = 0.1
 """Of the minutes, for each model checker."""
@@ -119,7 +119,7 @@ def _add(result: Result, field: Field) -> None:
 
 
 def _tell(result: Result, field: Field, seconds: float) -> None:
-    """The live line; where nobody watches, now and then."""
+    """The live line; without a terminal, every ten seconds."""
     if not sys.stdout.isatty() and int(seconds) % 10:
         return
     kinds: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Arms points in running processes, and in those that are yet to start; hears of it when one acts."""
+"""Arms points in running processes, and in those that are yet to start; notes when one acts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Control:
         try:
             connection.sendall(json.dumps(order).encode() + b"\n")
         except OSError:
-            return  # just died; whoever waits for the strike sees that
+            return  # just died; the wait for the strike ends by its time-out
 
     def _accept(self) -> None:
         while True:

@@ -83,7 +83,7 @@ class Field:
         return [*self.violations, *self.judge.violations, *self.progress.violations, *self.front.violations, *ends]
 
     def number(self) -> int:
-        """One that nobody has had, for names."""
+        """One that was not given before, for names."""
         with self._numbering:
             return next(self._numbers)
 
@@ -110,7 +110,7 @@ class Field:
             raise
 
     def abandon(self) -> None:
-        """Nobody is interested any more: whoever waits hears NotReached at once, and no command is waited for."""
+        """Give up: every wait ends with NotReached at once, and no command is waited for."""
         self._abandoned = True
         self.load.abandon()
 
@@ -129,29 +129,29 @@ class Field:
 
     # ── how each role is seen to go on ──
 
-    def recovered(self, role: Role, mark: Mark, deposed: str = "", *, began: float | None = None) -> None:
+    def recovered(self, role: Role, mark: Mark, fenced: str = "", *, began: float | None = None) -> None:
         """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took, from `began` or from now.
 
-        A handler's: in each partition that the deposed one wrote a commit counts in a new epoch; without such partitions, a commit
-        counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's: commands that
-        were acknowledged since have their outcomes.
+        A handler's: in each partition that the fenced handler wrote, a commit counts in a new epoch; without any,
+        a commit counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's:
+        commands that were acknowledged since have their outcomes.
         """
         with self.effects.recovery(role, began):
             match role:
                 case "handler":
-                    self.until_decided(mark, deposed)
+                    self.until_decided(mark, fenced)
                 case "agent" | "builder":
                     self.until_agents_pass(mark)
                 case _:
                     self.until_visible()
 
-    def until_decided(self, mark: Mark, deposed: str = "") -> None:
-        own = [partition for partition, writer in enumerate(self._writers(mark)) if deposed and writer == deposed]
+    def until_decided(self, mark: Mark, fenced: str = "") -> None:
+        own = [partition for partition, writer in enumerate(self._writers(mark)) if fenced and writer == fenced]
         counted = self.tail.counted
         if own:
             self.goes_on(
                 lambda: all(counted[p][0] > mark.epochs[p] for p in own),
-                f"commits count in new epochs of partitions {own}, which {deposed} wrote",
+                f"commits count in new epochs of partitions {own}, which {fenced} wrote",
             )
         else:
             self.goes_on(

@@ -144,7 +144,7 @@ class Proxy:
                 self._pump(back_reader, writer, connection.wire.answers, connection),
             )
         except OSError:
-            pass  # nobody there, or gone: the client hears it by the end of its connection
+            pass  # no server there any more: the client sees the end of its connection
         finally:
             self._tasks.discard(task)
             connection.cut()

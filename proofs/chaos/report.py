@@ -17,7 +17,7 @@ from proofs.chaos.effects import Effects, Role
 
 ONCE_BACK: tuple[Role, ...] = ("broker, once it answers", "database, once it answers", "API, once the store answers")
 RECOVERY_S = 12.0
-"""10 s, and the session time-out of the group, which nobody can shorten."""
+"""10 s, and the session time-out of the group, which no setting shortens further."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -40,7 +40,7 @@ class Result:
     rows: int = 0
     looks: int = 0
     models: dict[str, str] = field(default_factory=dict)
-    """The last line of each model checker that ran beside."""
+    """The last line of each model checker that ran, too."""
 
     def too_few(self) -> dict[str, int]:
         """Kinds of faults that took effect less often than is owed: one time for each eight minutes of faults."""
@@ -110,7 +110,7 @@ class Result:
             "- `samefold verify` at the end of each round: no difference\n",
             "## Time to recover, seconds\n",
             "From the fault taking effect until the work that it stopped goes on. A handler's: a commit counts in a new epoch in "
-            "each partition that was its own. An agent's, and that of the agents beside a builder: all positions move beyond the "
+            "each partition that was its own. An agent's, and that of agents during a rebuild: all positions move beyond the "
             "log's end of then. The broker's, the database's and that of its ended sessions: commands acknowledged since have "
             "their outcomes, the restart included.\n",
             "| of | faults | p50 | max |",

@@ -104,7 +104,7 @@ def test_agents_that_come_and_go(field: Field) -> None:
 
 
 def test_the_database_stumbles(field: Field) -> None:
-    """Frozen and killed, and in one more way, each beside another command of the command line."""
+    """Frozen and killed, and in one more way, each while another command of the command line runs."""
     stumbles = [partial(stumble, field, "database", how, job) for how, job in _ways_and_jobs()]
     others = [partial(one, field) for one in (terminate_sessions, shut_down_at_once)]
     take_effect(field, [*others, *stumbles])

@@ -87,7 +87,7 @@ class Log:
         self.truth = truth
         """By length of the log: what counts."""
         self.number = number
-        """Equal for logs that differ in void records only: nobody who keeps the rule can tell them apart."""
+        """Equal for logs that differ in void records only: no reader that keeps the rule can distinguish them."""
         self._after: dict[tuple[bytes, int], Log] = {}
 
     def __len__(self) -> int:

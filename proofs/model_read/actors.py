@@ -204,7 +204,7 @@ def _plan(views: Mapping[str, View]) -> Plan:
 
 
 def reader(world: World, times: int, *, sql_view: bool) -> None:
-    """Somebody who asks for all balances over and over; each answer must show all that anybody saw before it was asked."""
+    """A client that asks for all balances over and over; each answer must show all that any client saw before the question."""
     table = "balances_v1"
     connection = connect(world.settings, "reader")
     found: dict[str, str]

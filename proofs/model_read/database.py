@@ -126,7 +126,7 @@ class Database:
         session.finish()
 
     def terminate(self, session: PGconn) -> None:
-        """As an administrator ends a session: the client hears of it when it asks next."""
+        """As an administrator ends a session: the client notices with its next statement."""
         self.observer.execute("select pg_terminate_backend(%s, 10000)", (session.backend_pid,))
 
     def cancel(self, session: PGconn) -> None:

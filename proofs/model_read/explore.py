@@ -16,7 +16,7 @@ SYSTEMATIC = 40
 
 
 class Replay:
-    """Follows a list of choices, passing over those that can't be made, and then lets whoever is on go on."""
+    """Follows a list of choices, passing over those that can't be made, and then lets the last actor go on."""
 
     def __init__(self, choices: Sequence[str]) -> None:
         self.left = list(choices)
@@ -30,8 +30,8 @@ class Replay:
 
 
 class Walk:
-    """Chooses at random: either at every step anew, or (`priorities`) whoever comes first in an order made by chance goes on
-    until something makes it the last one, so that some stand still for long (Burckhardt's PCT)."""
+    """Chooses at random: either at every step, or (`priorities`) the first actor in a random order goes on until it is made the
+    last one, so that others stand still for long (Burckhardt's PCT)."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -67,7 +67,7 @@ class _Node:
 class Exhaustive:
     """Depth first over all schedules of a scenario, by running it again and again.
 
-    Only those that take the word at most so many times from an actor who could have gone on (`preemptions`). A schedule ends where
+    Only those that interrupt an actor that could have gone on at most so many times (`preemptions`). A schedule ends where
     another one has been in the same state with as many preemptions left: what could follow is tried from there.
     """
 
@@ -97,7 +97,7 @@ class Exhaustive:
             if self.seen.get(here, before + 1) <= before:
                 return None
             self.seen[here] = before
-            spent = {choice: before + _takes_the_word(choice, choices, last) for choice in choices}
+            spent = {choice: before + _preempts(choice, choices, last) for choice in choices}
             self.path.append(_Node([choice for choice in choices if spent[choice] <= self.preemptions], spent))
         node = self.path[self.depth]
         self.depth += 1
@@ -105,7 +105,7 @@ class Exhaustive:
         return node.left[0]
 
 
-def _takes_the_word(choice: str, choices: Sequence[str], last: str) -> bool:
+def _preempts(choice: str, choices: Sequence[str], last: str) -> bool:
     return not choice.startswith("!") and last in choices and choice != last
 
 

@@ -25,7 +25,7 @@ POSITIONS = "positions never go back"
 SET = "only the code whose set is live folds"
 READER = "no reader sees an older state"
 LOST = "in the end everything is folded"
-STOPPED = "nobody stops for a reason that is none"
+STOPPED = "no process stops without a reason"
 
 
 class Partition:
@@ -135,7 +135,7 @@ class Oracle:
                     only = frozenset(p["partition"] for p in tables["build_parts"] if p["build"] == build)
                     self.check_table(tables, row["view"], row["version"], row["table_name"], at, only)
                 case "live" | "abandoned":
-                    pass  # the live tables are checked above; nobody reads an abandoned one
+                    pass  # the live tables are checked above; an abandoned one is not read
                 case unknown:
                     raise AssertionError(f"what must hold of a build that is {unknown}?")
 

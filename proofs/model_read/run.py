@@ -36,7 +36,7 @@ class Run:
 
 
 def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = None) -> Run:
-    """Raises what is a fault of the model itself."""
+    """Raises errors of the model itself."""
     world = World(scenario.log(), scenario.views(), scenario.faults)
     violation = None
     with world.around(), switch_off(world) if switch_off else nullcontext():
@@ -56,7 +56,7 @@ def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = Non
 
 
 def _check_end(world: World, scenario: Scenario) -> None:
-    """Nobody ended for a reason that is none; and one more agent, alone, folds the rest. Raises Violation."""
+    """No process ended without a reason; and one more agent, alone, folds the rest. Raises Violation."""
     for name, error in unexpected(world.play, scenario.may_end):
         if isinstance(error, Violation):
             raise error

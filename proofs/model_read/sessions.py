@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 LOST = "server closed the connection unexpectedly"
 _TIMEOUT = re.compile(r"\s*set (local )?\w+_timeout = ", re.IGNORECASE)
-"""Time passes when a schedule says so, not for the server."""
+"""Time-outs are choices of the schedule, not the server's."""
 _UNNOTICED = re.compile(r"\s*(begin|savepoint|set)\b", re.IGNORECASE)
-"""Nobody else can notice it, nor it anybody else: needs no place of its own in a schedule."""
+"""Without effect on other sessions, and not affected by them: needs no step of its own in a schedule."""
 _READS = re.compile(r"\s*(select|begin|savepoint|set|copy)\b", re.IGNORECASE)
 _NAMES = {"_enter_gen": "begin", "_exit_gen": "end", "_commit_gen": "commit", "_rollback_gen": "rollback"}
 """What psycopg sends by itself, by the name of its generator."""

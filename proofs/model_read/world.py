@@ -1,4 +1,4 @@
-"""The world of one run: a database with the first version live, a log, and the product made to see only these."""
+"""The world of one run: a database with the first version live, a log, and the product connected to only these."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class World:
         self.play = self._new_play(self.faults)
         self.seen: dict[str, int] = {}
         self.loads_itself = False
-        """Whoever rebuilds loads the parts itself, one after the other, as for a small log."""
+        """A rebuild loads the parts itself, one after the other, as for a small log."""
         self.retries_parts = False
         """Each part of a load is given to two workers, as where one was thought to be lost."""
         self.backs: tuple[int, ...] = (1, 2, 4)
@@ -106,7 +106,7 @@ class World:
         self.history = list(states)
         self.watch.restored(self.tables)
 
-    # ── what the product is made to see ──
+    # ── stand-ins for the product's surroundings ──
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -137,7 +137,7 @@ class World:
         ]
 
     def _for_actors(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-        """`ours` while an actor has the word; besides, and in other threads, things are as ever."""
+        """`ours` for actors; `theirs` for the model itself and in other threads."""
         thread = threading.get_ident()
 
         def either(*arguments: Any, **how: Any) -> Any:
@@ -169,7 +169,7 @@ class World:
         *,
         memory_mb: int | None = None,
     ) -> list[Any]:
-        """`workers.run`: each part of a load is an actor of its own, who goes on when whoever started it is gone."""
+        """`workers.run`: each part of a load is an actor of its own, which goes on when its rebuild has ended."""
         if task is not local.load or self.loads_itself:
             return [task(argument, advance) for argument in arguments]
         started: list[list[tuple[Actor, list[Any]]]] = []
@@ -199,7 +199,7 @@ class World:
             self.watch.published(process, state.tables)
 
     def _restore(self, back: int) -> None:
-        """The database goes back by so many commits. Who looks at it now sees older states, of which nothing is promised."""
+        """The database goes back by so many commits. Readers see older states then, of which nothing is promised."""
         state = self.history[-1 - back]
         self.database.put_back(state)
         self.history.append(state)
@@ -208,7 +208,7 @@ class World:
         self.restored = True
 
     def alone(self, start: Callable[[], object]) -> None:
-        """Whoever this starts acts alone, before the play or after it."""
+        """The actors that this starts act alone, before the play or after it."""
         before, self.play = self.play, self._new_play({})
         start()
         self.play.run(First())

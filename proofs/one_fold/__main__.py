@@ -113,13 +113,13 @@ def shrunk(stack: Path, spec: HistorySpec, seed: str, *, spark: bool) -> tuple[H
 
 
 def found_in(stack: Path, specs: Mapping[int, HistorySpec], seed: str, *, spark: bool) -> Found:
-    """A run; where it broke and nobody knows whose fault it was, its halves."""
+    """A run; where it broke and the history at fault is not known, its halves."""
     found = fold(stack, specs, seed, spark=spark)
     if any(number is None for number, _, _ in found.differences) and len(specs) > 1:
         numbers = sorted(specs)
         parts = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
         first, second = (fold(stack, {n: specs[n] for n in part}, f"{seed} {part[0]}", spark=spark) for part in parts)
-        if bool(first.differences) != bool(second.differences):  # else it is nobody's of them alone
+        if bool(first.differences) != bool(second.differences):  # else neither half is at fault alone
             part = parts[bool(second.differences)]
             return found_in(stack, {number: specs[number] for number in part}, f"{seed} of {part[0]}", spark=spark)
     return found

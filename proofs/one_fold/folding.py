@@ -136,7 +136,7 @@ class Live:
             done = worker.apply(takes, self._turns[number], self.chance.randrange(self.lanes))
             if done.fate is not Fate.APPLIED:
                 assert done.fate is Fate.FENCED, done
-                assert len(self._workers) > 1, "fenced, and nobody else folds"
+                assert len(self._workers) > 1, "fenced, although no other agent folds"
                 self.fenced += 1
                 self._at[number] = None
                 continue

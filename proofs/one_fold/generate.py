@@ -45,7 +45,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ViewSpec:
-    """`keys` are those that `event.keys` picks; an id or a number may stand beside them."""
+    """`keys` are those that `event.keys` picks; an id or a number may be added to them."""
 
     letter: str
     keys: tuple[Column, ...]

@@ -1,8 +1,8 @@
 """Logs as they may come to be: any commands, writers that take over from each other, and whatever else may reach the topic.
 
 Writers keep the protocol (an opening, then commits decided on what counted before it and on what they appended
-since); the way to the topic does not: records are lost, repeated, held back and reordered, superseded writers go on, and
-strangers append. All of it comes out of a `random.Random`, be it Hypothesis's or a seeded one.
+since); the way to the topic does not: records are lost, repeated, held back and reordered, fenced writers go on, and
+foreign producers append. All of it comes out of a `random.Random`, be it Hypothesis's or a seeded one.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class _Partition:
             acts = [
                 (60, self._commit),
                 (4, self._open),
-                (6, self._superseded),
+                (6, self._fenced),
                 (2, self._lose),
                 (2, self._hold),
                 (4, self._release),
@@ -217,7 +217,7 @@ class _Partition:
     def _commit(self) -> None:
         self._append(self._next(self.writers[-1]))
 
-    def _superseded(self) -> None:
+    def _fenced(self) -> None:
         """One that does not know it yet."""
         if len(self.writers) > 1:
             self._append(self._next(self.chance.choice(self.writers[:-1])))
@@ -238,7 +238,7 @@ class _Partition:
         self._append(first)
 
     def _repeat(self) -> None:
-        """Any record once more: an opening, too, begins an epoch then, in which nobody writes."""
+        """Any record once more: an opening, too, begins an epoch then, in which no writer appends."""
         offset = self.chance.randrange(len(self.log))
         again = [one for one in self.appended if one.value == self.log[offset]]
         value = self.log[offset]

@@ -46,7 +46,7 @@ class Places:
         prefix = f"{self._template}-{number}"
         topic = {"commands_topic": f"{prefix}-commands", "events_topic": f"{prefix}-events", "group_prefix": prefix}
         place = self._base.model_copy(update={**topic, "partitions": len(logs)})
-        place = self.beside(place)
+        place = self.with_database(place)
         topics.ensure(place)
         client = producer(place)
         for partition, log in enumerate(logs):
@@ -55,8 +55,8 @@ class Places:
         assert client.flush(PATIENCE_S) == 0
         return place
 
-    def beside(self, place: Settings) -> Settings:
-        """The same log, with another database."""
+    def with_database(self, place: Settings) -> Settings:
+        """The same log, with a database of its own."""
         name = f"{self._template}_{next(self._numbers)}"
         self._admin(sql.SQL("create database {} template {}"), name, self._template)
         self._databases.append(name)

@@ -1,6 +1,6 @@
 """Folds generated histories in every way there is: `python -m proofs.one_fold.run` in a tree that has their modules.
 
-All histories share one log. Three databases are filled live, in batches of 1, of 7 and of all, by workers that start anew
+All histories share one log. Three databases are filled live, in batches of 1, of 7 and of all, by workers that restart
 and drop what they hold now and then. Then tables are built on the local engine and on Spark, caught up with, switched to,
 and made of the past.
 """
@@ -245,7 +245,7 @@ class Folding:
         self.report.histories = len(self.specs)
         self.report.events = sum(len(spec.events) for spec in self.specs.values())
         middle = {partition: chance.randint(0, end) for partition, end in self.ends.items()}
-        filled = {1: place, 7: ground.beside(place), 10**6: ground.beside(place)}
+        filled = {1: place, 7: ground.with_database(place), 10**6: ground.with_database(place)}
         for size, one in filled.items():
             write_skips(one, self.skips)
             self.live(one, size, middle, f"live by {size}, middle")

@@ -67,7 +67,7 @@ def test_in_memory_any_long_history(chance: random.Random, partitions: int) -> N
 HAPPENED = {
     "commit",
     "open",
-    "superseded",
+    "fenced",
     "lose",
     "hold",
     "release",
