@@ -101,6 +101,7 @@ class World:
         """Where a world like this one was when it had begun."""
         self.database.put_back(states[-1])
         self._start_from(states)
+        self.watch.checked = 0  # what came before the run is none of its commits
 
     def _start_from(self, states: list[State]) -> None:
         self.history = list(states)
