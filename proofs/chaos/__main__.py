@@ -100,7 +100,7 @@ def _fire(ground: Ground, folder: Path, result: Result, seconds: float, rate: in
                 raise
             finally:
                 result.seconds = time.monotonic() - began
-                result.without_effect = mix.without_effect
+                result.faults_without_effect = mix.without_effect
                 _add(result, field)
         if result.violations:
             return
@@ -111,11 +111,11 @@ def _add(result: Result, field: Field) -> None:
     result.violations += field.all_violations()
     result.commands += len(field.load.acknowledged)
     result.commits += len(field.judge.ledger.answers)
-    result.void += field.tail.void()
+    result.void_records += field.tail.void()
     result.snapshots += field.judge.seen.snapshots
     result.snapshots_missed += field.judge.seen.missed
-    result.rows += field.judge.seen.rows
-    result.looks += field.progress.looks
+    result.rows_compared += field.judge.seen.rows
+    result.looks_at_positions += field.progress.looks
 
 
 def _tell(result: Result, field: Field, seconds: float) -> None:
