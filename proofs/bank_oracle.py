@@ -130,7 +130,7 @@ class Bank:
             self.wrong("A", partition, offset, f"{(stream, command)} counts a second time")
         if commit["version"] != account.version + len(commit["events"]):
             self.wrong(
-                "B", partition, offset, f"{stream} is at version {account.version}, the commit says {commit['version']}"
+                "B", partition, offset, f"{stream} is at version {account.version}, the commit has {commit['version']}"
             )
         self.decided(partition, offset, commit, account)
         answer = (

@@ -149,8 +149,8 @@ def _check(model: str, minutes: float, result: Result) -> None:
         text=True,
         check=False,
     )
-    said = done.stdout.strip().splitlines()
-    result.models[f"python -m {model}"] = said[-1] if said else f"exit code {done.returncode}"
+    lines = done.stdout.strip().splitlines()
+    result.models[f"python -m {model}"] = lines[-1] if lines else f"exit code {done.returncode}"
     if done.returncode:
         result.violations.append(
             f"{model} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2_000:]}"

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal, Self
 from infra.processes.faultpoints import Point
 
 Action = Literal["kill", "freeze", "tell"]
-"""What a process does to itself at a point; `tell` only says that it is there."""
+"""What a process does to itself at a point; `tell` only reports that it is there."""
 
 
 @dataclass(eq=False, slots=True)

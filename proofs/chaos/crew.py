@@ -77,7 +77,7 @@ class Crew:
         deadline = time.monotonic() + seconds
         while (process := child.process) is None or process.poll() is not None:
             assert time.monotonic() < deadline, f"{child.name} is not started again"
-            time.sleep(0.02)  # between two looks
+            time.sleep(0.02)  # between two polls
         child.failures = 0
         return process
 

@@ -1,4 +1,5 @@
-"""One world under load with its processes, its judge, and what faults need: to see them take effect, and to see the work go on."""
+"""Topics and a database under load with their processes and judge, and what faults need: to see that they took effect, and that the
+work goes on."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ class Field:
                     raise NotReached(f"{what}: {error!r}") from error
             if self._abandoned or not self.crew.is_watched or time.monotonic() > deadline:
                 raise NotReached(f"in {seconds:.0f} s: {what}")
-            time.sleep(0.01)  # between two looks
+            time.sleep(0.01)  # between two polls
 
     def goes_on(self, holds: Callable[[], bool], what: str) -> None:
         """What must come about after a fault, whatever it was."""
@@ -191,7 +192,7 @@ class Field:
                 strike = self.control.arm(name_of(child), point, 1, "tell")
                 if self.until_struck(strike, 5):
                     return
-            time.sleep(0.02)  # between two looks
+            time.sleep(0.02)  # between two polls
         if not self._abandoned:
             self.violations.append(f"F: {child.name} does not come back to its work")
         raise NotReached(f"{child.name} does not come back to its work")

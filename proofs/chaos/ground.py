@@ -1,4 +1,4 @@
-"""The ground that worlds stand on: one Kafka and one PostgreSQL, each with a proxy before it for the processes under fire."""
+"""The services of all fields: one Kafka and one PostgreSQL, each with a proxy before it for the processes under fire."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ class Seen:
     snapshots: int = 0
     rows: int = 0
     missed: int = 0
-    """Times at which the database was away."""
+    """Times at which the database was unavailable."""
     tables: set[str] = field(default_factory=set)
 
 
 class Judge(BackgroundThread):
-    """Looks in a thread; what it finds wrong is in `violations`."""
+    """Compares in a thread; what it finds wrong is in `violations`."""
 
     def __init__(self, settings: Settings, tail: Tail, sent: Mapping[Key, Sent]) -> None:
         super().__init__("judge")
@@ -99,7 +99,7 @@ class Judge(BackgroundThread):
                 if time.monotonic() > deadline:
                     self._found.append(f"C: partition {partition} stands at {place}, which the log does not reach")
                     return False
-                time.sleep(0.01)  # the tail comes after, by milliseconds, or by as long as the broker is away
+                time.sleep(0.01)  # the tail comes after, by milliseconds, or by as long as the broker is unavailable
             for offset in range(self.ledger.places[partition].next_offset, place.next_offset):
                 self.ledger.take(partition, offset, *self.tail.records[partition][offset])
         return True

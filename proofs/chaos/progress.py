@@ -1,4 +1,4 @@
-"""The agent's positions, looked at many times a second: how far they are, and that they never go back."""
+"""The agent's positions, read many times a second: how far they are, and that they never go back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_S = 0.03
 
 
 class Progress(BackgroundThread):
-    """Positions of `core` by partition, as of the last look; what was seen to go back is in `violations`."""
+    """Positions of `core` by partition, as last read; what was seen to go back is in `violations`."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__("progress")

@@ -88,13 +88,13 @@ class Result:
             few,
             "".join(f"- late, {late} s\n" for late in self.late()),
             "## What was checked\n",
-            f"- {self.snapshots} snapshots of all rows and positions ({self.rows_compared:,} rows), each equal to an independent fold "
-            f"of the log to exactly there; {self.snapshots_missed} more found no database",
+            f"- {self.snapshots} snapshots of all rows and positions ({self.rows_compared:,} rows), each equal to an "
+            f"independent fold of the log to exactly there; {self.snapshots_missed} more found no database",
             f"- {self.commits:,} commits that count: no command twice (A), each decided on the fold of those before it and "
             "without a gap in versions (B), command offsets rising (G)",
-            f"- {self.commands:,} commands acknowledged, each with exactly one outcome at the end (F); {self.void_records:,} records "
-            "of the log were void",
-            f"- {self.looks_at_positions:,} looks at positions: none went back, no epoch fell",
+            f"- {self.commands:,} commands acknowledged, each with exactly one outcome at the end (F); "
+            f"{self.void_records:,} records of the log were void",
+            f"- {self.looks_at_positions:,} reads of positions: none went back, no epoch fell",
             "- `samefold verify` at the end of each round: no difference\n",
             "## Time to recover, seconds\n",
             "From the fault taking effect until the work that it stopped goes on. A handler's: a commit counts in a new epoch in "

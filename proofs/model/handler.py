@@ -276,7 +276,7 @@ class Handler:
 
 
 def answer(seen: Seen, rows: View, code: int) -> Snapshot:
-    """What a reading of the database tells a process of that code, its rows and outcomes from `rows`."""
+    """What a process of that code reads in the database, its rows and outcomes from `rows`."""
     streams, outcomes = seen.wanted
     bend = seen.era.bend
     found: dict[str, Any] = {stream: rows.rows[stream] for _, stream in streams if stream in rows.rows}

@@ -29,7 +29,7 @@ def test_no_walk_breaks_a_promise() -> None:
         assert walked.violation is None, str(shrunk(walked))
 
 
-def test_a_walk_is_told_again_by_its_seed() -> None:
+def test_a_seed_gives_the_same_walk_again() -> None:
     assert walk(7) == walk(7)
     assert walk(7).trace != walk(8).trace
 

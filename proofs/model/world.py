@@ -287,7 +287,7 @@ class World:
             for stream, version in self.promised:
                 found = view.rows[stream].version if stream in view.rows else 0
                 if found < version:
-                    raise Violation(f"E: an outcome told version {version} of {stream}, its row has {found}")
+                    raise Violation(f"E: an outcome has version {version} of {stream}, its row has {found}")
         if view is not self.log.truth[view.reading.next_offset]:
             raise Violation(f"C: the read model at {view.reading} is not the fold of what counts")
         self.database = view

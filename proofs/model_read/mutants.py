@@ -1,6 +1,6 @@
 """Guarantees switched off, one at a time, in the test only: each is a change to the product's own code while a run lasts.
 
-Most are other texts (`mutants.txt`); those here need more than that. `harmless` tells why nothing breaks without a guarantee.
+Most are other texts (`mutants.txt`); those here need more than that. `harmless` is why nothing breaks without a guarantee.
 """
 
 from __future__ import annotations

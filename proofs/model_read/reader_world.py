@@ -234,12 +234,12 @@ def _plain(question: _Question, turn: int) -> tuple[Any, ...]:
         if isinstance(action, Apply)
         else ()
     )
-    told: str = ""
+    content: str = ""
     if isinstance(answer, Positions):
-        told = repr((sorted(answer.readings.items()), answer.live_set))
+        content = repr((sorted(answer.readings.items()), answer.live_set))
     elif isinstance(answer, BatchResult):
-        told = repr((answer.fate.value, sorted(answer.readings.items())))
-    return isinstance(action, Apply), min(turn - action.turn, 3), takes, question.done, told
+        content = repr((answer.fate.value, sorted(answer.readings.items())))
+    return isinstance(action, Apply), min(turn - action.turn, 3), takes, question.done, content
 
 
 # ── logs and worlds ──

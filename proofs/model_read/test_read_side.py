@@ -54,7 +54,7 @@ def test_schedules_of_few_preemptions_and_by_chance(name: str) -> None:
 
 
 def test_a_run_is_the_same_again() -> None:
-    """Also where statements wait for locks and sessions end: a seed tells a run."""
+    """Also where statements wait for locks and sessions end: a seed reproduces a run."""
     scenario = SCENARIOS["switch with readers, kill cut crash timeout"]
     one, other = (wander(scenario, SEED, walks=5) for _ in range(2))
     assert (one.steps, one.commits) == (other.steps, other.commits)

@@ -1,5 +1,5 @@
 """One fold, any view: `python -m proofs.one_fold --histories N --seed S` generates contexts and views with what happens in
-them, folds all in every way, and compares it with what a plain reading of their functions says.
+them, folds all in every way, and compares it with what a plain reading of their functions gives.
 
 What differs is made smaller, as long as it still differs, and printed as the modules and events of one history.
 """

@@ -57,7 +57,7 @@ class ViewSpec:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event. `stream` is a number; `ends` says that its commit ends with it."""
+    """An event. `stream` is a number; with `ends`, its commit ends with it."""
 
     stream: int
     act: str

@@ -120,9 +120,9 @@ class _Sent:
     offset: int
     stream: str
     id: str
-    says: Sequence[Any]
+    commands: Sequence[Any]
     refused: bool
-    """Recorded as malformed, whatever it says."""
+    """Recorded as malformed, whatever it holds."""
 
 
 @dataclass(slots=True)
@@ -312,7 +312,7 @@ class _Given:
         return _Sent(offset, f"-/{self.number}", f"topic:{self.number}:{offset}", (), refused=True)
 
     def decide(self, sent: _Sent, state: Any) -> tuple[list[EventRecord], Any, Reason | None]:
-        return list(sent.says), state, None
+        return list(sent.commands), state, None
 
 
 class _Bank:
@@ -337,7 +337,7 @@ class _Bank:
         events: list[Event] = []
         reason = None
         state = state or State()
-        for command in sent.says:
+        for command in sent.commands:
             try:
                 decided = accounts.decide(command, state)
             except Refusal as refusal:
@@ -362,7 +362,7 @@ class _Bank:
         if kind <= 2 and self.commands:
             again = chance.choice(self.commands)
             self.made["sent twice"] += 1
-            return _Sent(offset, again.stream, again.id, again.says, again.refused)
+            return _Sent(offset, again.stream, again.id, again.commands, again.refused)
         stream = chance.choice(self.streams)
         seen = any(one.stream == stream for one in self.commands)
         count = chance.choice((1, 1, 1, 1, 2, 3))
