@@ -79,23 +79,26 @@ def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(nam
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_to_leave_out_breaks_nothing(name: str) -> None:
     mutant = MUTANTS[name]
-    assert search(SCENARIOS[mutant.scenario], mutant.switch_off, seconds=1).broken is None
+    found = search(SCENARIOS[mutant.scenario], mutant.switch_off, seconds=1)
+    assert found.commits > 0
+    assert found.broken is None
 
 
 @pytest.mark.parametrize(
-    ("holes", "faults"),
+    ("holes", "faults", "least"),
     [
-        (False, {"lose": 1, "twice": 1, "other": 1}),
-        (False, {"assign": 1, "unknown": 1, "unapplied": 1}),
-        (False, {"revoke": 1, "assign": 1, "restore": 1}),
-        (True, {"lose": 1}),
-        (False, {"away": 1, "unknown": 1}),
+        (False, {"lose": 1, "twice": 1, "other": 1, "restore": 1}, 800),
+        (False, {"assign": 1, "unknown": 1, "unapplied": 1}, 1_200),
+        (False, {"revoke": 1, "assign": 1, "restore": 1}, 1_300),
+        (True, {"lose": 1}, 1_300),
+        (False, {"away": 1, "unknown": 1, "unapplied": 1, "other": 1}, 550),
+        (False, {"set": 2, "other": 1, "unknown": 1}, 400),
     ],
     ids=str,
 )
-def test_the_reader_in_everything_that_can_happen(holes: bool, faults: dict[str, int]) -> None:
+def test_the_reader_in_everything_that_can_happen(holes: bool, faults: dict[str, int], least: int) -> None:
     states = explore_reader(make_reader, log_with_holes() if holes else short_log(), faults)
-    assert states > 50
+    assert states > least
 
 
 def test_the_reader_by_chance() -> None:
