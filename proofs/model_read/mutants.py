@@ -6,7 +6,7 @@ Most are other texts (`mutants.txt`); those here need more than that. `harmless`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from projections.engine.store import commit
 from proofs import patches
 from proofs.model_read import actors
 from proofs.model_read.editing import edited
+from proofs.model_read.run import SwitchOff
 from proofs.model_read.world import World
 from proofs.patches import Edit
 
 FILE = Path(__file__).with_name("traces.txt")
 """For each mutant that is not harmless, a shortest schedule in its scenario. After the last choice, the last actor goes on."""
 
-SwitchOff = Callable[[World], AbstractContextManager[None]]
+TEXTS = Path(__file__).with_suffix(".txt")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def _texts(edits: tuple[Edit, ...]) -> SwitchOff:
 
 MUTANTS: dict[str, Mutant] = {
     patch.name: Mutant(patch.facts["scenario"], _texts(patch.edits), patch.facts.get("harmless", ""))
-    for patch in patches.read(Path(__file__).with_suffix(".txt"))
+    for patch in patches.read(TEXTS)
 }
 
 
