@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
+import psycopg
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 VIEWS = ("balances", "command_outcomes", "daily_totals", "statement", "streams_accounts")
@@ -39,6 +40,19 @@ class Place(NamedTuple):
 
 
 START = Place()
+
+
+class Entry(NamedTuple):
+    """A record as the topic has it, at the offset that is its place in its partition's list."""
+
+    time_ms: int
+    value: bytes | None
+
+
+def places_in(connection: psycopg.Connection[Any], agent: str = "core") -> list[Place]:
+    """The agent's positions in the database, by partition."""
+    query = "select next_offset, epoch, seq, command_offset from positions where agent = %s order by partition"
+    return [Place(*row) for row in connection.execute(query, [agent])]
 
 
 @dataclass(slots=True)
@@ -116,7 +130,7 @@ class Bank:
             self.wrong("A", partition, offset, f"{(stream, command)} counts a second time")
         if commit["version"] != account.version + len(commit["events"]):
             self.wrong(
-                "B", partition, offset, f"{stream} is at version {account.version}, the commit says {commit['version']}"
+                "B", partition, offset, f"{stream} is at version {account.version}, the commit has {commit['version']}"
             )
         self.decided(partition, offset, commit, account)
         answer = (

@@ -12,7 +12,8 @@ from infra.dev.stack import Stack
 from infra.domain_model.contexts import Context, context_of
 from projections.engine.views.columns import BadView
 from projections.engine.views.view import View, view_of
-from proofs.one_fold.__main__ import Found, fold, smaller
+from proofs.one_fold.__main__ import fold, smaller
+from proofs.one_fold.expect import Found
 from proofs.one_fold.generate import ACTS, Column, HistorySpec, ViewSpec, context_source, histories, view_source
 from proofs.one_fold.values import COLUMNS, REFUSED_COLUMNS, SUMS
 

@@ -26,7 +26,7 @@ from proofs.chaos.mix import Mix
 from proofs.chaos.report import ROOT, Result, write
 
 ROUND_S = 100.0
-"""A new world then: a judge who compares everything must not be given too much of it."""
+"""Then a new database and new topics: the judge compares everything, so the log must stay short."""
 MODELS = ("proofs.model", "proofs.model_read")
 SHARE = 0.1
 """Of the minutes, for each model checker."""
@@ -100,7 +100,7 @@ def _fire(ground: Ground, folder: Path, result: Result, seconds: float, rate: in
                 raise
             finally:
                 result.seconds = time.monotonic() - began
-                result.without_effect = mix.without_effect
+                result.faults_without_effect = mix.without_effect
                 _add(result, field)
         if result.violations:
             return
@@ -111,15 +111,15 @@ def _add(result: Result, field: Field) -> None:
     result.violations += field.all_violations()
     result.commands += len(field.load.acknowledged)
     result.commits += len(field.judge.ledger.answers)
-    result.void += field.tail.void()
+    result.void_records += field.tail.void()
     result.snapshots += field.judge.seen.snapshots
     result.snapshots_missed += field.judge.seen.missed
-    result.rows += field.judge.seen.rows
-    result.looks += field.progress.looks
+    result.rows_compared += field.judge.seen.rows
+    result.looks_at_positions += field.progress.looks
 
 
 def _tell(result: Result, field: Field, seconds: float) -> None:
-    """The live line; where nobody watches, now and then."""
+    """The live line; without a terminal, every ten seconds."""
     if not sys.stdout.isatty() and int(seconds) % 10:
         return
     kinds: Counter[str] = Counter()
@@ -149,8 +149,8 @@ def _check(model: str, minutes: float, result: Result) -> None:
         text=True,
         check=False,
     )
-    said = done.stdout.strip().splitlines()
-    result.models[f"python -m {model}"] = said[-1] if said else f"exit code {done.returncode}"
+    lines = done.stdout.strip().splitlines()
+    result.models[f"python -m {model}"] = lines[-1] if lines else f"exit code {done.returncode}"
     if done.returncode:
         result.violations.append(
             f"{model} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2_000:]}"

@@ -1,4 +1,4 @@
-"""All faults by the lane in which they follow one another; lanes run side by side, services alone."""
+"""All faults by the lane in which they follow one another; lanes run in parallel, services alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
-from infra.processes.faultpoints import AGENT, BUILDER, HANDLER, AgentPoint, BuilderPoint, HandlerPoint
+from infra.processes.faultpoints import AGENT, BUILDER, HANDLER, BuilderPoint
 from infra.processes.supervisor import Child
-from proofs.chaos import point_faults, process_faults, service_faults, wire_faults
+from proofs.chaos import process_faults as faults
+from proofs.chaos import wire_faults
 from proofs.chaos.field import Field
-from proofs.chaos.stumbles import JOBS, STORES, WAYS, How, Store, stumble
+from proofs.chaos.stumbles import JOBS, STORES, WAYS, How, Store, shut_down_at_once, stumble, terminate_sessions
 
 
 class Fault(NamedTuple):
@@ -31,23 +32,19 @@ class Lane(NamedTuple):
 Act = Callable[[Field], bool]
 
 
-def _handler(field: Field) -> Child:
-    return field.random.choice(field.crew.handlers)
+def _handlers(field: Field) -> Sequence[Child]:
+    return field.crew.handlers
 
 
-def _agent(field: Field) -> Child:
-    return field.random.choice(field.crew.agents)
+def _agents(field: Field) -> Sequence[Child]:
+    return field.crew.agents
 
 
-def _at_handler_point(act: Callable[[Field, Child, HandlerPoint], bool], point: HandlerPoint) -> Act:
-    return lambda field: act(field, _handler(field), point)
+def _one_of(children: Callable[[Field], Sequence[Child]], act: Callable[..., bool], point: str | None) -> Act:
+    return lambda field: act(field, field.random.choice(children(field)), point)
 
 
-def _at_agent_point(act: Callable[[Field, Child, AgentPoint], bool], point: AgentPoint) -> Act:
-    return lambda field: act(field, _agent(field), point)
-
-
-def _at_builder_point(act: Callable[[Field, BuilderPoint], bool], point: BuilderPoint) -> Act:
+def _builder(act: Callable[[Field, BuilderPoint], bool], point: BuilderPoint) -> Act:
     return lambda field: act(field, point)
 
 
@@ -57,25 +54,21 @@ def _stumble(store: Store, how: How, first: int) -> Act:
 
 
 HANDLERS = [
-    *(Fault(f"killed: {point}", _at_handler_point(point_faults.kill_at, point)) for point in HANDLER),
-    *(Fault(f"frozen: {point}", _at_handler_point(point_faults.freeze_at, point)) for point in HANDLER),
-    Fault("killed: handler", lambda field: process_faults.kill(field, _handler(field))),
-    Fault("frozen: handler", lambda field: process_faults.freeze(field, _handler(field))),
+    *(Fault(f"killed: {point or 'handler'}", _one_of(_handlers, faults.kill, point)) for point in (*HANDLER, None)),
+    *(Fault(f"frozen: {point or 'handler'}", _one_of(_handlers, faults.freeze, point)) for point in (*HANDLER, None)),
     Fault("produce: answer held past the time-out", wire_faults.produce_answer_held),
     Fault("produce: request held over a takeover, then appended", wire_faults.produce_request_held),
 ]
 AGENTS = [
-    *(Fault(f"killed: {point}", _at_agent_point(point_faults.kill_at, point)) for point in AGENT),
-    *(Fault(f"frozen: {point}", _at_agent_point(point_faults.freeze_at, point)) for point in AGENT),
-    Fault("killed: agent", lambda field: process_faults.kill(field, _agent(field))),
-    Fault("frozen: agent", lambda field: process_faults.freeze(field, _agent(field))),
-    Fault("rebalance: an agent joined", process_faults.rebalance),
-    Fault("rebalance: an agent left", process_faults.rebalance),
+    *(Fault(f"killed: {point or 'agent'}", _one_of(_agents, faults.kill, point)) for point in (*AGENT, None)),
+    *(Fault(f"frozen: {point or 'agent'}", _one_of(_agents, faults.freeze, point)) for point in (*AGENT, None)),
+    Fault("rebalance: an agent joined", faults.rebalance),
+    Fault("rebalance: an agent left", faults.rebalance),
     Fault("COMMIT: request held past the time-outs", wire_faults.commit_held),
 ]
 BUILDERS = [
-    *(Fault(f"killed: {point}", _at_builder_point(point_faults.kill_builder_at, point)) for point in BUILDER),
-    *(Fault(f"frozen: {point}", _at_builder_point(point_faults.freeze_builder_at, point)) for point in BUILDER),
+    *(Fault(f"killed: {point}", _builder(faults.kill_builder, point)) for point in BUILDER),
+    *(Fault(f"frozen: {point}", _builder(faults.freeze_builder, point)) for point in BUILDER),
     Fault("switch COMMIT: request cut off", lambda field: wire_faults.switch_cut(field, "COMMIT")),
     Fault("switch COMMIT: answer cut off", lambda field: wire_faults.switch_cut(field, "COMMIT answer")),
 ]
@@ -87,11 +80,11 @@ WIRE = [
 ]
 SERVICES = [
     *(Fault(f"{store}: {how}", _stumble(store, how, number)) for store in STORES for number, how in enumerate(WAYS)),
-    Fault("database: immediate shutdown", service_faults.shut_down_at_once),
-    Fault("session terminated", service_faults.terminate_sessions),
+    Fault("database: immediate shutdown", shut_down_at_once),
+    Fault("session terminated", terminate_sessions),
 ]
-JOBS_BESIDE = [f"{job} while the {store} stumbled" for store in STORES for job in JOBS]
-"""Each stumble counts for the job beside it too, which is another one each time."""
+JOBS_MEANWHILE = [f"{job} while the {store} stumbled" for store in STORES for job in JOBS]
+"""Each stumble counts for the job that runs meanwhile too, which is another one each time."""
 LANES = (
     Lane("handlers", HANDLERS, (0.0, 0.5)),
     Lane("agents", AGENTS, (0.0, 0.5)),
@@ -99,4 +92,4 @@ LANES = (
     Lane("wire", WIRE, (2.0, 6.0)),
 )
 ALONE = Lane("services", SERVICES, (2.0, 10.0))
-KINDS = [*(fault.kind for lane in (*LANES, ALONE) for fault in lane.faults), *JOBS_BESIDE]
+KINDS = [*(fault.kind for lane in (*LANES, ALONE) for fault in lane.faults), *JOBS_MEANWHILE]

@@ -1,4 +1,4 @@
-"""Arms points in running processes, and in those that are yet to start; hears of it when one acts."""
+"""Arms points in running processes, and in those that are yet to start; notes when one acts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import threading
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from infra.processes.faultpoints import Point
 
 Action = Literal["kill", "freeze", "tell"]
-"""What a process does to itself at a point; `tell` only says that it is there."""
+"""What a process does to itself at a point; `tell` only reports that it is there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,9 +50,7 @@ class Control:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._server.close()
         self.path.unlink(missing_ok=True)
 
@@ -87,7 +84,7 @@ class Control:
         try:
             connection.sendall(json.dumps(order).encode() + b"\n")
         except OSError:
-            return  # just died; whoever waits for the strike sees that
+            return  # just died; the wait for the strike ends by its time-out
 
     def _accept(self) -> None:
         while True:

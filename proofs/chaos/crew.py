@@ -1,4 +1,4 @@
-"""The processes under fire, all armed: handlers and agents under the product's supervisor, builders and others beside it."""
+"""The processes under fire, all armed: handlers, agents and the API under the product's supervisor, others on their own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -45,7 +44,7 @@ class Crew:
         self.api = Child("api", "api", ("--name", self.named("api"), "--port", str(self.api_port)))
         self._supervisor = Supervisor([*self.handlers, *self.agents, self.api], self._environment, folder)
         self._thread = threading.Thread(target=self._supervisor.run, daemon=True, name="supervisor")
-        self._beside: list[subprocess.Popen[bytes]] = []
+        self._others: list[subprocess.Popen[bytes]] = []
         self._log: logging.Handler | None = None
 
     def __enter__(self) -> Self:
@@ -56,10 +55,8 @@ class Crew:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._beside:
+    def __exit__(self, *_error: object) -> None:
+        for process in self._others:
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -80,42 +77,35 @@ class Crew:
         deadline = time.monotonic() + seconds
         while (process := child.process) is None or process.poll() is not None:
             assert time.monotonic() < deadline, f"{child.name} is not started again"
-            time.sleep(0.02)  # between two looks
+            time.sleep(0.02)  # between two polls
         child.failures = 0
         return process
 
-    def beside(self, module: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Another process, which nobody starts again; its name is to be `named(name)` to `control`."""
-        command = [sys.executable, "-m", "infra.processes.supervised", "proofs.chaos.armed"]
-        with (self.folder / f"{name}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [*command, module, "--name", self.named(name), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=os.environ | self._environment,
-                start_new_session=True,
-            )
-        self._beside.append(process)
-        return process
+    def start(self, module: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Another process, which is not started again; its name is to be `named(name)` to `control`."""
+        armed = ["-m", "infra.processes.supervised", "proofs.chaos.armed", module, "--name", self.named(name)]
+        return self._start(self.folder / f"{name}.log", [*armed, *arguments], stdin=subprocess.PIPE)
 
     def samefold(self, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
         """The command line, as a process of its own whose output is in a file."""
+        return self._start(output, ["-c", "from infra.cli import main; main()", *arguments], stdin=subprocess.DEVNULL)
+
+    def _start(self, output: Path, arguments: Sequence[str], stdin: int) -> subprocess.Popen[bytes]:
         with output.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, *arguments],
+                stdin=stdin,
                 stdout=file,
                 stderr=file,
                 cwd=self.folder,
                 env=os.environ | self._environment,
                 start_new_session=True,
             )
-        self._beside.append(process)
+        self._others.append(process)
         return process
 
     def ends(self) -> list[str]:
-        """What processes said that ended because they must not go on, or by a defect; being fenced out is neither."""
+        """What processes logged that ended because they must not go on, or by a defect; being fenced out is neither."""
         return [
             f"{file.stem}: {line.strip()}"
             for file in sorted(self.folder.glob("*.log"))

@@ -23,7 +23,7 @@ Role = Literal[
     "API, once the store answers",
     "job, run again",
 ]
-"""Whose work stops; how its going on is seen is told in `field.py`. A builder's is that of the agents beside it."""
+"""The process whose work stops; `field.py` decides when it goes on. A builder's is that of the agents that run meanwhile."""
 
 
 @dataclass(slots=True)

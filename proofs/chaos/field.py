@@ -1,4 +1,5 @@
-"""One world under load with its processes, its judge, and what faults need: to see them take effect, and to see the work go on."""
+"""Topics and a database under load with their processes and judge, and what faults need: to see that they took effect, and that the
+work goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from infra.database.migrate import upgrade
@@ -72,9 +72,7 @@ class Field:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._open.close()
 
     @property
@@ -86,7 +84,7 @@ class Field:
         return [*self.violations, *self.judge.violations, *self.progress.violations, *self.front.violations, *ends]
 
     def number(self) -> int:
-        """One that nobody has had, for names."""
+        """One that was not given before, for names."""
         with self._numbering:
             return next(self._numbers)
 
@@ -101,7 +99,7 @@ class Field:
                     raise NotReached(f"{what}: {error!r}") from error
             if self._abandoned or not self.crew.is_watched or time.monotonic() > deadline:
                 raise NotReached(f"in {seconds:.0f} s: {what}")
-            time.sleep(0.01)  # between two looks
+            time.sleep(0.01)  # between two polls
 
     def goes_on(self, holds: Callable[[], bool], what: str) -> None:
         """What must come about after a fault, whatever it was."""
@@ -113,7 +111,7 @@ class Field:
             raise
 
     def abandon(self) -> None:
-        """Nobody is interested any more: whoever waits hears NotReached at once, and no command is waited for."""
+        """Give up: every wait ends with NotReached at once, and no command is waited for."""
         self._abandoned = True
         self.load.abandon()
 
@@ -132,29 +130,29 @@ class Field:
 
     # ── how each role is seen to go on ──
 
-    def recovered(self, role: Role, mark: Mark, deposed: str = "", *, began: float | None = None) -> None:
+    def recovered(self, role: Role, mark: Mark, fenced: str = "", *, began: float | None = None) -> None:
         """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took, from `began` or from now.
 
-        A handler's: in each partition that the deposed one wrote a commit counts in a new epoch; without such partitions, a commit
-        counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's: commands that
-        were acknowledged since have their outcomes.
+        A handler's: in each partition that the fenced handler wrote, a commit counts in a new epoch; without any,
+        a commit counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's:
+        commands that were acknowledged since have their outcomes.
         """
         with self.effects.recovery(role, began):
             match role:
                 case "handler":
-                    self.until_decided(mark, deposed)
+                    self.until_decided(mark, fenced)
                 case "agent" | "builder":
                     self.until_agents_pass(mark)
                 case _:
                     self.until_visible()
 
-    def until_decided(self, mark: Mark, deposed: str = "") -> None:
-        own = [partition for partition, writer in enumerate(self._writers(mark)) if deposed and writer == deposed]
+    def until_decided(self, mark: Mark, fenced: str = "") -> None:
+        own = [partition for partition, writer in enumerate(self._writers(mark)) if fenced and writer == fenced]
         counted = self.tail.counted
         if own:
             self.goes_on(
                 lambda: all(counted[p][0] > mark.epochs[p] for p in own),
-                f"commits count in new epochs of partitions {own}, which {deposed} wrote",
+                f"commits count in new epochs of partitions {own}, which {fenced} wrote",
             )
         else:
             self.goes_on(
@@ -194,7 +192,7 @@ class Field:
                 strike = self.control.arm(name_of(child), point, 1, "tell")
                 if self.until_struck(strike, 5):
                     return
-            time.sleep(0.02)  # between two looks
+            time.sleep(0.02)  # between two polls
         if not self._abandoned:
             self.violations.append(f"F: {child.name} does not come back to its work")
         raise NotReached(f"{child.name} does not come back to its work")

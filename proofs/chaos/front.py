@@ -28,7 +28,7 @@ class Front(BackgroundThread):
         super().__init__("front")
         self.url = f"http://127.0.0.1:{port}"
         self.sent, self.acknowledged = sent, acknowledged
-        self.told: dict[Key, str] = {}
+        self.answers: dict[Key, str] = {}
         self.violations: list[str] = []
         self._lock = threading.Lock()
         self._begun = 0
@@ -47,10 +47,10 @@ class Front(BackgroundThread):
         with self._lock:
             return any(number > begun for number in self._finished)
 
-    def judge(self, answers: Mapping[Key, str]) -> list[str]:
-        """What clients were told that the log does not hold."""
-        wrong = {key: (told, answers.get(key)) for key, told in self.told.items() if answers.get(key) != told}
-        return [f"D: told over HTTP, and in the log: {wrong}"] if wrong else []
+    def judge(self, logged: Mapping[Key, str]) -> list[str]:
+        """Answers to clients that the log does not hold."""
+        wrong = {key: (told, logged.get(key)) for key, told in self.answers.items() if logged.get(key) != told}
+        return [f"D: answered over HTTP, and in the log: {wrong}"] if wrong else []
 
     def _work(self) -> None:
         with ThreadPoolExecutor(CLIENTS) as pool:
@@ -86,7 +86,7 @@ class Front(BackgroundThread):
                 continue
             if answer.status_code in RECORDED:
                 with self._lock:
-                    self.told[key] = RECORDED[answer.status_code]
+                    self.answers[key] = RECORDED[answer.status_code]
                     self.acknowledged.add(key)
                     self._finished.add(number)
                 return

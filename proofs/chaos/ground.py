@@ -1,4 +1,4 @@
-"""The ground that worlds stand on: one Kafka and one PostgreSQL, each with a proxy before it for the processes under fire."""
+"""The services of all fields: one Kafka and one PostgreSQL, each with a proxy before it for the processes under fire."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import socket
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psycopg
@@ -56,9 +55,7 @@ class Ground:
             self._open.enter_context(one)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._open.close()
 
     def world(self) -> Settings:

@@ -13,7 +13,7 @@ from psycopg import sql
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
-from proofs.bank_oracle import Place
+from proofs.bank_oracle import Place, places_in
 from proofs.chaos.ledger import COLUMNS, Key, Ledger, Sent
 from proofs.chaos.tail import Tail
 
@@ -29,12 +29,12 @@ class Seen:
     snapshots: int = 0
     rows: int = 0
     missed: int = 0
-    """Times at which the database was away."""
+    """Times at which the database was unavailable."""
     tables: set[str] = field(default_factory=set)
 
 
 class Judge(BackgroundThread):
-    """Looks in a thread; what it finds wrong is in `violations`."""
+    """Compares in a thread; what it finds wrong is in `violations`."""
 
     def __init__(self, settings: Settings, tail: Tail, sent: Mapping[Key, Sent]) -> None:
         super().__init__("judge")
@@ -84,14 +84,12 @@ class Judge(BackgroundThread):
         """Positions by partition, and of each view the live table and its rows: all of one moment. None before the start."""
         with connection.transaction():
             connection.execute("set transaction isolation level repeatable read, read only")
-            places = connection.execute(
-                "select next_offset, epoch, seq, command_offset from positions where agent = 'core' order by partition"
-            ).fetchall()
+            places = places_in(connection)
             live: dict[str, str] = dict(connection.execute("select view, table_name from live").fetchall())
             if not places:
                 return None
             rows = {view: _lines(connection, columns, live[view]) for view, columns in COLUMNS.items()}
-        return [Place(*row) for row in places], live, rows
+        return places, live, rows
 
     def _fold_to(self, places: list[Place]) -> bool:
         """Take the log's records up to these positions; False where it is not there for a minute, which is a violation."""
@@ -101,7 +99,7 @@ class Judge(BackgroundThread):
                 if time.monotonic() > deadline:
                     self._found.append(f"C: partition {partition} stands at {place}, which the log does not reach")
                     return False
-                time.sleep(0.01)  # the tail comes after, by milliseconds, or by as long as the broker is away
+                time.sleep(0.01)  # the tail comes after, by milliseconds, or by as long as the broker is unavailable
             for offset in range(self.ledger.places[partition].next_offset, place.next_offset):
                 self.ledger.take(partition, offset, *self.tail.records[partition][offset])
         return True

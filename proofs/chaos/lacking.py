@@ -5,14 +5,15 @@ A run in which they pass for sound would prove nothing of the sound ones.
 
 from __future__ import annotations
 
-import inspect
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from commands import writer
 from commands.writer import Action, Phase, ReadLog, Serve, Writer
-from infra.log import rule as reading_rule
+from proofs.model_read.editing import edited
+from proofs.patches import Edit
 
 
 class ServesUnread(Writer):
@@ -27,39 +28,29 @@ class ServesUnread(Writer):
         return Serve(self.last_command + 1)
 
 
-def _serve_unread() -> None:
+@contextmanager
+def _serve_unread() -> Iterator[None]:
     writer.Writer = ServesUnread  # type: ignore[misc]
+    yield
 
 
-def _count_every_commit() -> None:
-    """Whoever wrote it, and whatever is missing before it."""
-    source = inspect.getsource(reading_rule.read)
-    for condition in ("entry.epoch != epoch or epoch < 0", "entry.seq != seq + 1"):
-        assert source.count(condition) == 1, condition
-        source = source.replace(condition, "False")
-    exec(source, vars(reading_rule))
-
-
-def _commit_wherever_positions_stand() -> None:
-    from projections.engine.store import commit
-
-    condition = "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
-    assert commit.COMPARE_AND_SET.count(condition) == 1
-    commit.COMPARE_AND_SET = commit.COMPARE_AND_SET.replace(condition, "")
-
-
-RULES: dict[str, Callable[[], None]] = {
+RULE, COMMIT = "infra/log/rule.py", "projections/engine/store/commit.py"
+RULES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "a handler reads up to its opening": _serve_unread,
-    "a commit counts in its epoch and in line": _count_every_commit,
-    "a batch moves positions from where it was read": _commit_wherever_positions_stand,
+    "a commit counts in its epoch and in line": lambda: edited(
+        Edit(RULE, "entry.epoch != epoch or epoch < 0", "False"), Edit(RULE, "entry.seq != seq + 1", "False")
+    ),
+    "a batch moves positions from where it was read": lambda: edited(
+        Edit(COMMIT, "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)", "")
+    ),
 }
 
 
 def main() -> None:
     _, option, name, lacking, module = sys.argv
-    RULES[lacking]()
     sys.argv = [module, option, name]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    with RULES[lacking]():
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def _decide(command: Sent, account: Account) -> tuple[str, list[str]]:
         case "Withdraw":
             return "", ["MoneyWithdrawn"]
         case other:
-            raise AssertionError(f"nobody sends a {other}")
+            raise AssertionError(f"a {other} is never sent")
 
 
 def _text(value: Any) -> str:

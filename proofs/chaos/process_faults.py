@@ -1,52 +1,76 @@
-"""Processes killed and frozen at any moment, and agents that come and go. Each returns whether it took effect."""
+"""Processes killed or frozen, at any moment or exactly at a point of their way, and agents that come and go.
+
+Each fault returns whether it took effect: at a point, the process itself reported that it was there; then the kernel showed it
+dead by SIGKILL, or stopped. It is frozen past all timeouts, its locks' and its group's, and until others have done its work; then
+it goes on as if nothing had happened.
+"""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
+from collections.abc import Sequence
 
+from infra.processes.faultpoints import AgentPoint, BuilderPoint, HandlerPoint
 from infra.processes.supervisor import Child
+from projections.engine.views.core_views import all_views
+from proofs.chaos.control import Action
 from proofs.chaos.crew import end_of, is_stopped, name_of, was_killed
+from proofs.chaos.effects import Role
 from proofs.chaos.field import Field, NotReached
-from proofs.chaos.point_faults import PAST_ALL_S
+from proofs.chaos.rebuilding import NAMED_ERROR
+from proofs.chaos.tail import Mark
+
+AT_START = {
+    *("position loaded", "opening sent", "opening acknowledged", "opening read"),
+    *("positions read", "seek done"),
+}
+"""Points that a process passes when it gets partitions, so soon after its start."""
+MANY = {
+    "commit sent": 120,
+    "commit acknowledged": 120,
+    "states loaded": 5,
+    "command read": 5,
+    "batch read": 5,
+    "build part written": 4,
+    "build part committed": 4,
+}
+"""Of points that are passed often, up to which passing may be chosen; of the others it is the first."""
+PAST_ALL_S = 4.5
+"""Longer than session, statement and idle timeouts and what may be a transaction's longest."""
+
+Process = subprocess.Popen[bytes]
 
 
-def kill(field: Field, child: Child) -> bool:
-    """SIGKILL from outside."""
-    role = "handler" if child in field.crew.handlers else "agent"
-    process = field.crew.process(child)
-    mark = field.tail.mark()
-    process.kill()
-    field.until(lambda: was_killed(process), f"{child.name} dies")
-    field.effects.took_effect(f"killed: {role}")
-    field.recovered("handler" if role == "handler" else "agent", mark, name_of(child))
+def kill(field: Field, child: Child, point: HandlerPoint | AgentPoint | None = None) -> bool:
+    """Dead; its successor, or another process, does its work."""
+    found = _hit(field, child, point, "kill")
+    if found is None:
+        return False
+    role = _role(field, child)
+    _see_dead(field, *found, point or role, role, name_of(child))
     field.works_again(child)
     return True
 
 
-def freeze(field: Field, child: Child) -> bool:
-    """SIGSTOP from outside, past all timeouts and until others have done its work; then SIGCONT."""
-    is_handler = child in field.crew.handlers
-    process = field.crew.process(child)
-    began, mark = time.monotonic(), field.tail.mark()
-    process.send_signal(signal.SIGSTOP)
-    try:
-        field.until(lambda: is_stopped(process), f"{child.name} stops")
-        field.effects.took_effect(f"frozen: {'handler' if is_handler else 'agent'}")
-        field.recovered("handler" if is_handler else "agent", mark, name_of(child))
-        field.until(lambda: time.monotonic() > began + PAST_ALL_S, "all timeouts are over")
-    finally:
-        process.send_signal(signal.SIGCONT)
+def freeze(field: Field, child: Child, point: HandlerPoint | AgentPoint | None = None) -> bool:
+    """Stopped, and awake again when others have done its work."""
+    found = _hit(field, child, point, "freeze")
+    if found is None:
+        return False
+    role = _role(field, child)
+    _see_frozen(field, *found, point or role, role, name_of(child))
     field.works_again(child)
     return True
 
 
 def rebalance(field: Field, times: int = 1) -> bool:
-    """Another agent joins, is given partitions and commits a batch, and leaves: the group divides them anew, each time twice."""
+    """Another agent joins, is given partitions and commits a batch, and leaves: the group divides them again, each time twice."""
     for _ in range(times):
         name = f"agent-passing-{field.number()}"
         working = field.control.arm(field.crew.named(name), "COMMIT acknowledged", 1, "tell", at_start=True)
-        process = field.crew.beside("projections.engine.live.agent", name)
+        process = field.crew.start("projections.engine.live.agent", name)
         try:
             if not field.until_struck(working, 30):
                 raise NotReached(f"{name} gets partitions")
@@ -59,3 +83,104 @@ def rebalance(field: Field, times: int = 1) -> bool:
         field.effects.took_effect("rebalance: an agent left")
         field.recovered("agent", mark)
     return True
+
+
+# ── builders ──
+
+
+def kill_builder(field: Field, point: BuilderPoint) -> bool:
+    """Dead at the point: agents go on."""
+    found = _hit_builder(field, point, "kill")
+    if found is None:
+        return False
+    _see_dead(field, *found, point, "builder")
+    return True
+
+
+def freeze_builder(field: Field, point: BuilderPoint) -> bool:
+    """Stopped at the point, and awake again after all timeouts: it ends, with success or a named error."""
+    found = _hit_builder(field, point, "freeze")
+    if found is None:
+        return False
+    _see_frozen(field, *found, point, "builder")
+    ended(field, found[0])
+    return True
+
+
+def some_views(field: Field) -> list[str]:
+    """One or two of them."""
+    return sorted(field.random.sample(sorted(all_views()), field.random.randint(1, 2)))
+
+
+def rebuilt(field: Field, views: Sequence[str]) -> None:
+    """A rebuild without a fault of its own succeeds; those of others may make it begin again."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        process = field.crew.start("proofs.chaos.rebuilding", f"builder-{field.number()}", *views)
+        if ended(field, process) == 0:
+            return
+    field.violations.append(f"F: {views} can't be rebuilt")
+    raise NotReached(f"{views} rebuilt")
+
+
+def ended(field: Field, process: Process) -> int:
+    """The exit code of a builder that is not killed."""
+    field.goes_on(lambda: process.poll() is not None, "a builder comes to its end")
+    if process.returncode not in (0, NAMED_ERROR):
+        field.violations.append(f"a builder ended with exit code {process.returncode}")
+    return process.returncode
+
+
+# ── striking, and seeing the effect ──
+
+
+def _hit(
+    field: Field, child: Child, point: HandlerPoint | AgentPoint | None, action: Action
+) -> tuple[Process, Mark] | None:
+    """The process that was struck, and the log of that moment; None where it did not come to the point."""
+    name = name_of(child)
+    process = field.crew.process(child)
+    if point is None:
+        mark = field.tail.mark()
+        process.send_signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+        return process, mark
+    nth = field.random.randint(1, MANY.get(point, 1))
+    if point in AT_START:
+        strike = field.control.arm(name, point, nth, action, at_start=True)
+        process.kill()
+        process.wait(10)
+        field.effects.took_effect(f"killed: {_role(field, child)}")
+        process = field.crew.process(child)
+    else:
+        field.until(lambda: field.control.pid(name) == process.pid, f"{name} is there")
+        strike = field.control.arm(name, point, nth, action)
+    return (process, field.tail.mark()) if field.until_struck(strike) and strike.pid == process.pid else None
+
+
+def _hit_builder(field: Field, point: BuilderPoint, action: Action) -> tuple[Process, Mark] | None:
+    name = f"builder-{field.number()}"
+    nth = field.random.randint(1, MANY.get(point, 1))
+    strike = field.control.arm(field.crew.named(name), point, nth, action, at_start=True)
+    process = field.crew.start("proofs.chaos.rebuilding", name, *some_views(field))
+    return (process, field.tail.mark()) if field.until_struck(strike, 30) else None
+
+
+def _see_dead(field: Field, process: Process, mark: Mark, at: str, role: Role, name: str = "") -> None:
+    field.until(lambda: was_killed(process), f"{name or role} dies at '{at}'")
+    field.effects.took_effect(f"killed: {at}")
+    field.recovered(role, mark, name)
+
+
+def _see_frozen(field: Field, process: Process, mark: Mark, at: str, role: Role, name: str = "") -> None:
+    began = time.monotonic()
+    try:
+        field.until(lambda: is_stopped(process), f"{name or role} stops at '{at}'")
+        field.effects.took_effect(f"frozen: {at}")
+        field.recovered(role, mark, name)
+        field.until(lambda: time.monotonic() > began + PAST_ALL_S, "all timeouts are over")
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def _role(field: Field, child: Child) -> Role:
+    return "handler" if child in field.crew.handlers else "agent"

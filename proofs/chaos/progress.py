@@ -1,4 +1,4 @@
-"""The agent's positions, looked at many times a second: how far they are, and that they never go back."""
+"""The agent's positions, read many times a second: how far they are, and that they never go back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import psycopg
 from infra.database.connect import Connection, DatabaseAway, connect
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
-from proofs.bank_oracle import Place
+from proofs.bank_oracle import Place, places_in
 
 LOOK_S = 0.03
 
 
 class Progress(BackgroundThread):
-    """Positions of `core` by partition, as of the last look; what was seen to go back is in `violations`."""
+    """Positions of `core` by partition, as last read; what was seen to go back is in `violations`."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__("progress")
@@ -36,10 +36,7 @@ class Progress(BackgroundThread):
             connection.close()
 
     def _look(self, connection: Connection) -> None:
-        found = connection.execute(
-            "select next_offset, epoch, seq, command_offset from positions where agent = 'core' order by partition"
-        )
-        now = [Place(*row) for row in found]
+        now = places_in(connection)
         if not now:
             return
         for partition, (was, place) in enumerate(zip(self.places, now, strict=True)):

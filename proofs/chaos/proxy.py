@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, Self
 
 Kind = Literal["produce", "produce answer", "COMMIT", "COMMIT answer"]
@@ -83,9 +82,7 @@ class Proxy:
         assert self._ready.wait(10), f"nothing listens at {self.front}"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -147,7 +144,7 @@ class Proxy:
                 self._pump(back_reader, writer, connection.wire.answers, connection),
             )
         except OSError:
-            pass  # nobody there, or gone: the client hears it by the end of its connection
+            pass  # no server there any more: the client sees the end of its connection
         finally:
             self._tasks.discard(task)
             connection.cut()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +17,7 @@ from proofs.chaos.effects import Effects, Role
 
 ONCE_BACK: tuple[Role, ...] = ("broker, once it answers", "database, once it answers", "API, once the store answers")
 RECOVERY_S = 12.0
-"""10 s, and the session time-out of the group, which nobody can shorten."""
+"""10 s, and the session time-out of the group, which no setting shortens further."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -31,16 +31,16 @@ class Result:
     violations: list[str] = field(default_factory=list)
     rounds: int = 0
     seconds: float = 0.0
-    without_effect: int = 0
+    faults_without_effect: int = 0
     commands: int = 0
     commits: int = 0
-    void: int = 0
+    void_records: int = 0
     snapshots: int = 0
     snapshots_missed: int = 0
-    rows: int = 0
-    looks: int = 0
+    rows_compared: int = 0
+    looks_at_positions: int = 0
     models: dict[str, str] = field(default_factory=dict)
-    """The last line of each model checker that ran beside."""
+    """The last line of each model checker that ran, too."""
 
     def too_few(self) -> dict[str, int]:
         """Kinds of faults that took effect less often than is owed: one time for each eight minutes of faults."""
@@ -57,31 +57,19 @@ class Result:
         return not self.violations and not self.late() and not self.too_few() and self.snapshots > 0
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "minutes": self.minutes,
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "effects"}
+        recovery = {
+            role: {"n": len(times), "p50": round(self.effects.p50(role), 2), "max": round(max(times), 2)}
+            for role, times in self._times()
+        }
+        return found | {
             "holds": self.holds,
             "versions": versions(),
-            "rounds": self.rounds,
-            "seconds": round(self.seconds, 1),
             "faults": self.effects.total,
             "faults_by_kind": dict(sorted(self.effects.by_kind.items())),
-            "faults_without_effect": self.without_effect,
             "too_few": self.too_few(),
-            "violations": self.violations,
             "late": self.late(),
-            "commands": self.commands,
-            "commits": self.commits,
-            "void_records": self.void,
-            "snapshots": self.snapshots,
-            "snapshots_missed": self.snapshots_missed,
-            "rows_compared": self.rows,
-            "looks_at_positions": self.looks,
-            "recovery_s": {
-                role: {"n": len(times), "p50": round(self.effects.p50(role), 2), "max": round(max(times), 2)}
-                for role, times in self._times()
-            },
-            "models": self.models,
+            "recovery_s": recovery,
         }
 
     def _times(self) -> list[tuple[Role, list[float]]]:
@@ -94,23 +82,23 @@ class Result:
         lines = [
             f"# Chaos, seed {self.seed}: {verdict}\n",
             f"{self.effects.total} faults took effect in {self.seconds / 60:.1f} minutes and {self.rounds} rounds, under a load of "
-            f"{self.commands / max(self.seconds, 1):.0f} commands/s; {self.without_effect} more found nothing to hit.\n",
+            f"{self.commands / max(self.seconds, 1):.0f} commands/s; {self.faults_without_effect} more found nothing to hit.\n",
             f"Violations: {len(self.violations)}.\n",
             *(f"- {violation}" for violation in self.violations),
             few,
             "".join(f"- late, {late} s\n" for late in self.late()),
             "## What was checked\n",
-            f"- {self.snapshots} snapshots of all rows and positions ({self.rows:,} rows), each equal to an independent fold of "
-            f"the log to exactly there; {self.snapshots_missed} more found no database",
+            f"- {self.snapshots} snapshots of all rows and positions ({self.rows_compared:,} rows), each equal to an "
+            f"independent fold of the log to exactly there; {self.snapshots_missed} more found no database",
             f"- {self.commits:,} commits that count: no command twice (A), each decided on the fold of those before it and "
             "without a gap in versions (B), command offsets rising (G)",
-            f"- {self.commands:,} commands acknowledged, each with exactly one outcome at the end (F); {self.void:,} records of "
-            "the log were void",
-            f"- {self.looks:,} looks at positions: none went back, no epoch fell",
+            f"- {self.commands:,} commands acknowledged, each with exactly one outcome at the end (F); "
+            f"{self.void_records:,} records of the log were void",
+            f"- {self.looks_at_positions:,} reads of positions: none went back, no epoch fell",
             "- `samefold verify` at the end of each round: no difference\n",
             "## Time to recover, seconds\n",
             "From the fault taking effect until the work that it stopped goes on. A handler's: a commit counts in a new epoch in "
-            "each partition that was its own. An agent's, and that of the agents beside a builder: all positions move beyond the "
+            "each partition that was its own. An agent's, and that of agents during a rebuild: all positions move beyond the "
             "log's end of then. The broker's, the database's and that of its ended sessions: commands acknowledged since have "
             "their outcomes, the restart included.\n",
             "| of | faults | p50 | max |",

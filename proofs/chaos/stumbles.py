@@ -16,6 +16,7 @@ from typing import Literal, assert_never, get_args
 
 import psutil
 
+from infra.database.connect import connect
 from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
 from proofs.chaos.effects import Role
@@ -32,6 +33,8 @@ SENT = 3_000
 """Commands of one `samefold send`."""
 HEAD_START_S = 2.5
 """At most, from the start of a job until the store stumbles: it may still be starting, or nearly through."""
+GONE_S = 15
+"""In which a killed server must have ended."""
 JOB_S = 120.0
 """In which a job must have ended, whatever happened to it."""
 
@@ -95,7 +98,7 @@ def _kill(_field: Field, service: Kafka | Postgres) -> None:
     main = service.process()
     assert main is not None
     main.kill()
-    main.wait(15)
+    main.wait(GONE_S)
     service.start()
 
 
@@ -116,7 +119,46 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
             continue  # a session that has just ended
 
 
-# ── the job beside it ──
+# ── the database alone ──
+
+
+def shut_down_at_once(field: Field) -> bool:
+    """The postmaster lets all go without a checkpoint; started again at once."""
+    postgres = field.ground.stack.postgres
+    server = postgres.process()
+    assert server is not None
+    with field.effects.recovery("database"):
+        server.send_signal(signal.SIGQUIT)
+        server.wait(GONE_S)
+        field.effects.took_effect("database: immediate shutdown")
+        postgres.start()
+        with field.effects.recovery("database, once it answers"):
+            field.until_visible()
+    return True
+
+
+def terminate_sessions(field: Field) -> bool:
+    """`pg_terminate_backend` of one or more sessions of handlers, agents and builders, whichever they are."""
+    with connect(field.world, "chaos terminate") as connection:
+        found = connection.execute(
+            "select pid from pg_stat_activity where datname = current_database() and application_name like 'samefold %'"
+        )
+        pids = [pid for (pid,) in found]
+        if not pids:
+            return False
+        chosen = field.random.sample(pids, field.random.randint(1, len(pids)))
+        with field.effects.recovery("ended sessions"):
+            ended = connection.execute(
+                "select pid, pg_terminate_backend(pid) from unnest(%s) pid", (chosen,)
+            ).fetchall()
+            took = [pid for pid, done in ended if done]
+            for _ in took:
+                field.effects.took_effect("session terminated")
+            field.until_visible()
+    return bool(took)
+
+
+# ── the job that runs meanwhile ──
 
 
 class _Running:

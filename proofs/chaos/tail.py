@@ -9,15 +9,10 @@ from confluent_kafka import TopicPartition
 from infra.log import clients
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
-from proofs.bank_oracle import Reader
+from proofs.bank_oracle import Entry, Reader
 
 BATCH = 2_000
 WAIT_S = 0.02
-
-
-class Entry(NamedTuple):
-    time_ms: int
-    value: bytes | None
 
 
 class Mark(NamedTuple):

@@ -1,4 +1,4 @@
-"""A run is worth something only where faults took effect and somebody looked."""
+"""A run holds only where faults took effect and snapshots were compared."""
 
 from __future__ import annotations
 

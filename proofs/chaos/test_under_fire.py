@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 
 from infra.processes import faultpoints
-from proofs.chaos import point_faults, process_faults, service_faults, wire_faults
+from proofs.chaos import process_faults, wire_faults
 from proofs.chaos.field import Field
-from proofs.chaos.stumbles import JOBS, How, Job, stumble
+from proofs.chaos.stumbles import JOBS, How, Job, shut_down_at_once, stumble, terminate_sessions
 
 TRIES = 4
 """A point may be one that a process does not come to this time: the other one has all partitions just now."""
@@ -54,11 +54,11 @@ def test_killed_at_each_point(field: Field) -> None:
     handler, agent = random.choice(field.crew.handlers), random.choice(field.crew.agents)
     take_effect(
         field,
-        [partial(point_faults.kill_at, field, handler, point) for point in faultpoints.HANDLER],
-        [partial(point_faults.kill_at, field, agent, point) for point in faultpoints.AGENT],
-        [partial(point_faults.kill_builder_at, field, point) for point in faultpoints.BUILDER],
+        [partial(process_faults.kill, field, handler, point) for point in faultpoints.HANDLER],
+        [partial(process_faults.kill, field, agent, point) for point in faultpoints.AGENT],
+        [partial(process_faults.kill_builder, field, point) for point in faultpoints.BUILDER],
     )
-    point_faults.rebuilt(field, ["balances", "statement"])
+    process_faults.rebuilt(field, ["balances", "statement"])
     points = (*faultpoints.HANDLER, *faultpoints.AGENT, *faultpoints.BUILDER)
     assert {f"killed: {point}" for point in points} <= field.effects.by_kind.keys()
 
@@ -68,9 +68,9 @@ def test_frozen_past_all_timeouts_at_some_points(field: Field) -> None:
     handlers, agents = random.sample(faultpoints.HANDLER, 4), random.sample(faultpoints.AGENT, 4)
     take_effect(
         field,
-        [partial(point_faults.freeze_at, field, random.choice(field.crew.handlers), point) for point in handlers],
-        [partial(point_faults.freeze_at, field, random.choice(field.crew.agents), point) for point in agents],
-        [partial(point_faults.freeze_builder_at, field, point) for point in random.sample(faultpoints.BUILDER, 3)],
+        [partial(process_faults.freeze, field, random.choice(field.crew.handlers), point) for point in handlers],
+        [partial(process_faults.freeze, field, random.choice(field.crew.agents), point) for point in agents],
+        [partial(process_faults.freeze_builder, field, point) for point in random.sample(faultpoints.BUILDER, 3)],
     )
 
 
@@ -104,9 +104,9 @@ def test_agents_that_come_and_go(field: Field) -> None:
 
 
 def test_the_database_stumbles(field: Field) -> None:
-    """Frozen and killed, and in one more way, each beside another command of the command line."""
+    """Frozen and killed, and in one more way, each while another command of the command line runs."""
     stumbles = [partial(stumble, field, "database", how, job) for how, job in _ways_and_jobs()]
-    others = [partial(one, field) for one in (service_faults.terminate_sessions, service_faults.shut_down_at_once)]
+    others = [partial(one, field) for one in (terminate_sessions, shut_down_at_once)]
     take_effect(field, [*others, *stumbles])
 
 

@@ -15,8 +15,8 @@ import psutil
 from infra.processes.supervisor import Child
 from proofs.chaos.crew import is_stopped, name_of
 from proofs.chaos.field import Field
-from proofs.chaos.point_faults import PAST_ALL_S, ended, some_views
 from proofs.chaos.postgres_wire import PostgresWire
+from proofs.chaos.process_faults import PAST_ALL_S, ended, some_views
 from proofs.chaos.proxy import Connection, Rule
 
 REACHED_S = 20
@@ -28,14 +28,14 @@ LATER = 10
 
 
 def produce_answer_held(field: Field) -> bool:
-    """The broker has the commit; the handler hears of it only after its time-out, and has opened its partitions anew by then."""
+    """The broker has the commit; its acknowledgement comes after the time-out, when the handler has opened its partitions again."""
     rule = _produce(field, "produce answer", "hold")
     try:
         if not rule.struck.wait(REACHED_S):
             return False
         mark, began = field.tail.mark(), time.monotonic()
-        deposed = _writer(field, rule)
-        if deposed is None:
+        fenced = _writer(field, rule)
+        if fenced is None:
             return False
         field.until(
             lambda: time.monotonic() > began + 1.3 * field.world.ack_timeout_s, "the acknowledgement is too late"
@@ -43,12 +43,12 @@ def produce_answer_held(field: Field) -> bool:
         field.effects.took_effect("produce: answer held past the time-out")
     finally:
         field.ground.kafka.release(rule)
-    field.recovered("handler", mark, name_of(deposed), began=began)
+    field.recovered("handler", mark, name_of(fenced), began=began)
     return True
 
 
 def produce_request_held(field: Field) -> bool:
-    """A zombie's append: held while its frozen writer is deposed, then let go. It must be in the log, and void."""
+    """A zombie's append: held while its frozen writer is fenced, then let go. It must be in the log, and void."""
     rule = _produce(field, "produce", "hold")
     frozen = None
     try:
@@ -114,7 +114,7 @@ def _writer(field: Field, rule: Rule) -> Child | None:
 
 
 def commit_held(field: Field) -> bool:
-    """Held until the server has ended the transaction; then let go, to nobody."""
+    """Held until the server has ended the transaction; then let go, with no client left."""
     rule = field.ground.postgres.rule("COMMIT", "hold", _agents(field), field.random.randint(1, LATER))
     try:
         if not rule.struck.wait(REACHED_S):
@@ -129,7 +129,7 @@ def commit_held(field: Field) -> bool:
 
 
 def commit_cut(field: Field, what: Literal["COMMIT", "COMMIT answer"]) -> bool:
-    """An agent's session breaks before the server has the COMMIT, or when it has carried it out and nobody knows."""
+    """An agent's session breaks before the server has the COMMIT, or when it has carried it out and the agent does not know."""
     rule = field.ground.postgres.rule(what, "cut", _agents(field), field.random.randint(1, LATER))
     if not rule.struck.wait(REACHED_S):
         field.ground.postgres.release(rule)
@@ -143,7 +143,7 @@ def commit_cut(field: Field, what: Literal["COMMIT", "COMMIT answer"]) -> bool:
 def switch_cut(field: Field, what: Literal["COMMIT", "COMMIT answer"]) -> bool:
     """The same, of the transaction in which a builder moves the pointers."""
     rule = field.ground.postgres.rule(what, "cut", lambda connection: _wire(connection).moves_pointers, 1)
-    builder = field.crew.beside("proofs.chaos.rebuilding", f"builder-{field.number()}", *some_views(field))
+    builder = field.crew.start("proofs.chaos.rebuilding", f"builder-{field.number()}", *some_views(field))
     field.until(lambda: rule.struck.is_set() or builder.poll() is not None, "a builder switches", 90)
     if not rule.struck.is_set():
         field.ground.postgres.release(rule)

@@ -6,12 +6,11 @@ import argparse
 import random
 import sys
 import time
-from pathlib import Path
 
 from proofs.model.configurations import LARGE
 from proofs.model.explore import Explored, Found, explore
 from proofs.model.setting import Bounds
-from proofs.model.table import run
+from proofs.model.table import table
 from proofs.model.traces import regenerate
 from proofs.model.walk import shrunk, walk
 
@@ -21,17 +20,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10, help="for the large worlds, half of it for random walks")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the first walk")
     parser.add_argument("--table", action="store_true", help="promise, check, mutants killed, as Markdown")
-    parser.add_argument("--json", type=Path, help="with --table: the same for machines")
-    parser.add_argument("--traces", action="store_true", help="find the shortest trace of each mutant again")
+    parser.add_argument(
+        "--traces", action="store_true", help="search for the shortest trace of each mutant and store it"
+    )
     arguments = parser.parse_args()
     if arguments.traces:
         regenerate()
     elif arguments.table:
-        result = run()
-        print(result.markdown())
-        if arguments.json:
-            result.write(arguments.json)
-        sys.exit(not result.good)
+        text, holds = table()
+        print(text)
+        sys.exit(not holds)
     else:
         sys.exit(not attack(arguments.minutes * 60, arguments.seed))
 
@@ -47,7 +45,7 @@ def attack(seconds: float, seed: int) -> bool:
         except Found as found:
             print(f"\n{name}: {found}")
             return False
-        print(f"\r{name}: {told(explored)}", flush=True)
+        print(f"\r{name}: {described(explored)}", flush=True)
     walks = 0
     while time.monotonic() < end:
         walked = walk(seed + walks)
@@ -63,12 +61,12 @@ def attack(seconds: float, seed: int) -> bool:
 
 def searched(name: str, bounds: Bounds, seconds: float) -> Explored:
     def progress(explored: Explored) -> None:
-        print(f"\r{name}: {told(explored)}", end="", flush=True)
+        print(f"\r{name}: {described(explored)}", end="", flush=True)
 
     return explore(bounds, settle_every=50, seconds=seconds, progress=progress)
 
 
-def told(explored: Explored) -> str:
+def described(explored: Explored) -> str:
     return (
         f"{explored.states:,} states{' (all)' if explored.complete else ''}, {explored.transitions:,} transitions, "
         f"{explored.settled:,} settled, {explored.seconds:.0f} s"

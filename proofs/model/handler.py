@@ -1,6 +1,6 @@
 """The shell around a writer, as `commands/handler.py` is one; between any two of its steps it may be frozen for ever.
 
-What the shell does in one go and nobody can see halfway is one step here: a frozen process is one that is not scheduled, and it
+What the shell does in one go, not visible halfway, is one step here: a frozen process is one that is not scheduled, and it
 does not matter whether it froze before or after something that left no trace.
 """
 
@@ -123,7 +123,7 @@ class Handler:
         )
 
     @property
-    def is_told_good_news(self) -> bool:
+    def has_good_news(self) -> bool:
         """Whether the report to come is an opening's offset, or that of the commit in line."""
         if not self.reports or self.reports[0].offset is None:
             return False
@@ -140,7 +140,7 @@ class Handler:
             (seen, first, stop), self.call = self.call, None
             if first < 0:
                 self._do(world, self._position(world, seen))
-            elif self.writer.phase is Phase.SERVING:  # it was deposed meanwhile: what it took is nobody's
+            elif self.writer.phase is Phase.SERVING:  # else it was fenced meanwhile, and drops what it took
                 self._decide(world, seen, first, stop)
             return
         timer, self.timer = self.timer, None
@@ -254,7 +254,7 @@ class Handler:
                     world.setting.broken(f"8: refused in a world that keeps its records: {why}")
                 case Append():
                     raise AssertionError("only a batch appends")
-        # reports of an earlier epoch or opening are nobody's business any more
+        # reports of an earlier epoch or opening are dropped
         current = (-1, writer.openings) if writer.phase is Phase.OPENING else None
         self.reports = tuple(r for r in self.reports if r.token == current or 0 <= r.token[0] == writer.epoch)
 
@@ -276,7 +276,7 @@ class Handler:
 
 
 def answer(seen: Seen, rows: View, code: int) -> Snapshot:
-    """What a reading of the database tells a process of that code, its rows and outcomes from `rows`."""
+    """What a process of that code reads in the database, its rows and outcomes from `rows`."""
     streams, outcomes = seen.wanted
     bend = seen.era.bend
     found: dict[str, Any] = {stream: rows.rows[stream] for _, stream in streams if stream in rows.rows}

@@ -87,7 +87,7 @@ class Log:
         self.truth = truth
         """By length of the log: what counts."""
         self.number = number
-        """Equal for logs that differ in void records only: nobody who keeps the rule can tell them apart."""
+        """Equal for logs that differ in void records only: no reader that keeps the rule can distinguish them."""
         self._after: dict[tuple[bytes, int], Log] = {}
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class Judge:
 
     def __init__(self, commands: Sequence[Received], rule: Rule, *, voids_are_alike: bool, names: bool = False) -> None:
         self.names = names
-        """Whether each record's key tells who opened where up to it, for a rule that wants to know."""
+        """Whether each record's key lists the writers' openings up to it, for a rule that wants to know."""
         self.commands = commands
         self.rule = rule
         self.voids_are_alike = voids_are_alike
@@ -118,8 +118,8 @@ class Judge:
         self.root = self._log((), (self.nothing,))
 
     def _log(self, records: tuple[Record, ...], truth: tuple[View, ...]) -> Log:
-        told: object = tuple(map(id, truth)) if self.voids_are_alike else records
-        return Log(records, truth, self._numbers.setdefault(told, len(self._numbers)))
+        same: object = tuple(map(id, truth)) if self.voids_are_alike else records
+        return Log(records, truth, self._numbers.setdefault(same, len(self._numbers)))
 
     def judged(self, log: Log, value: bytes, bend: int) -> Log:
         record = Record(0, len(log), 0, self._openers(log, value) if self.names else None, value)
@@ -153,7 +153,7 @@ class Judge:
             raise Violation(f"B: {encode(commit).decode()} was not decided on {state}")
 
     def right_state(self, before: View, stream: str, bend: int) -> Versioned:
-        """The fold of what counts, as a build has it whose rows show so many cents more (0: as the log says)."""
+        """The fold of what counts, as a build has it whose rows show so many cents more (0: as in the log)."""
         row = before.rows.get(stream, NEW)
         return Versioned(row.version, State(row.state.cents + bend)) if row.version else row
 

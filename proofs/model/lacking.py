@@ -97,7 +97,7 @@ def skips_rejections(view: View, rule: Rule, records: Sequence[Record]) -> View:
 
 
 class ResumesFromTheGroup(Handler):
-    """Goes on where the group's offset stands: what somebody took, not what counts."""
+    """Goes on where the group's offset stands: what some handler took, not what counts."""
 
     __slots__ = ()
 

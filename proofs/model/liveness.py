@@ -1,4 +1,4 @@
-"""Rule 6 as a matter of time: can live writers depose each other for ever, although nothing goes wrong any more?
+"""Rule 6 as a matter of time: can live writers fence each other for ever, although nothing goes wrong any more?
 
 With the rule there are finitely many states, however often writers may open, and all that is left at last are states in which every
 command has its answer. Without it there is a round in which everyone acts, and which may be repeated for ever in vain.

@@ -54,8 +54,8 @@ class Bounds:
     split: bool = False
     """Readings of the database are answered in a later step, so anything may happen in between."""
     prompt: bool = True
-    """Good news is heard at once. Only its hearer changes, in a way that nobody sees and that giving up earlier would lead to as
-    well; bad news is heard late, or never."""
+    """Good news arrives at once. Only its receiver changes, unseen by others, and giving up earlier would lead to
+    the same; bad news arrives late, or never."""
     eras: tuple[Era, ...] = (Era(),)
     prologue: int = 0
     """So many of the commands are answered, and shown by the database, before anything else happens."""

@@ -52,7 +52,7 @@ def settle(world: World, order: Sequence[str] = (), promise: str = "F") -> World
 
 
 def _act(world: World, name: str) -> None:
-    """One turn of a live writer: what it is told, or what it does by itself."""
+    """One turn of a live writer: a report to it, or what it does by itself."""
     handler = world.handlers[name]
     may = {choice[0]: choice for choice in handler.choices(world)}
     owned = {flight.token for flight in world.flights if flight.owner == name}

@@ -1,4 +1,4 @@
-"""Rule 6: without faults every run ends, however often writers may open; without the rule two depose each other for ever."""
+"""Rule 6: without faults every run ends, however often writers may open; without the rule two fence each other for ever."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_no_round_in_which_everyone_acts_is_in_vain_from_any_state() -> None:
     assert explored.settled == explored.states
 
 
-def test_writers_that_open_unasked_depose_each_other_for_ever() -> None:
+def test_writers_that_open_unasked_fence_each_other_for_ever() -> None:
     world = Bounds(("fill 1 a",), births=2, faults=0, prompt=False)
     with pytest.raises(Found, match=r"^6: "):
         explore(world, Parts(writer=OpensUnasked), settle_every=1, at_last=fair_rounds, shortest=True, seconds=30)

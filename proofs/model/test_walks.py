@@ -6,7 +6,8 @@ import pytest
 
 from proofs.model.mutants import MUTANTS
 from proofs.model.setting import Parts
-from proofs.model.walk import Walked, retraced, shrunk, walk
+from proofs.model.traces import retraced
+from proofs.model.walk import Walked, shrunk, walk
 
 WALKS = 1_500
 
@@ -28,7 +29,7 @@ def test_no_walk_breaks_a_promise() -> None:
         assert walked.violation is None, str(shrunk(walked))
 
 
-def test_a_walk_is_told_again_by_its_seed() -> None:
+def test_a_seed_gives_the_same_walk_again() -> None:
     assert walk(7) == walk(7)
     assert walk(7).trace != walk(8).trace
 

@@ -1,19 +1,20 @@
-"""The shortest trace of each mutant, as a file of choices: replayed in milliseconds, and found again by a search."""
+"""The shortest trace of each mutant (`traces.txt`): replayed in milliseconds, and found again by a search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from proofs import traces
 from proofs.model.explore import Explored, Found, explore
 from proofs.model.history import Violation
 from proofs.model.liveness import fair_rounds
 from proofs.model.mutants import MUTANTS, Mutant
-from proofs.model.setting import Parts, Setting
+from proofs.model.setting import Bounds, Parts, Setting
 from proofs.model.settle import settle
-from proofs.model.world import Choice, World
+from proofs.model.world import World
 
-FOLDER = Path(__file__).parent / "traces"
+FILE = Path(__file__).with_name("traces.txt")
 
 EVENTUALLY: dict[str, Callable[[World], object]] = {"F": settle, "6": fair_rounds}
 """Promises about what happens at last are broken after the trace, when the faults have stopped."""
@@ -36,46 +37,43 @@ def search(name: str, seconds: float = 60) -> Found | Explored:
         return found
 
 
-def replay(mutant: Mutant, trace: Sequence[Choice], parts: Parts) -> Violation | None:
-    """What that very trace breaks, and then the end of all faults. What can't happen any more after another course is left out."""
-    setting = Setting(mutant.bounds, parts, mutant.promise)
+def replay(mutant: Mutant, trace: Sequence[str], parts: Parts) -> Violation | None:
+    """What this trace breaks in the mutant's world with these parts."""
+    return retraced(mutant.bounds, trace, parts, mutant.promise)[0]
+
+
+def retraced(
+    bounds: Bounds, trace: Sequence[str], parts: Parts, promise: str = ""
+) -> tuple[Violation | None, list[str]]:
+    """What these choices break, and then the end of all faults; and the choices that could be taken.
+
+    With `promise`, other broken rules are passed over.
+    """
+    taken: list[str] = []
     with parts.in_force():
-        world = World(setting)
+        world = World(Setting(bounds, parts, promise))
         try:
-            for choice in trace:
+            for text in trace:
+                choice = tuple(text.split())
                 if choice in world.choices():
-                    world = world.after(choice)
-            if mutant.promise == "6":
+                    taken.append(text)
+                    world.do(choice)
+            if promise == "6":
                 fair_rounds(world)
             settle(world)
         except Violation as violation:
-            return violation
-    return None
-
-
-def write(name: str, found: Found) -> None:
-    mutant = MUTANTS[name]
-    lines = [
-        f"# without: {mutant.guarantee}",
-        f"# breaks {found.violation}",
-        *(["# once the faults have stopped"] if found.settled else []),
-        *(" ".join(choice) for choice in found.trace),
-    ]
-    FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
-
-
-def stored(name: str) -> list[Choice]:
-    lines = (FOLDER / f"{name}.txt").read_text().splitlines()
-    return [tuple(line.split()) for line in lines if not line.startswith("#")]
+            return violation, taken
+    return None, taken
 
 
 def regenerate() -> None:
-    """Search for all of them anew, and say what was found."""
+    """Search for all traces again and store them."""
+    found = {}
     for name in MUTANTS:
-        found = search(name)
-        if isinstance(found, Found):
-            write(name, found)
-            print(f"{name}: {len(found.trace)} choices, {found.violation}"[:120], flush=True)
+        one = search(name)
+        if isinstance(one, Found):
+            found[name] = traces.Trace(str(one.violation), [" ".join(choice) for choice in one.trace])
+            print(f"{name}: {len(one.trace)} choices, {one.violation}"[:120], flush=True)
         else:
-            print(f"{name}: NOT FOUND in {found}", flush=True)
+            print(f"{name}: NOT FOUND in {one}", flush=True)
+    traces.write(FILE, found)

@@ -1,15 +1,17 @@
-"""Random ways through larger worlds, each told again by its seed; what breaks a promise is shrunk to a short trace."""
+"""Random walks through larger worlds, each reproducible by its seed; what breaks a promise is shrunk to a short trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from random import Random
 
+from proofs import traces
 from proofs.model.history import Violation
 from proofs.model.setting import FAULTS, Bounds, Parts, Setting
 from proofs.model.settle import settle
-from proofs.model.world import Choice, World
+from proofs.model.traces import retraced
+from proofs.model.world import World
 
 STEPS = 150
 
@@ -22,11 +24,11 @@ OWN = {"go": 15, "hears": 15, "takes": 15}
 class Walked:
     seed: int
     bounds: Bounds
-    trace: list[Choice]
+    trace: list[str]
     violation: Violation | None
 
     def __str__(self) -> str:
-        return "\n".join([f"walk({self.seed}): {self.violation}", *(" ".join(choice) for choice in self.trace)])
+        return "\n".join([f"walk({self.seed}): {self.violation}", *self.trace])
 
 
 def bounds_of(random: Random) -> Bounds:
@@ -52,7 +54,7 @@ def walk(seed: int, parts: Callable[[], Parts] = Parts, steps: int = STEPS) -> W
     """One life of a world, to its end."""
     random = Random(seed)
     bounds = bounds_of(random)
-    trace: list[Choice] = []
+    trace: list[str] = []
     some = parts()
     with some.in_force():
         world = World(Setting(bounds, some))
@@ -62,7 +64,7 @@ def walk(seed: int, parts: Callable[[], Parts] = Parts, steps: int = STEPS) -> W
                 if not choices:
                     break
                 [choice] = random.choices(choices, [OWN.get(c[0]) or WEIGHTS.get(c[0], 2) for c in choices])
-                trace.append(choice)
+                trace.append(" ".join(choice))
                 world.do(choice)
             settle(world)
         except Violation as violation:
@@ -74,32 +76,10 @@ def shrunk(walked: Walked, parts: Callable[[], Parts] = Parts) -> Walked:
     """The same violation by fewer choices: no single one of them can be left out."""
     assert walked.violation is not None
     promise = walked.violation.promise
-    trace, violation = walked.trace, walked.violation
-    size = len(trace)
-    while size:
-        start = 0
-        while start < len(trace):
-            fewer = trace[:start] + trace[start + size :]
-            found, taken = retraced(walked.bounds, fewer, parts())
-            if found is not None and found.promise == promise:
-                trace, violation = taken, found
-            else:
-                start += size
-        size //= 2
-    return Walked(walked.seed, walked.bounds, trace, violation)
 
+    def fails(trace: list[str]) -> bool:
+        found, _ = retraced(walked.bounds, trace, parts())
+        return found is not None and found.promise == promise
 
-def retraced(bounds: Bounds, trace: Sequence[Choice], parts: Parts) -> tuple[Violation | None, list[Choice]]:
-    """What those choices break, and then the end of all faults; those that could be taken."""
-    taken: list[Choice] = []
-    with parts.in_force():
-        world = World(Setting(bounds, parts))
-        try:
-            for choice in trace:
-                if choice in world.choices():
-                    taken.append(choice)
-                    world.do(choice)
-            settle(world)
-        except Violation as violation:
-            return violation, taken
-    return None, taken
+    trace = traces.shrunk(walked.trace, fails)
+    return replace(walked, trace=trace, violation=retraced(walked.bounds, trace, parts())[0])

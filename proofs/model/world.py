@@ -1,7 +1,7 @@
 """One partition in a hostile world, as a value: what may happen next is enumerable, and after a choice there is another world.
 
 Appends arrive late, twice, out of order or never; acknowledgements late, never or without an offset; writers freeze and come back
-beside each other; the read model lags and is restored to older states. Whatever breaks a promise raises Violation.
+while others serve; the read model lags and is restored to older states. Whatever breaks a promise raises Violation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Flight(NamedTuple):
     label: str
     owner: str
     token: Token | None
-    """None: whatever becomes of it, nobody is told."""
+    """None: its fate is reported to no writer."""
     bend: int
     epoch: int
     """-1: an opening."""
@@ -58,9 +58,9 @@ class World:
         self.stored: tuple[tuple[View, int], ...] = ((self.database, 0),)
         """Every state that the database had, with the number of its era, by position: it may be restored to any of them."""
         self.answers: frozenset[tuple[Key, bytes]] = frozenset()
-        """The outcomes that anyone may have seen."""
+        """The outcomes that a client may have seen."""
         self.promised: frozenset[tuple[str, int]] = frozenset()
-        """(stream, version) of those that were accepted: whoever saw one and then reads finds at least that version."""
+        """(stream, version) of those that were accepted: a client that saw one and then reads finds at least that version."""
         self.group_offset = 0
         self.faults, self.births, self.openings = (
             setting.bounds.faults,
@@ -83,7 +83,7 @@ class World:
         prints = sorted((hash(handler.print()), name) for name, handler in self.handlers.items())
         number = {name: index for index, (_, name) in enumerate(prints)}
         waiting = {(name, report.token) for name, h in self.handlers.items() for report in h.reports}
-        # a commit of a superseded epoch is void wherever it lands
+        # a commit of a fenced epoch is void wherever it lands
         current = self.log.truth[-1].reading.epoch if self.setting.parts.read_by_the_rule else 0
         flights = [
             hash(
@@ -123,7 +123,7 @@ class World:
         return [era.bend for era in self.setting.bounds.eras if era.version == version][-1]
 
     def in_line(self, flight: Flight) -> bool:
-        """Whether it keeps its place among its sender's appends; nobody knows how old a copy is, or one that was given up."""
+        """Whether it keeps its place among its sender's appends; of a copy, or of one that was given up, the age is unknown."""
         return flight.token is not None and flight.owner in self.handlers
 
     @property
@@ -260,13 +260,13 @@ class World:
         handler = self.handlers[flight.owner] = handler.clone()
         report = Report(flight.token, came, offset, never)
         handler.reports = tuple(report if r.token == report.token else r for r in handler.reports)
-        while self.setting.bounds.prompt and handler.is_told_good_news:
+        while self.setting.bounds.prompt and handler.has_good_news:
             handler.hears(self)
 
     # ── the read model ──
 
     def _agent(self) -> None:
-        """The read model commits one record: a larger batch is several of these that nobody saw apart."""
+        """The read model commits one record: a larger batch is several of these with no read in between."""
         parts = self.setting.parts
         record = self.log.records[self.database.reading.next_offset]
         self._show(self.setting.judge.folds.after(self.database, parts.fold, parts.rule, record))
@@ -287,7 +287,7 @@ class World:
             for stream, version in self.promised:
                 found = view.rows[stream].version if stream in view.rows else 0
                 if found < version:
-                    raise Violation(f"E: an outcome told version {version} of {stream}, its row has {found}")
+                    raise Violation(f"E: an outcome has version {version} of {stream}, its row has {found}")
         if view is not self.log.truth[view.reading.next_offset]:
             raise Violation(f"C: the read model at {view.reading} is not the fold of what counts")
         self.database = view
@@ -298,7 +298,7 @@ class World:
     # ── writers come to life ──
 
     def born(self) -> None:
-        """A process starts, or is given the partition: from now on it is the assignee. Whoever had it may learn of it late."""
+        """A process starts, or is given the partition: from now on it is the assignee. The one before may learn of it late."""
         taken = [int(name[1:]) for name in self.handlers]
         number = max([self.setting.bounds.births - self.births, *(n + 1 for n in taken)])
         self.assignee = f"w{number}"

@@ -15,8 +15,6 @@ from infra.database.connect import Connection, DatabaseAway, connect
 from projections.engine.fold.plan import Plan
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.live.worker import Worker
-from projections.engine.operate.replaying import drop, replay
-from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import code_set
@@ -205,23 +203,8 @@ def _plan(views: Mapping[str, View]) -> Plan:
     return _plans[which]
 
 
-def rebuilder(world: World, views: Mapping[str, View], names: list[str], *, make_live: bool = True) -> None:
-    """`samefold rebuild`, with one process."""
-    rebuild(world.settings, names, views, make_live=make_live, processes=1)
-
-
-def switcher(world: World, views: Mapping[str, View], names: list[str]) -> None:
-    """`samefold switch`, forth or back."""
-    go_to(world.settings, names, views)
-
-
-def parker(world: World, view: Mapping[str, View], stream: str, *, drop_it: bool) -> None:
-    """`samefold parked replay` or `drop`, with code that takes what could not be taken before."""
-    (drop if drop_it else replay)(world.settings, view["balances"], stream)
-
-
 def reader(world: World, times: int, *, sql_view: bool) -> None:
-    """Somebody who asks for all balances over and over; each answer must show all that anybody saw before it was asked."""
+    """A client that asks for all balances over and over; each answer must show all that any client saw before the question."""
     table = "balances_v1"
     connection = connect(world.settings, "reader")
     found: dict[str, str]

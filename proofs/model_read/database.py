@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,12 @@ class State:
     relations: Mapping[str, tuple[str, str]]
     """Kind, and indexes or the query."""
 
+    @cached_property
+    def content(self) -> int:
+        """Equal for states that hold the same."""
+        rows = tuple((name, tuple(sorted(map(repr, rows)))) for name, rows in sorted(self.tables.items()))
+        return hash((rows, tuple(sorted(self.relations.items()))))
+
 
 class Database:
     """One database, of which one run at a time makes use."""
@@ -120,7 +126,7 @@ class Database:
         session.finish()
 
     def terminate(self, session: PGconn) -> None:
-        """As an administrator ends a session: the client hears of it when it asks next."""
+        """As an administrator ends a session: the client notices with its next statement."""
         self.observer.execute("select pg_terminate_backend(%s, 10000)", (session.backend_pid,))
 
     def cancel(self, session: PGconn) -> None:

@@ -6,25 +6,21 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Edit(NamedTuple):
-    """In `module`, every `old` is `new`."""
-
-    module: ModuleType
-    old: str
-    new: str
+from proofs.patches import Edit
 
 
 @contextmanager
 def edited(*edits: Edit) -> Iterator[None]:
-    """While it lasts, the modules are as if they had been written so."""
+    """While it lasts, the modules are as if every `old` in them had been written `new`."""
     undo: list[tuple[Any, str, Any]] = []
     try:
-        for module in {edit.module.__name__: edit.module for edit in edits}.values():
-            for owner, name, new in _changes(module, tuple(edit for edit in edits if edit.module is module)):
+        for file in dict.fromkeys(edit.file for edit in edits):
+            module = import_module(file.removesuffix(".py").replace("/", "."))
+            for owner, name, new in _changes(module, tuple(edit for edit in edits if edit.file == file)):
                 undo.append((owner, name, getattr(owner, name)))
                 setattr(owner, name, new)
         yield

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
+from proofs import traces
 from proofs.model_read.run import Run, SwitchOff, run
 from proofs.model_read.scenarios import Scenario
 
@@ -15,12 +16,12 @@ SYSTEMATIC = 40
 
 
 class Replay:
-    """Follows a list of choices, passing over those that can't be made, and then lets whoever is on go on."""
+    """Follows a list of choices, passing over those that can't be made, and then lets the last actor go on."""
 
     def __init__(self, choices: Sequence[str]) -> None:
         self.left = list(choices)
 
-    def choose(self, choices: Sequence[str], last: str) -> str:
+    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str:
         while self.left:
             choice = self.left.pop(0)
             if choice in choices:
@@ -29,8 +30,8 @@ class Replay:
 
 
 class Walk:
-    """Chooses at random: either at every step anew, or (`priorities`) whoever comes first in an order made by chance goes on
-    until something makes it the last one, so that some stand still for long (Burckhardt's PCT)."""
+    """Chooses at random: either at every step, or (`priorities`) the first actor in a random order goes on until it is made the
+    last one, so that others stand still for long (Burckhardt's PCT)."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -38,7 +39,7 @@ class Walk:
         self.calm = random.choice((0.0, 0.5, 0.8, 0.95))
         self.unrest = random.choice((0.01, 0.03, 0.1))
 
-    def choose(self, choices: Sequence[str], last: str) -> str:
+    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str:
         actors = [choice for choice in choices if not choice.startswith("!")]
         if len(actors) < len(choices) and (not actors or self.random.random() < 0.04):
             if self.priorities is not None:
@@ -66,13 +67,16 @@ class _Node:
 class Exhaustive:
     """Depth first over all schedules of a scenario, by running it again and again.
 
-    Only those that take the word at most so many times from an actor who could have gone on (`preemptions`).
+    Only those that interrupt an actor that could have gone on at most so many times (`preemptions`). A schedule ends where
+    another one has been in the same state with as many preemptions left: what could follow is tried from there.
     """
 
     def __init__(self, preemptions: int) -> None:
         self.preemptions = preemptions
         self.path: list[_Node] = []
         self.depth = 0
+        self.seen: dict[object, int] = {}
+        """The fewest preemptions with which each state was reached."""
 
     def schedules(self) -> Iterator[Exhaustive]:
         """Itself, once for each schedule, to be given to a run."""
@@ -86,10 +90,14 @@ class Exhaustive:
                 return
             self.path[-1].left.pop(0)
 
-    def choose(self, choices: Sequence[str], last: str) -> str:
+    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str | None:
         if self.depth == len(self.path):
             before = self.path[-1].spent[self.path[-1].left[0]] if self.path else 0
-            spent = {choice: before + _takes_the_word(choice, choices, last) for choice in choices}
+            here = hash((state(), last))
+            if self.seen.get(here, before + 1) <= before:
+                return None
+            self.seen[here] = before
+            spent = {choice: before + _preempts(choice, choices, last) for choice in choices}
             self.path.append(_Node([choice for choice in choices if spent[choice] <= self.preemptions], spent))
         node = self.path[self.depth]
         self.depth += 1
@@ -97,7 +105,7 @@ class Exhaustive:
         return node.left[0]
 
 
-def _takes_the_word(choice: str, choices: Sequence[str], last: str) -> bool:
+def _preempts(choice: str, choices: Sequence[str], last: str) -> bool:
     return not choice.startswith("!") and last in choices and choice != last
 
 
@@ -108,51 +116,40 @@ class Found:
     schedules: int = 0
     steps: int = 0
     commits: int = 0
-    seconds: float = 0.0
     complete: bool = False
     bound: int | None = None
     """Up to so many preemptions, every schedule was tried."""
     broken: Run | None = None
 
-
-def exhaust(
-    scenario: Scenario,
-    switch_off: SwitchOff | None = None,
-    *,
-    preemptions: int,
-    seconds: float = 1e9,
-    schedules: int = 10**9,
-) -> Found:
-    """All schedules, up to the first that breaks a promise or the end of the time, or of their number."""
-    found = Found()
-    began = time.monotonic()
-    for schedule in Exhaustive(preemptions).schedules():
-        done = run(scenario, schedule, switch_off)
-        _count(found, done, began)
-        if done.violation is not None or found.seconds > seconds or found.schedules >= schedules:
-            return found
-    found.complete = True
-    return found
+    def add(self, done: Run) -> None:
+        self.schedules += 1
+        self.steps += len(done.story)
+        self.commits += done.commits
+        self.broken = done if done.violation is not None else None
 
 
 def search(
-    scenario: Scenario, switch_off: SwitchOff | None = None, *, seconds: float = 1e9, schedules: int = 10**9
+    scenario: Scenario,
+    switch_off: SwitchOff | None = None,
+    *,
+    preemptions: Iterable[int] = range(5),
+    seconds: float = 1e9,
+    schedules: int = 10**9,
 ) -> Found:
-    """All schedules with no preemption, then with one, and so on: most that breaks is broken by few (Musuvathi's CHESS)."""
-    total = Found()
-    began = time.monotonic()
-    for preemptions in range(5):
-        left = schedules - total.schedules
-        found = exhaust(scenario, switch_off, preemptions=preemptions, seconds=seconds - total.seconds, schedules=left)
-        total.schedules += found.schedules
-        total.steps += found.steps
-        total.commits += found.commits
-        total.seconds = time.monotonic() - began
-        total.broken = found.broken
-        total.bound = preemptions if found.complete else total.bound
-        if not found.complete:
-            break
-    return total
+    """All schedules with no preemption, then with one, and so on: most that breaks is broken by few (Musuvathi's CHESS).
+
+    Up to the first that breaks a promise, or the end of the time, or of their number.
+    """
+    found = Found()
+    ends = time.monotonic() + seconds
+    for bound in preemptions:
+        for schedule in Exhaustive(bound).schedules():
+            found.add(run(scenario, schedule, switch_off))
+            if found.broken or time.monotonic() > ends or found.schedules >= schedules:
+                return found
+        found.bound = bound
+    found.complete = True
+    return found
 
 
 def wander(
@@ -160,13 +157,11 @@ def wander(
 ) -> Found:
     """Random schedules, up to the first that breaks a promise or the end of the time."""
     found = Found()
-    began = time.monotonic()
+    ends = time.monotonic() + seconds
     for number in range(walks):
-        random = Random(f"{seed} {scenario.name} {number}")
-        done = run(scenario, Walk(random), switch_off)
-        _count(found, done, began)
-        if done.violation is not None or found.seconds > seconds:
-            return found
+        found.add(run(scenario, Walk(Random(f"{seed} {scenario.name} {number}")), switch_off))
+        if found.broken or time.monotonic() > ends:
+            break
     return found
 
 
@@ -176,32 +171,14 @@ def find(scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, 
     return found if found.broken else wander(scenario, seed, switch_off, walks=walks)
 
 
-def _count(found: Found, done: Run, began: float) -> None:
-    found.schedules += 1
-    found.steps += len(done.story)
-    found.commits += done.commits
-    found.seconds = time.monotonic() - began
-    if done.violation is not None:
-        found.broken = done
-
-
 def shrink(scenario: Scenario, broken: Run, switch_off: SwitchOff | None = None) -> Run:
-    """A shortest run near this one that breaks the same promise: choices are left out as long as it still does."""
+    """A shortest run near this one that breaks the same promise."""
     assert broken.violation is not None
     promise = broken.violation.promise
-    best, choices = broken, broken.choices
-    size = max(len(choices) // 2, 1)
-    while True:
-        at = 0
-        shorter = False
-        while at < len(choices):
-            fewer = choices[:at] + choices[at + size :]
-            again = run(scenario, Replay(fewer), switch_off)
-            if again.violation is not None and again.violation.promise == promise:
-                choices, best, shorter = fewer, again, True
-            else:
-                at += size
-        if size == 1 and not shorter:
-            break
-        size = max(size // 2, 1)
-    return Run(best.violation, choices, best.story, best.commits)
+
+    def fails(choices: list[str]) -> bool:
+        violation = run(scenario, Replay(choices), switch_off).violation
+        return violation is not None and violation.promise == promise
+
+    choices = traces.shrunk(broken.choices, fails)
+    return replace(run(scenario, Replay(choices), switch_off), choices=choices)

@@ -1,8 +1,8 @@
-"""One run: of the actors one at a time has the word, and between any two statements a choice is made who is next.
+"""One run: one actor at a time runs, and between any two statements it is chosen which is next.
 
-An actor runs the product's code until that sends a statement that others could notice; there it waits for its turn. So a
+An actor runs the product's code until that sends a statement that other sessions could notice; there it waits for its turn. So a
 schedule is a list of choices, and the same choices give the same run again: a statement that waits for a lock goes on as soon as
-that is free, in PostgreSQL's order, and of deadlocks the last one to wait hears.
+that is free, in PostgreSQL's order, and a deadlock is reported to the last one to wait.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Endless(AssertionError):
 
 
 class Stuck(AssertionError):
-    """Nobody can go on."""
+    """No actor can go on."""
 
 
 class Chooser(Protocol):
     """Chooses what happens next."""
 
-    def choose(self, choices: Sequence[str], last: str) -> str | None:
-        """One of the choices; None ends the run."""
+    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str | None:
+        """One of the choices; None ends the run. `state` gives `Play.state`."""
 
 
 class First:
-    """Lets whoever can go on, go on."""
+    """Lets the actor that acted last go on as long as it can."""
 
-    def choose(self, choices: Sequence[str], last: str) -> str:
+    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str:
         return choices[0]
 
 
@@ -58,7 +58,7 @@ class Actor:
         self.run = run
         self.thread = greenlet(self._act, main)
         self.exchange: Exchange | None = None
-        """Whose answer it waits for."""
+        """The statement whose answer it waits for."""
         self.asleep: int | None = None
         """The number of changes in the database when it went to sleep."""
         self.until: Callable[[], bool] | None = None
@@ -68,7 +68,7 @@ class Actor:
         self.waits_since = 0
         self.done = False
         self.helps = False
-        """Somebody else waits for it, and is told its error."""
+        """Another actor waits for it, and gets its error."""
         self.error: BaseException | None = None
 
     def _act(self) -> None:
@@ -99,14 +99,18 @@ class Play:
         self.current: Actor | None = None
         self.story: list[tuple[str, str]] = []
         self.on_commit: Callable[[str], None] = lambda _process: None
-        """Is told which process may have committed something."""
+        """Called with the process that may have committed something."""
         self.may_restore: Callable[[], list[int]] = list
         self.restore: Callable[[int], None] = lambda _back: None
+        self.shared: Callable[[], object] = lambda: None
+        """What is committed, and what else actors of several processes read; hashable."""
+        self._histories: dict[str, int] = {}
+        """By process, a hash of all that its code has seen so far."""
         self._main = getcurrent()
         self._new: list[Actor] = []
 
     def add(self, name: str, run: Callable[[], None], process: str = "") -> Actor:
-        """Another thread from now on, of a process of its own unless it is said of which."""
+        """Another thread from now on, of a process of its own unless `process` names one."""
         actor = self.actors[name] = Actor(name, run, process or name, self._main)
         self._new.append(actor)
         return actor
@@ -133,7 +137,7 @@ class Play:
         actor.exchange = None
 
     def sleep(self, seconds: float, until: Callable[[], bool] | None = None) -> None:
-        """Sleeping is waiting for something to change; if nobody else can change anything, time passes."""
+        """Sleeping is waiting for something to change; if no other actor can change anything, time passes."""
         self.now += seconds
         actor = self._mine()
         actor.asleep, actor.until = self.changes, until
@@ -172,15 +176,15 @@ class Play:
     # ── in the main thread ──
 
     def run(self, chooser: Chooser) -> bool:
-        """Let everybody act until all are done, or until the chooser ends it, and then False. Raises what an invariant raises."""
+        """Let all actors act until they are done, or until the chooser ends it, and then False. Raises what an invariant raises."""
         try:
             self._go_on("")
             last = ""
             while not all(actor.done for actor in self.actors.values()):
                 choices = self._choices(last)
                 if not choices:
-                    raise Stuck(f"nobody can go on: {self._where()}")
-                choice = chooser.choose(choices, last)
+                    raise Stuck(f"no actor can go on: {self._where()}")
+                choice = chooser.choose(choices, last, self.state)
                 if choice is None:
                     return False
                 self._carry_out(choice)
@@ -190,6 +194,21 @@ class Play:
             return True
         finally:
             self._end()
+
+    def state(self) -> object:
+        """Hashable; equal in two runs of one scenario that have the same future, whatever came first in their past.
+
+        An actor's code is deterministic, so what it and its transaction hold follows from what its process has seen.
+        """
+        actors = self.actors.values()
+        waiting = sorted((actor.waits_since, actor.name) for actor in actors if actor.waits)
+        return (
+            self.shared(),
+            frozenset(self._histories.items()),
+            tuple((actor.name, actor.done, actor.waits, self._is_awake(actor)) for actor in actors),
+            tuple(name for _, name in waiting),
+            frozenset(self.faults.items()),
+        )
 
     def _choices(self, last: str) -> list[str]:
         """What may happen next: the one that acted last first, then the others, then faults."""
@@ -238,7 +257,7 @@ class Play:
         actor = self.actors[choice]
         if (exchange := actor.exchange) is None:
             self.story.append((choice, "goes on"))
-            self._give_word(actor)
+            self._resume(actor)
         else:
             actor.waits_since = len(self.story)
             self.story.append((choice, exchange.text[:70]))
@@ -250,24 +269,24 @@ class Play:
         self._go_on(choice)
 
     def _go_on(self, who: str) -> None:
-        """What is no choice of anybody's: statements whose locks are free go on, and actors that have their answer."""
+        """What needs no choice: statements whose locks are free go on, and actors that have their answer."""
         while True:
             self._start_new()
             self._serve_waiting()
             if answered := self._answered():
-                self._look(answered)
+                self._note_commits(answered)
                 for actor in answered:
-                    self._give_word(actor)
+                    self._resume(actor)
             elif not self._wake_prompt() and not self._new:
                 return
 
     def _answered(self) -> list[Actor]:
-        """Those whose statement is done, or who lost the connection to it: in the order in which they sent it."""
+        """Those whose statement is done, or that lost the connection to it: in the order in which they sent it."""
         found = [a for a in self.actors.values() if not a.done and a.exchange and (a.exchange.done or a.exchange.lost)]
         return sorted(found, key=lambda actor: actor.waits_since)
 
     def _serve_waiting(self) -> None:
-        """Whoever has waited for a lock that is free now has gone on: wait for the answer, or until it waits again."""
+        """A statement whose lock is free now has gone on: wait for its answer, or until it waits again."""
         patience = QUICK_S
         while waiting := [a.exchange for a in self.actors.values() if a.waits and a.exchange and not a.exchange.done]:
             blocked = self.database.waiting([exchange.server.backend_pid for exchange in waiting])
@@ -278,7 +297,7 @@ class Play:
                 return
             patience *= 2
 
-    def _look(self, answered: Sequence[Actor]) -> None:
+    def _note_commits(self, answered: Sequence[Actor]) -> None:
         """Note what these statements have committed."""
         ended = [actor for actor in answered if actor.exchange and not actor.exchange.session.in_transaction]
         self.changes += bool(ended)
@@ -287,13 +306,13 @@ class Play:
 
     def _start_new(self) -> None:
         while self._new:
-            self._give_word(self._new.pop(0))
+            self._resume(self._new.pop(0))
 
     def _wake_prompt(self) -> bool:
-        """One whose wait for its own process is no choice of anybody's."""
+        """Wake an actor whose wait for its own process needs no choice."""
         for actor in self.actors.values():
             if actor.prompt and not actor.done and actor.asleep is None and actor.until is not None and actor.until():
-                self._give_word(actor)
+                self._resume(actor)
                 return True
         return False
 
@@ -333,7 +352,7 @@ class Play:
                     self.end(session)
                 for thread in threads:
                     thread.crashed = True
-                    self._give_word(thread)
+                    self._resume(thread)
 
     def _leave(self, exchange: Exchange) -> None:
         """The client is gone; what it sent before is still carried out."""
@@ -361,8 +380,12 @@ class Play:
         orphan.process = ""
         orphan.helps = True
 
-    def _give_word(self, actor: Actor) -> None:
+    def _resume(self, actor: Actor) -> None:
         """Let the actor's own code run, up to where it waits next."""
+        before = self._histories.get(actor.process, 0)
+        answer = actor.exchange.seen if actor.exchange else None
+        dones = tuple(other.done for other in self.actors.values())
+        self._histories[actor.process] = hash((before, actor.name, answer, dones, self.now, actor.crashed))
         self.current = actor
         actor.thread.switch()
         self.current = None
@@ -374,7 +397,7 @@ class Play:
         self.over = True
         for actor in self.actors.values():
             if not actor.done and actor not in self._new:
-                self._give_word(actor)
+                self._resume(actor)
         for session in self.sessions:
             self.database.end(session.pgconn)
 

@@ -66,7 +66,7 @@ class ReaderWorld:
                 found += [f"{fault} {partition}" for fault in ("lose", "twice") if self.left.get(fault)]
         for number, question in enumerate(self.questions):
             if question.done:
-                found.append(f"tell {number}")
+                found.append(f"answer {number}")
             else:
                 found.append(f"do {number}")
                 found += [f"{fault} {number}" for fault in ("away", "unknown", "unapplied") if self.left.get(fault)]
@@ -86,12 +86,12 @@ class ReaderWorld:
                 self._fetch(int(number), what)
             case "do" | "away" | "unknown" | "unapplied":
                 self._answer(self.questions[int(number)], what)
-            case "tell":
-                self._tell(self.questions.pop(int(number)))
+            case "answer":
+                self._give_answer(self.questions.pop(int(number)))
             case "tick":
                 self._do(self.reader.tick(1e9))
             case "other":
-                self._somebody_else_folds()
+                self._another_agent_folds()
             case "restore":
                 self.positions = dict.fromkeys(self.log, START)
             case "revoke":
@@ -109,10 +109,10 @@ class ReaderWorld:
         self.at = {}
         self._do(self.reader.assigned(sorted(self.log)))
         for _ in range(400):
-            usual = [c for c in self.choices() if c.split()[0] in ("tell", "do", "fetch", "tick")]
+            usual = [c for c in self.choices() if c.split()[0] in ("answer", "do", "fetch", "tick")]
             if not usual:
                 break
-            self.choose(usual[-1] if usual[-1].startswith("tell") else usual[0])
+            self.choose(usual[-1] if usual[-1].startswith("answer") else usual[0])
         for partition, records in self.log.items():
             if self.positions[partition].next_offset != records[-1].offset + 1:
                 raise ReaderBroken(f"stands at {self.positions}, and nothing more happens")
@@ -164,7 +164,7 @@ class ReaderWorld:
         self.applied += 1
         return after
 
-    def _somebody_else_folds(self) -> None:
+    def _another_agent_folds(self) -> None:
         for partition, reading in self.positions.items():
             behind = [record for record in self.log[partition] if record.offset >= reading.next_offset]
             if behind:
@@ -177,7 +177,7 @@ class ReaderWorld:
 
     # ── reader ──
 
-    def _tell(self, question: _Question) -> None:
+    def _give_answer(self, question: _Question) -> None:
         turn = question.action.turn
         match question.answer:
             case None:
@@ -234,12 +234,12 @@ def _plain(question: _Question, turn: int) -> tuple[Any, ...]:
         if isinstance(action, Apply)
         else ()
     )
-    told: str = ""
+    content: str = ""
     if isinstance(answer, Positions):
-        told = repr((sorted(answer.readings.items()), answer.live_set))
+        content = repr((sorted(answer.readings.items()), answer.live_set))
     elif isinstance(answer, BatchResult):
-        told = repr((answer.fate.value, sorted(answer.readings.items())))
-    return isinstance(action, Apply), min(turn - action.turn, 3), takes, question.done, told
+        content = repr((answer.fate.value, sorted(answer.readings.items())))
+    return isinstance(action, Apply), min(turn - action.turn, 3), takes, question.done, content
 
 
 # ── logs and worlds ──
@@ -251,7 +251,7 @@ def short_log() -> dict[int, list[Record]]:
 
 
 def log_with_holes() -> dict[int, list[Record]]:
-    """Two partitions; in one, offsets are missing, as after somebody's transactions: nothing that counts was ever there."""
+    """Two partitions; in one, offsets are missing, as after a transactional producer: nothing that counts was ever there."""
     story = Story().open().deposit("accounts/a", 1).garbage().deposit("accounts/a", 2).deposit("accounts/a", 3)
     other = Story().open().deposit("accounts/b", 4).deposit("accounts/b", 5)
     records = dict(Log([story.garbage().garbage(), other]).records)
@@ -279,7 +279,7 @@ def explore_reader(
         choices = world.choices()
         todo += [(*path, choice) for choice in choices]
         if len(seen) % 7 == 0 or not choices:
-            with _telling(path):
+            with _with_path(path):
                 world.settle()
     return len(seen)
 
@@ -310,9 +310,9 @@ def reader_walks(seed: str, walks: int, make: Callable[[], Reader] = make_reader
             if not (choices := world.choices()):
                 break
             path.append(random.choice(choices))
-            with _telling(path):
+            with _with_path(path):
                 world.choose(path[-1])
-        with _telling(path):
+        with _with_path(path):
             world.settle()
     return walks
 
@@ -321,13 +321,13 @@ def _replayed(
     make: Callable[[], Reader], log: Mapping[int, Sequence[Record]], faults: Mapping[str, int], path: Sequence[str]
 ) -> ReaderWorld:
     world = ReaderWorld(make, log, dict(faults))
-    with _telling(path):
+    with _with_path(path):
         for choice in path:
             world.choose(choice)
     return world
 
 
-class _telling:
+class _with_path:
     """Adds the choices to what is raised."""
 
     def __init__(self, path: Sequence[str]) -> None:

@@ -36,14 +36,15 @@ class Run:
 
 
 def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = None) -> Run:
-    """Raises what is a fault of the model itself."""
+    """Raises errors of the model itself."""
     world = World(scenario.log(), scenario.views(), scenario.faults)
     violation = None
     with world.around(), switch_off(world) if switch_off else nullcontext():
         if (scenario.name, switch_off) not in _begun:
             _begun[scenario.name, switch_off] = world.begin(scenario.before)
         world.begin_again(_begun[scenario.name, switch_off])
-        scenario.build(world)
+        for start in scenario.actors:
+            start(world)
         try:
             if world.play.run(chooser):
                 _check_end(world, scenario)
@@ -55,7 +56,7 @@ def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = Non
 
 
 def _check_end(world: World, scenario: Scenario) -> None:
-    """Nobody ended for a reason that is none; and one more agent, alone, folds the rest. Raises Violation."""
+    """No process ended without a reason; and one more agent, alone, folds the rest. Raises Violation."""
     for name, error in unexpected(world.play, scenario.may_end):
         if isinstance(error, Violation):
             raise error

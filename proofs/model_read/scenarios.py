@@ -1,91 +1,147 @@
-"""Small worlds: who runs, over which log, with which faults."""
+"""Small worlds: which actors run, over which log, with which faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from infra.errors import SamefoldError
 from projections.engine.live import tail
+from projections.engine.operate.replaying import drop, replay
+from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import View
-from proofs.model_read.actors import Agent, parker, reader, rebuilder, switcher
+from proofs.model_read.actors import Agent, reader
 from proofs.model_read.log import Log, Story
 from proofs.model_read.views import code
 from proofs.model_read.world import World
 
 COMMANDS: tuple[type[BaseException], ...] = (SamefoldError,)
-"""Commands may end with a named error, where somebody else was there first or the database went away."""
+"""Commands may end with a named error: another one came first, or the database was unavailable."""
+
+Step = Callable[[World], None]
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`before` happens alone, then what `build` adds is on. `may_end` are errors by which an actor may end."""
+    """Each step of `before` ends before the next; then those of `actors` start, all at once. `may_end` are errors by which an
+    actor may end."""
 
     name: str
     log: Callable[[], Log]
-    build: Callable[[World], None]
-    before: Callable[[World], None] = lambda _world: None
+    actors: Sequence[Step]
+    before: Sequence[Step] = ()
     views: Callable[[], Mapping[str, View]] = lambda: code(1)
     faults: Mapping[str, int] = field(default_factory=dict)
-    may_end: tuple[type[BaseException], ...] = ()
+    may_end: tuple[type[BaseException], ...] = COMMANDS
 
     def with_faults(self, **faults: int) -> Scenario:
         """The same, and things go wrong, up to so many of each kind."""
-        name = f"{self.name}, {' '.join(faults)}"
-        return Scenario(name, self.log, self.build, self.before, self.views, faults, self.may_end)
+        return replace(self, name=f"{self.name}, {' '.join(faults)}", faults=faults)
 
 
-# ── who may be on ──
+# ── actors ──
 
 
-def add_agent(
-    world: World,
+def agent(
     name: str,
-    views: Mapping[str, View],
-    partitions: list[int],
+    version: int,
     batch: int,
     *,
-    lanes: int = 1,
-    gives_up: bool = False,
-    interrupted: int = 0,
-) -> None:
-    world.sets[name] = {view.name: view.version for view in views.values()}
-    Agent(world, name, views, partitions, batch, lanes=lanes, gives_up=gives_up, interrupted=interrupted).start()
+    partitions: Sequence[int] = (0, 1),
+    views: Mapping[str, bool] = {},
+    **how: Any,
+) -> Step:
+    """An agent process with the code of that version. `views`: see `code`; `how`: see `Agent`."""
+
+    def start(world: World) -> None:
+        its = code(version, **views)
+        world.sets[name] = {view.name: view.version for view in its.values()}
+        Agent(world, name, its, partitions, batch, **how).start()
+
+    return start
 
 
-def fold(world: World, views: Mapping[str, View], batches: int) -> None:
-    """Somebody folds so many batches, alone."""
-    world.alone(lambda: Agent(world, "first", views, sorted(world.log.records), 2, batches=batches).start())
+def command(name: str, run: Step) -> Step:
+    """Given sooner or later."""
+
+    def start(world: World) -> None:
+        def act() -> None:
+            world.play.pause()
+            run(world)
+
+        world.play.add(name, act)
+
+    return start
 
 
-def add_command(world: World, name: str, command: Callable[[], None]) -> None:
-    """Somebody gives it, sooner or later."""
-
-    def run() -> None:
-        world.play.pause()
-        command()
-
-    world.play.add(name, run)
+def rebuilding(version: int, *, make_live: bool = True, **views: bool) -> Step:
+    """`samefold rebuild`, with one process."""
+    return lambda world: _discard(
+        rebuild(world.settings, ["balances"], code(version, **views), make_live=make_live, processes=1)
+    )
 
 
-def add_rebuild(world: World, name: str, version: int, *, make_live: bool = True) -> None:
-    add_command(world, name, partial(rebuilder, world, code(version), ["balances"], make_live=make_live))
+def switching(version: int) -> Step:
+    """`samefold switch`, forth or back."""
+    return lambda world: _discard(go_to(world.settings, ["balances"], code(version)))
 
 
-def add_switch(world: World, name: str, version: int) -> None:
-    add_command(world, name, partial(switcher, world, code(version), ["balances"]))
+def parked_stream(act: Callable[..., object]) -> Step:
+    """`samefold parked replay` or `drop`, with code that takes the event that the stream is parked for."""
+    return lambda world: _discard(act(world.settings, code(1)["balances"], "accounts/a"))
 
 
-def add_readers(world: World, times: int) -> None:
-    world.play.add("reader", partial(reader, world, times, sql_view=False))
-    world.play.add("person", partial(reader, world, times, sql_view=True))
+def readers(times: int) -> Step:
+    """Of the API's statement and of the SQL view for people."""
+
+    def start(world: World) -> None:
+        world.play.add("reader", partial(reader, world, times, sql_view=False))
+        world.play.add("person", partial(reader, world, times, sql_view=True))
+
+    return start
 
 
-def make_ready(world: World, version: int) -> None:
-    """A build of that version, alone."""
-    world.solo("rebuild", partial(rebuilder, world, code(version), ["balances"], make_live=False))
+def having(**settings: Any) -> Step:
+    """Settings of the world."""
+
+    def start(world: World) -> None:
+        for name, value in settings.items():
+            setattr(world, name, value)
+
+    return start
+
+
+def _discard(_result: object) -> None:
+    return None
+
+
+# ── what came before ──
+
+
+def fold(version: int, batches: int, **views: bool) -> Step:
+    """So many batches."""
+    return lambda world: world.alone(
+        lambda: Agent(world, "first", code(version, **views), sorted(world.log.records), 2, batches=batches).start()
+    )
+
+
+def alone(name: str, run: Step) -> Step:
+    return lambda world: world.alone(lambda: world.play.add(name, partial(run, world)))
+
+
+READY = alone("rebuild", rebuilding(2, make_live=False))
+ONE_READY = (fold(1, 1), READY, fold(1, 1))
+"""Version 2 is built, and the agent is already beyond it."""
+PARKED = (fold(1, 3, fails=True),)
+"""A stream is parked in the live table."""
+
+
+def hide_ready(world: World) -> None:
+    """People's SQL view does not read the ready table yet: the rebuild died right then."""
+    replace_sql_view(world.database.observer, "balances", without="balances_v2")
 
 
 # ── logs ──
@@ -110,235 +166,114 @@ def poisoned() -> Log:
     return Log([one.deposit("accounts/a", 4).deposit("accounts/a", 5), other])
 
 
-# ── two agents of the same code ──
+# ── scenarios ──
 
 
-def _two_agents(world: World) -> None:
-    add_agent(world, "a", code(1), [0], 3)
-    add_agent(world, "b", code(1), [0], 3)
-
-
-def _one_agent(world: World) -> None:
-    add_agent(world, "a", code(1), [0], 3)
-
-
-def _back_and_forth(world: World) -> None:
-    """The group takes a's partition away after each batch, and gives it back.
-
-    Without snapshots, whose versions would tell a row that is too old.
-    """
-    add_agent(world, "a", code(1, system=False), [0], 3, gives_up=True)
-    add_agent(world, "b", code(1, system=False), [0], 3)
-
-
-ONE_AGENT = Scenario("one agent", one_partition, _one_agent)
-TWO_AGENTS = Scenario("two agents", one_partition, _two_agents)
-BACK_AND_FORTH = Scenario(
-    "a partition goes back and forth", one_partition, _back_and_forth, views=partial(code, 1, system=False)
-)
-
-
-# ── a switch under them ──
-
-
-def _one_ready(world: World) -> None:
-    """Version 2 is built, and the agent is already beyond it."""
-    fold(world, code(1), 1)
-    make_ready(world, 2)
-    fold(world, code(1), 1)
-
-
-def _switch(world: World) -> None:
-    add_agent(world, "old", code(1), [0, 1], 2)
-    add_switch(world, "switch", 2)
-
-
-def _switch_little(world: World) -> None:
+def read_little(_world: World) -> None:
     """The switch's reads of the log end before where they were to."""
     tail.AHEAD = 1
-    _switch(world)
 
 
-def _switch_and_all(world: World) -> None:
-    add_agent(world, "old", code(1), [0, 1], 2, lanes=2)
-    add_agent(world, "new", code(2), [0, 1], 2, lanes=2)
-    add_switch(world, "switch", 2)
-    add_readers(world, 3)
+PLAIN = {"system": False}
+"""Without snapshots, whose versions would show that a row is too old."""
+EVERY_KIND = {"more": True}
+"""Also a journal and a summary: each kind of view is written by a statement of its own."""
+FAILS = {"fails": True}
+POISONED = agent("agent", 1, 1, views=FAILS)
+FORTH = command("switch", switching(2))
+DROP = command("drop", parked_stream(drop))
+AGAIN = command("rebuild", rebuilding(2))
 
-
-def _interrupted(world: World) -> None:
-    add_agent(world, "old", code(1), [0, 1], 2, interrupted=1)
-    add_switch(world, "switch", 2)
-
-
-def _lanes(world: World) -> None:
-    add_agent(world, "a", code(1, system=False), [0, 1], 2, lanes=2)
-    add_agent(world, "b", code(1, system=False), [0, 1], 2)
-
-
-LANES = Scenario("two lanes", two_partitions, _lanes, views=partial(code, 1, system=False))
-INTERRUPTED = Scenario("switch while a batch waits", two_partitions, _interrupted, _one_ready, may_end=COMMANDS)
-SWITCH = Scenario("switch", two_partitions, _switch, _one_ready, may_end=COMMANDS)
-SWITCH_LITTLE = Scenario(
-    "switch that reads little at once", two_partitions, _switch_little, _one_ready, may_end=COMMANDS
+ONE_AGENT = Scenario("one agent", one_partition, [agent("a", 1, 3, partitions=[0])], may_end=())
+TWO_AGENTS = Scenario(
+    "two agents", one_partition, [agent(name, 1, 3, partitions=[0]) for name in ("a", "b")], may_end=()
 )
-SWITCH_AND_ALL = Scenario("switch with readers", two_partitions, _switch_and_all, _one_ready, may_end=COMMANDS)
-
-
-def _switched(world: World) -> None:
-    """Version 2 is live, and has folded a batch since."""
-    _one_ready(world)
-    world.solo("switch", partial(switcher, world, code(2), ["balances"]))
-    fold(world, code(2), 1)
-
-
-def _back(world: World) -> None:
-    add_agent(world, "new", code(2), [0, 1], 1)
-    add_switch(world, "back", 1)
-    add_agent(world, "old", code(1), [0, 1], 1)
-    add_readers(world, 3)
-
-
-def _forth_and_back(world: World) -> None:
-    add_agent(world, "old", code(1), [0, 1], 1)
-    add_agent(world, "new", code(2), [0, 1], 1)
-    add_switch(world, "forth", 2)
-    add_switch(world, "back", 1)
-    add_readers(world, 3)
-
-
-GOING_BACK = Scenario("going back", two_partitions, _back, _switched, may_end=COMMANDS)
-FORTH_AND_BACK = Scenario("forth and back", two_partitions, _forth_and_back, _one_ready, may_end=COMMANDS)
-
-
-def _switched_once(world: World) -> None:
-    fold(world, code(1, system=False), 1)
-    world.solo("rebuild", partial(rebuilder, world, code(2, system=False), ["balances"]))
-
-
-def _restored_between(world: World) -> None:
-    """An agent that knows the generation of the first switch, which a restore takes back; then there is another one."""
-    world.pings = True
-    world.backs = (1,)
-    world.loads_itself = True
-    add_agent(world, "new", code(2, system=False), [0, 1], 2)
-    add_command(world, "again", partial(rebuilder, world, code(2, system=False), ["balances"]))
-
-
-RESTORED = Scenario(
-    "restored between two switches",
+SWITCH_AND_ALL = Scenario(
+    "switch with readers",
     two_partitions,
-    _restored_between,
-    _switched_once,
-    partial(code, 1, system=False),
-    {"restore": 1},
-    COMMANDS,
+    [agent("old", 1, 2, lanes=2), agent("new", 2, 2, lanes=2), FORTH, readers(3)],
+    ONE_READY,
 )
-
-
-def _blind_view(world: World) -> None:
-    """The build is ready, but people's SQL view does not read its table yet: whoever made it died right then."""
-    _one_ready(world)
-    replace_sql_view(world.database.observer, "balances", without="balances_v2")
-
-
-BLIND_VIEW = Scenario("switch with readers, blind view", two_partitions, _switch_and_all, _blind_view, may_end=COMMANDS)
-
-
-# ── builds ──
-
-
-def _folded_one(world: World) -> None:
-    fold(world, code(1), 1)
-
-
-def _rebuild(world: World) -> None:
-    add_agent(world, "old", code(1), [0, 1], 2)
-    add_agent(world, "new", code(2), [0, 1], 2)
-    add_rebuild(world, "rebuild", 2)
-    add_readers(world, 3)
-
-
-def _parts_twice(world: World) -> None:
-    world.retries_parts = True
-    add_rebuild(world, "rebuild", 2, make_live=False)
-
-
-def _rebuild_twice(world: World) -> None:
-    """Whoever comes second finds what the first one left, who may be dead or frozen, and its loaders awake."""
-    add_rebuild(world, "first", 2)
-    add_rebuild(world, "second", 2)
-    add_agent(world, "old", code(1), [0, 1], 2)
-    add_readers(world, 2)
-
-
-REBUILD = Scenario("rebuild", two_partitions, _rebuild, _folded_one, may_end=COMMANDS)
-PARTS_TWICE = Scenario("each part loaded twice", two_partitions, _parts_twice, _folded_one, may_end=COMMANDS)
-REBUILD_TWICE = Scenario(
-    "rebuild after a dead one", two_partitions, _rebuild_twice, _folded_one, faults={"crash": 1}, may_end=COMMANDS
+FORTH_AND_BACK = Scenario(
+    "forth and back",
+    two_partitions,
+    [
+        agent("old", 1, 1),
+        agent("new", 2, 1),
+        command("forth", switching(2)),
+        command("back", switching(1)),
+        readers(3),
+    ],
+    ONE_READY,
 )
-
-
-# ── parked streams ──
-
-
-def _parked(world: World) -> None:
-    """A stream is parked in the live table."""
-    fold(world, code(1, fails=True), 3)
-
-
-def _parked_and_ready(world: World) -> None:
-    _parked(world)
-    make_ready(world, 2)
-
-
-def _replay(world: World) -> None:
-    add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
-    add_command(world, "replay", partial(parker, world, code(1), "accounts/a", drop_it=False))
-
-
-def _drop(world: World) -> None:
-    add_agent(world, "agent", code(1, fails=True), [0, 1], 1)
-    add_command(world, "drop", partial(parker, world, code(1), "accounts/a", drop_it=True))
-
-
-def _drop_and_switch(world: World) -> None:
-    add_switch(world, "switch", 2)
-    _drop(world)
-
-
-def _drop_and_rebuild(world: World) -> None:
-    add_rebuild(world, "rebuild", 2)
-    _drop(world)
-    add_agent(world, "new", code(2), [0, 1], 2)
-
-
-REPLAY = Scenario("replay", poisoned, _replay, _parked, may_end=COMMANDS)
-DROP = Scenario("drop", poisoned, _drop, _parked, may_end=COMMANDS)
-DROP_AND_SWITCH = Scenario("drop against switch", poisoned, _drop_and_switch, _parked_and_ready, may_end=COMMANDS)
-DROP_AND_REBUILD = Scenario("drop against rebuild", poisoned, _drop_and_rebuild, _parked, may_end=COMMANDS)
-
+REBUILD = Scenario("rebuild", two_partitions, [agent("old", 1, 2), agent("new", 2, 2), AGAIN, readers(3)], [fold(1, 1)])
+DROP_AND_REBUILD = Scenario("drop against rebuild", poisoned, [AGAIN, POISONED, DROP, agent("new", 2, 2)], PARKED)
 FAULTS = {"kill": 1, "cut": 1, "crash": 1, "timeout": 1}
+
 SCENARIOS = {
     one.name: one
     for one in (
         TWO_AGENTS,
-        BACK_AND_FORTH,
-        LANES,
-        SWITCH,
-        SWITCH_LITTLE,
-        INTERRUPTED,
+        Scenario(
+            "a partition goes back and forth",  # the group takes it from a after each batch, and gives it back
+            one_partition,
+            [
+                agent("a", 1, 3, partitions=[0], views=PLAIN, gives_up=True),
+                agent("b", 1, 3, partitions=[0], views=PLAIN),
+            ],
+            views=partial(code, 1, **PLAIN),
+            may_end=(),
+        ),
+        Scenario(
+            "two lanes",
+            two_partitions,
+            [agent("a", 1, 2, views=EVERY_KIND, lanes=2), agent("b", 1, 2, views=EVERY_KIND)],
+            views=partial(code, 1, **EVERY_KIND),
+            may_end=(),
+        ),
+        Scenario("switch", two_partitions, [agent("old", 1, 2), FORTH], ONE_READY),
+        Scenario(
+            "switch that reads little at once", two_partitions, [read_little, agent("old", 1, 2), FORTH], ONE_READY
+        ),
+        Scenario("switch while a batch waits", two_partitions, [agent("old", 1, 2, interrupted=1), FORTH], ONE_READY),
         SWITCH_AND_ALL,
-        GOING_BACK,
+        Scenario(
+            "going back",
+            two_partitions,
+            [agent("new", 2, 1), command("back", switching(1)), agent("old", 1, 1), readers(3)],
+            [*ONE_READY, alone("switch", switching(2)), fold(2, 1)],
+        ),
         FORTH_AND_BACK,
-        RESTORED,
-        BLIND_VIEW,
+        Scenario(
+            "restored between two switches",  # the agent knows the generation of the first, which the restore takes back
+            two_partitions,
+            [
+                having(pings=True, backs=(1,), loads_itself=True),
+                agent("new", 2, 2, views=PLAIN),
+                command("again", rebuilding(2, **PLAIN)),
+            ],
+            [fold(1, 1, **PLAIN), alone("rebuild", rebuilding(2, **PLAIN))],
+            partial(code, 1, **PLAIN),
+            {"restore": 1},
+        ),
+        replace(SWITCH_AND_ALL, name="switch with readers, blind view", before=[*ONE_READY, hide_ready]),
         REBUILD,
-        PARTS_TWICE,
-        REBUILD_TWICE,
-        REPLAY,
-        DROP,
-        DROP_AND_SWITCH,
+        Scenario(
+            "each part loaded twice",
+            two_partitions,
+            [having(retries_parts=True), command("rebuild", rebuilding(2, make_live=False))],
+            [fold(1, 1)],
+        ),
+        Scenario(
+            "rebuild after a dead one",  # the second finds what the first left, dead or frozen, and its loaders awake
+            two_partitions,
+            [command("first", rebuilding(2)), command("second", rebuilding(2)), agent("old", 1, 2), readers(2)],
+            [fold(1, 1)],
+            faults={"crash": 1},
+        ),
+        Scenario("replay", poisoned, [POISONED, command("replay", parked_stream(replay))], PARKED),
+        Scenario("drop", poisoned, [POISONED, DROP], PARKED),
+        Scenario("drop against switch", poisoned, [FORTH, POISONED, DROP], [*PARKED, READY]),
         DROP_AND_REBUILD,
         ONE_AGENT.with_faults(kill=2, cut=2),
         TWO_AGENTS.with_faults(kill=1, cut=1),

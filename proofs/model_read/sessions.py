@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import errors, pq, sql
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 from psycopg.waiting import Ready, Wait
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 LOST = "server closed the connection unexpectedly"
 _TIMEOUT = re.compile(r"\s*set (local )?\w+_timeout = ", re.IGNORECASE)
-"""Time passes when a schedule says so, not for the server."""
+"""Time-outs are choices of the schedule, not the server's."""
 _UNNOTICED = re.compile(r"\s*(begin|savepoint|set)\b", re.IGNORECASE)
-"""Nobody else can notice it, nor it anybody else: needs no place of its own in a schedule."""
+"""Without effect on other sessions, and not affected by them: needs no step of its own in a schedule."""
 _READS = re.compile(r"\s*(select|begin|savepoint|set|copy)\b", re.IGNORECASE)
 _NAMES = {"_enter_gen": "begin", "_exit_gen": "end", "_commit_gen": "commit", "_rollback_gen": "rollback"}
 """What psycopg sends by itself, by the name of its generator."""
@@ -56,6 +56,14 @@ class Exchange:
     def reads(self) -> bool:
         """Whether it can't have changed what is committed."""
         return bool(_READS.match(self.text))
+
+    @property
+    def seen(self) -> object:
+        """What the client learns from the answer; hashable."""
+        if self.error is not None or self.lost:
+            return self.text, self.lost, repr(self.error)
+        results = self.result if isinstance(self.result, list) else [self.result]
+        return self.text, tuple(_values(one) if isinstance(one, pq.PGresult) else repr(one) for one in results)
 
     def go_on(self, seconds: float) -> bool:
         """Let it go on for so long; whether it is done."""
@@ -217,6 +225,11 @@ class Session(psycopg.Connection[Any]):
         other._adapters = self._adapters
         self.lost = True
         return other
+
+
+def _values(result: Any) -> object:
+    rows = [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+    return result.command_status, tuple(map(tuple, rows))
 
 
 def _text(query: Any) -> str:

@@ -1,4 +1,4 @@
-"""The world of one run: a database with the first version live, a log, and the product made to see only these."""
+"""The world of one run: a database with the first version live, a log, and the product connected to only these."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class World:
         self.play = self._new_play(self.faults)
         self.seen: dict[str, int] = {}
         self.loads_itself = False
-        """Whoever rebuilds loads the parts itself, one after the other, as for a small log."""
+        """A rebuild loads the parts itself, one after the other, as for a small log."""
         self.retries_parts = False
         """Each part of a load is given to two workers, as where one was thought to be lost."""
         self.backs: tuple[int, ...] = (1, 2, 4)
@@ -70,7 +70,13 @@ class World:
         play.on_commit = self._committed
         play.may_restore = lambda: [back for back in self.backs if back < len(self.history)]
         play.restore = self._restore
+        play.shared = self._shared
         return play
+
+    def _shared(self) -> object:
+        """Where a restore is still to come, what it may bring back counts too."""
+        states = self.history[-KEPT:] if self.play.faults.get("restore") else self.history[-1:]
+        return tuple(state.content for state in states), frozenset(self.seen.items()), self.restored
 
     @property
     def tables(self) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -79,14 +85,15 @@ class World:
 
     # ── the beginning ──
 
-    def begin(self, before: Callable[[World], None]) -> list[State]:
+    def begin(self, before: Iterable[Callable[[World], None]]) -> list[State]:
         """An empty database, the agent's first start, and then what happens alone. The last states of it."""
         self.database.put_back(self.database.empty)
         contract = Contract.of(self._describe(self.settings, TOPIC))
         with psycopg.connect(self.settings.database, autocommit=True) as connection:
             ensure_started(connection, "core", self.views, contract)
         self._start_from([self.database.now()])
-        before(self)
+        for step in before:
+            step(self)
         self._committed("")
         return self.history[-KEPT:]
 
@@ -94,12 +101,13 @@ class World:
         """Where a world like this one was when it had begun."""
         self.database.put_back(states[-1])
         self._start_from(states)
+        self.watch.checked = 0  # what came before the run is none of its commits
 
     def _start_from(self, states: list[State]) -> None:
         self.history = list(states)
         self.watch.restored(self.tables)
 
-    # ── what the product is made to see ──
+    # ── stand-ins for the product's surroundings ──
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -130,7 +138,7 @@ class World:
         ]
 
     def _for_actors(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-        """`ours` while an actor has the word; besides, and in other threads, things are as ever."""
+        """`ours` for actors; `theirs` for the model itself and in other threads."""
         thread = threading.get_ident()
 
         def either(*arguments: Any, **how: Any) -> Any:
@@ -162,7 +170,7 @@ class World:
         *,
         memory_mb: int | None = None,
     ) -> list[Any]:
-        """`workers.run`: each part of a load is an actor of its own, who goes on when whoever started it is gone."""
+        """`workers.run`: each part of a load is an actor of its own, which goes on when its rebuild has ended."""
         if task is not local.load or self.loads_itself:
             return [task(argument, advance) for argument in arguments]
         started: list[list[tuple[Actor, list[Any]]]] = []
@@ -192,7 +200,7 @@ class World:
             self.watch.published(process, state.tables)
 
     def _restore(self, back: int) -> None:
-        """The database goes back by so many commits. Who looks at it now sees older states, of which nothing is promised."""
+        """The database goes back by so many commits. Readers see older states then, of which nothing is promised."""
         state = self.history[-1 - back]
         self.database.put_back(state)
         self.history.append(state)
@@ -200,12 +208,8 @@ class World:
         self.seen.clear()
         self.restored = True
 
-    def solo(self, name: str, run: Callable[[], Any]) -> None:
-        """Somebody acts alone, before the play."""
-        self.alone(lambda: self.play.add(name, run))
-
     def alone(self, start: Callable[[], object]) -> None:
-        """Whoever this starts acts alone, before the play or after it."""
+        """The actors that this starts act alone, before the play or after it."""
         before, self.play = self.play, self._new_play({})
         start()
         self.play.run(First())

@@ -1,5 +1,5 @@
 """One fold, any view: `python -m proofs.one_fold --histories N --seed S` generates contexts and views with what happens in
-them, folds all in every way, and compares it with what a plain reading of their functions says.
+them, folds all in every way, and compares it with what a plain reading of their functions gives.
 
 What differs is made smaller, as long as it still differs, and printed as the modules and events of one history.
 """
@@ -7,7 +7,6 @@ What differs is made smaller, as long as it still differs, and printed as the mo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
 import shutil
@@ -15,43 +14,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from infra.dev.stack import Stack
+from proofs.one_fold.expect import Found
 from proofs.one_fold.generate import HistorySpec, histories, sources
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("commands", "domain", "infra", "projections", "spark_jobs", "tests")
+PACKAGES = ("commands", "domain", "infra", "projections", "proofs", "spark_jobs", "tests")
 AT_ONCE = 50
 """Histories in one log."""
 TRIES = 12
 """Rounds in which a history that differs is made smaller."""
 A_ROUND = 40
-
-
-@dataclass(slots=True)
-class Found:
-    """What came of a run; differences are (history, step, text)."""
-
-    histories: int = 0
-    events: int = 0
-    folded: int = 0
-    reached: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
-    differences: list[tuple[int | None, str, str]] = field(default_factory=list)
-
-    def add(self, other: Found) -> None:
-        self.histories += other.histories
-        self.events += other.events
-        self.folded += other.folded
-        self.reached += other.reached
-        self.seconds += other.seconds
-        self.differences += other.differences
 
 
 @contextmanager
@@ -84,15 +62,8 @@ def fold(stack: Path, specs: Mapping[int, HistorySpec], seed: str, *, spark: boo
         )
         if done.returncode:
             return Found(differences=[(None, "run", (done.stdout + done.stderr)[-6_000:])])
-        report: dict[str, Any] = json.loads((place / "report.json").read_text())
-    return Found(
-        len(specs),
-        report["events"],
-        report["folded"],
-        Counter(report["reached"]),
-        Counter(report["seconds"]),
-        [(one["history"], one["step"], one["text"]) for one in report["differences"]],
-    )
+        found: Found = pickle.loads((place / "report").read_bytes())
+        return found
 
 
 def smaller(spec: HistorySpec) -> Iterator[HistorySpec]:
@@ -142,13 +113,13 @@ def shrunk(stack: Path, spec: HistorySpec, seed: str, *, spark: bool) -> tuple[H
 
 
 def found_in(stack: Path, specs: Mapping[int, HistorySpec], seed: str, *, spark: bool) -> Found:
-    """A run; where it broke and nobody knows whose fault it was, its halves."""
+    """A run; where it broke and the history at fault is not known, its halves."""
     found = fold(stack, specs, seed, spark=spark)
     if any(number is None for number, _, _ in found.differences) and len(specs) > 1:
         numbers = sorted(specs)
         parts = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
         first, second = (fold(stack, {n: specs[n] for n in part}, f"{seed} {part[0]}", spark=spark) for part in parts)
-        if bool(first.differences) != bool(second.differences):  # else it is nobody's of them alone
+        if bool(first.differences) != bool(second.differences):  # else neither half is at fault alone
             part = parts[bool(second.differences)]
             return found_in(stack, {number: specs[number] for number in part}, f"{seed} of {part[0]}", spark=spark)
     return found
@@ -189,7 +160,7 @@ def main() -> int:
         finally:
             stack.down()
     print("\nreached:", *(f"  {count:6} {what}" for what, count in sorted(total.reached.items())), sep="\n")
-    print("\nseconds:", *(f"  {count:6.1f} {what}" for what, count in sorted(total.seconds.items())), sep="\n")
+    print("\nms:", *(f"  {count:6} {what}" for what, count in sorted(total.milliseconds.items())), sep="\n")
     print("\ndifferences:", *(f"  {one}" for one in total.differences[:200]), sep="\n")
     return 1 if total.differences else 0
 

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from proofs.bank_oracle import EPOCH, At, Place, Reader
+from proofs.bank_oracle import EPOCH, At, Entry, Place, Reader
 from proofs.one_fold import made
 from proofs.one_fold.generate import HistorySpec, ViewSpec, all_columns, context_name, view_name
-from proofs.one_fold.oracle import Entry, Parked
+from proofs.one_fold.oracle import Parked
 from proofs.one_fold.values import STATES, Inner, Level, Mood, Tone
 
 EXACT = Context(prec=200_000)
@@ -49,6 +49,27 @@ class Result:
     parked: set[Parked]
     stops: dict[tuple[str, int], Stop]
     reached: Counter[str]
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of a run; differences are (history, step, text), with None for a history that is not known."""
+
+    histories: int = 0
+    events: int = 0
+    folded: int = 0
+    """Histories in which no view left anything out."""
+    reached: Counter[str] = field(default_factory=Counter)
+    milliseconds: Counter[str] = field(default_factory=Counter)
+    differences: list[tuple[int | None, str, str]] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        self.histories += other.histories
+        self.events += other.events
+        self.folded += other.folded
+        self.reached += other.reached
+        self.milliseconds += other.milliseconds
+        self.differences += other.differences
 
 
 def canonical(kind: str, role: str, value: Any) -> Any:
@@ -342,11 +363,7 @@ class _Context:
         self.fields = made.Fields({name: STATES[kind] for name, kind in self.spec.state})
 
     def initial(self) -> Any:
-        defaults = {"Mood": Mood.UP, "Level": Level.LOW, "UUID": UUID(int=0), "date": date(2026, 1, 1)}
-        defaults |= {"datetime": datetime(2026, 1, 1, tzinfo=UTC), "float": 0.0, "int": 0, "str": "", "bool": False}
-        defaults |= {"Decimal": Decimal(0), "bytes": b"", "tuple[int, ...]": (), "frozenset[str]": frozenset()}
-        defaults |= {"dict[str, float]": {}, "Inner": Inner()}
-        return self.cls(*(defaults[kind] for _, kind in self.spec.state), "")
+        return self.cls(*(STATES[kind].good[0] for _, kind in self.spec.state), "")
 
     def take(self, partition: int, offset: int, time: datetime, stream: str, record: Mapping[str, Any]) -> None:
         version, _, before = self.states.get(stream, (0, 0, None)) if stream in self.states else (0, 0, self.initial())

@@ -26,13 +26,11 @@ from projections.engine.store.commit import Batch, Fate
 from projections.engine.store.positions import skips_of
 from projections.engine.verify.verify import verify
 from projections.engine.views.view import Kind, View
-from proofs.bank_oracle import Place
-from proofs.one_fold.oracle import Entry, Expected, Parked, Skip, fold
+from proofs.bank_oracle import Entry, Place
+from proofs.one_fold.oracle import Expected, Parked, Skip, fold
 from proofs.one_fold.places import PATIENCE_S, live_tables, parked_of, places_of, rows_of
 from spark_jobs.agent import Agent
 from spark_jobs.engine import Spark
-
-LANES = 2
 
 
 def in_memory(
@@ -66,8 +64,8 @@ def in_memory(
 
 
 class Live:
-    """Two agents' own work on one database, without their processes: they take turns as chance has it, each ahead of the other
-    now and then, which fences the other."""
+    """Agents' own work on one database, without their processes: they take turns as chance has it, each ahead of the others now
+    and then, which fences the others."""
 
     def __init__(
         self,
@@ -75,24 +73,41 @@ class Live:
         views: Mapping[str, View],
         chance: random.Random,
         sizes: Sequence[int] = (1, 7, 40, 400),
+        *,
+        agent: str = "core",
+        workers: int = 2,
+        lanes: int = 2,
+        restarts: float = 0.0,
+        drops: float = 0.0,
     ) -> None:
-        """`sizes` are those of a batch's share of one partition, in records."""
-        self.place = place
-        self.sizes = sizes
-        self.chance = chance
+        """`sizes` are those of a batch's share of one partition, in records. `restarts` and `drops` are chances: that a worker
+        starts again before a batch, and that it drops what it holds and reads the positions again."""
+        self.place, self.views, self.agent, self.lanes = place, views, agent, lanes
+        self.chance, self.sizes, self.restarts, self.drops = chance, sizes, restarts, drops
         self.fenced = 0
-        self._workers = [Worker(place, "core", views, f"agent-{n}", lanes=LANES) for n in range(2)]
-        self._at: list[dict[int, rule.Reading] | None] = [None] * len(self._workers)
-        self._turns = [0] * len(self._workers)
+        self._workers: list[Worker | None] = [None] * workers
+        self._at: list[dict[int, rule.Reading] | None] = [None] * workers
+        self._turns = [0] * workers
 
     def __enter__(self) -> Live:
-        for worker in self._workers:
-            worker.start(topics.describe(self.place, self.place.events_topic))
+        for number in range(len(self._workers)):
+            self._start(number)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for worker in self._workers:
-            for lane in range(LANES):
+        for number in range(len(self._workers)):
+            self._close(number)
+
+    def _start(self, number: int) -> Worker:
+        self._close(number)
+        worker = Worker(self.place, self.agent, self.views, f"agent-{number}", lanes=self.lanes)
+        self._workers[number], self._at[number] = worker, None
+        worker.start(topics.describe(self.place, self.place.events_topic))
+        return worker
+
+    def _close(self, number: int) -> None:
+        if (worker := self._workers[number]) is not None:
+            for lane in range(self.lanes):
                 worker.close(lane)
 
     def fold(self, logs: Sequence[Sequence[Entry]], ends: Mapping[int, int] | None = None) -> SamefoldError | None:
@@ -102,8 +117,10 @@ class Live:
         while True:
             number = self.chance.randrange(len(self._workers))
             worker = self._workers[number]
+            if worker is None or self.chance.random() < self.restarts:
+                worker = self._start(number)
             at = self._at[number]
-            if at is None:
+            if at is None or self.chance.random() < self.drops:
                 self._turns[number] += 1
                 positions = worker.positions(self._turns[number])
                 assert positions is not None
@@ -116,9 +133,10 @@ class Live:
                 start = at[partition].next_offset
                 stop = min(start + self.chance.choice(self.sizes), ends[partition])
                 takes[partition] = (at[partition], records[partition][start:stop])
-            done = worker.apply(takes, self._turns[number], self.chance.randrange(LANES))
+            done = worker.apply(takes, self._turns[number], self.chance.randrange(self.lanes))
             if done.fate is not Fate.APPLIED:
                 assert done.fate is Fate.FENCED, done
+                assert len(self._workers) > 1, "fenced, although no other agent folds"
                 self.fenced += 1
                 self._at[number] = None
                 continue

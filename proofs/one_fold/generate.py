@@ -45,7 +45,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ViewSpec:
-    """`keys` are those that `event.keys` picks; an id or a number may stand beside them."""
+    """`keys` are those that `event.keys` picks; an id or a number may be added to them."""
 
     letter: str
     keys: tuple[Column, ...]
@@ -57,7 +57,7 @@ class ViewSpec:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event. `stream` is a number; `ends` says that its commit ends with it."""
+    """An event. `stream` is a number; with `ends`, its commit ends with it."""
 
     stream: int
     act: str
@@ -216,15 +216,6 @@ def delta(event: {event}, at: At) -> Iterable[Row]:
 """,
 }
 
-_DEFAULTS = {
-    "date": "date(2026, 1, 1)",
-    "datetime": 'datetime.fromisoformat("2026-01-01T00:00:00Z")',
-    "UUID": "UUID(int=0)",
-    "Mood": "Mood.UP",
-    "Level": "Level.LOW",
-    "dict[str, float]": "field(default_factory=dict)",
-}
-
 
 def context_name(number: int) -> str:
     return f"h{number}"
@@ -248,7 +239,7 @@ def all_columns(view: ViewSpec) -> list[Column]:
 def context_source(number: int, spec: HistorySpec) -> str:
     kinds = ", ".join(f"{name!r}: STATES[{kind!r}]" for name, kind in spec.state)
     fields = "".join(
-        f"    {name}: {kind} = {_DEFAULTS.get(kind, kind.partition('[')[0] + '()')}\n" for name, kind in spec.state
+        f"    {name}: {kind} = field(default_factory=lambda: STATES[{kind!r}].good[0])\n" for name, kind in spec.state
     )
     return _HEAD + _CONTEXT.format(kinds=kinds, fields=fields)
 

@@ -1,8 +1,8 @@
 """Logs as they may come to be: any commands, writers that take over from each other, and whatever else may reach the topic.
 
 Writers keep the protocol (an opening, then commits decided on what counted before it and on what they appended
-since); the way to the topic does not: records are lost, repeated, held back and reordered, superseded writers go on, and
-strangers append. All of it comes out of a `random.Random`, be it Hypothesis's or a seeded one.
+since); the way to the topic does not: records are lost, repeated, held back and reordered, fenced writers go on, and
+foreign producers append. All of it comes out of a `random.Random`, be it Hypothesis's or a seeded one.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class _Sent:
     offset: int
     stream: str
     id: str
-    says: Sequence[Any]
+    commands: Sequence[Any]
     refused: bool
-    """Recorded as malformed, whatever it says."""
+    """Recorded as malformed, whatever it holds."""
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class _Partition:
             acts = [
                 (60, self._commit),
                 (4, self._open),
-                (6, self._superseded),
+                (6, self._fenced),
                 (2, self._lose),
                 (2, self._hold),
                 (4, self._release),
@@ -217,7 +217,7 @@ class _Partition:
     def _commit(self) -> None:
         self._append(self._next(self.writers[-1]))
 
-    def _superseded(self) -> None:
+    def _fenced(self) -> None:
         """One that does not know it yet."""
         if len(self.writers) > 1:
             self._append(self._next(self.chance.choice(self.writers[:-1])))
@@ -238,7 +238,7 @@ class _Partition:
         self._append(first)
 
     def _repeat(self) -> None:
-        """Any record once more: an opening, too, begins an epoch then, in which nobody writes."""
+        """Any record once more: an opening, too, begins an epoch then, in which no writer appends."""
         offset = self.chance.randrange(len(self.log))
         again = [one for one in self.appended if one.value == self.log[offset]]
         value = self.log[offset]
@@ -312,7 +312,7 @@ class _Given:
         return _Sent(offset, f"-/{self.number}", f"topic:{self.number}:{offset}", (), refused=True)
 
     def decide(self, sent: _Sent, state: Any) -> tuple[list[EventRecord], Any, Reason | None]:
-        return list(sent.says), state, None
+        return list(sent.commands), state, None
 
 
 class _Bank:
@@ -337,7 +337,7 @@ class _Bank:
         events: list[Event] = []
         reason = None
         state = state or State()
-        for command in sent.says:
+        for command in sent.commands:
             try:
                 decided = accounts.decide(command, state)
             except Refusal as refusal:
@@ -362,7 +362,7 @@ class _Bank:
         if kind <= 2 and self.commands:
             again = chance.choice(self.commands)
             self.made["sent twice"] += 1
-            return _Sent(offset, again.stream, again.id, again.says, again.refused)
+            return _Sent(offset, again.stream, again.id, again.commands, again.refused)
         stream = chance.choice(self.streams)
         seen = any(one.stream == stream for one in self.commands)
         count = chance.choice((1, 1, 1, 1, 2, 3))

@@ -1,6 +1,6 @@
 """What the functions of generated views and contexts do: `act` and `picks` of each event say it. Nothing here knows the engine.
 
-The columns of a row are told to the next one (`seen`), so a row that is not the same in each way to fold it shows in the next.
+The columns of a row are written into the next one (`seen`), so a row that differs in one way to fold it shows in the next.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Fields:
 def entity(row_class: Any, columns: Fields, key: tuple[Any, ...], row: Any, event: Any) -> Any:
     match event.act:
         case "raise":
-            raise ValueError("told to")
+            raise ValueError("on purpose")
         case "gone":
             return None
         case "alien":
@@ -91,7 +91,7 @@ def rows(row_class: Any, columns: Fields, key: tuple[Any, ...], event: Any, afte
     if event.act == "alien":
         yield ("alien",)
     if event.act == "raise":
-        raise ValueError("told to")
+        raise ValueError("on purpose")
 
 
 def increments(row_class: Any, columns: Fields, key: tuple[Any, ...], event: Any) -> Iterator[Any]:
@@ -100,7 +100,7 @@ def increments(row_class: Any, columns: Fields, key: tuple[Any, ...], event: Any
     if event.act == "alien":
         yield ("alien",)
     if event.act == "raise":
-        raise ValueError("told to")
+        raise ValueError("on purpose")
 
 
 def state(columns: Fields, before: Any, event: Any) -> Any:

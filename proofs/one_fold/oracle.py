@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from proofs.bank_oracle import SIGNS, Account, At, Bank, Place, Row
+from proofs.bank_oracle import SIGNS, Account, At, Bank, Entry, Place, Row
 
 LETTERS = {"holders": "h", "purposes": "p", "moves": "m", "extremes": "e", "strict": "s"}
 PARKING = ("holders", "purposes", "moves", "extremes")
@@ -22,13 +22,6 @@ TAKES = {
     "strict": {"MoneyDeposited"},
 }
 POISON = "poison:"
-
-
-class Entry(NamedTuple):
-    """A record as the topic has it, at the offset that is its place in its partition's list."""
-
-    time_ms: int
-    value: bytes | None
 
 
 class Skip(NamedTuple):

@@ -20,8 +20,8 @@ from infra.log import topics
 from infra.log.clients import producer
 from infra.settings import Settings
 from projections.engine.views.view import View
-from proofs.bank_oracle import Place
-from proofs.one_fold.oracle import Entry, Parked, Skip
+from proofs.bank_oracle import Entry, Place, places_in
+from proofs.one_fold.oracle import Parked, Skip
 from tests.engine.bankviews import make_tables
 
 PATIENCE_S = 30.0
@@ -46,7 +46,7 @@ class Places:
         prefix = f"{self._template}-{number}"
         topic = {"commands_topic": f"{prefix}-commands", "events_topic": f"{prefix}-events", "group_prefix": prefix}
         place = self._base.model_copy(update={**topic, "partitions": len(logs)})
-        place = self.beside(place)
+        place = self.with_database(place)
         topics.ensure(place)
         client = producer(place)
         for partition, log in enumerate(logs):
@@ -55,8 +55,8 @@ class Places:
         assert client.flush(PATIENCE_S) == 0
         return place
 
-    def beside(self, place: Settings) -> Settings:
-        """The same log, with another database."""
+    def with_database(self, place: Settings) -> Settings:
+        """The same log, with a database of its own."""
         name = f"{self._template}_{next(self._numbers)}"
         self._admin(sql.SQL("create database {} template {}"), name, self._template)
         self._databases.append(name)
@@ -108,18 +108,15 @@ def write_skips(place: Settings, skips: Iterable[Skip]) -> None:
             )
 
 
-def places_of(place: Settings, build_of: str | None = None) -> list[Place]:
+def places_of(place: Settings, build_of: str | None = None, agent: str = "core") -> list[Place]:
     """The agent's positions, or those of the build with this table, by partition."""
-    columns = "next_offset, epoch, seq, command_offset"
     with connect(place, "test") as db:
-        found = (
-            db.execute(f"select {columns} from positions where agent = 'core' order by partition".encode())
-            if build_of is None
-            else db.execute(
-                f"select p.{columns.replace(', ', ', p.')} from build_positions p join builds b on b.id = p.build "
-                "where b.table_name = %s order by p.partition".encode(),
-                [build_of],
-            )
+        if build_of is None:
+            return places_in(db, agent)
+        found = db.execute(
+            "select p.next_offset, p.epoch, p.seq, p.command_offset from build_positions p join builds b on b.id = p.build "
+            "where b.table_name = %s order by p.partition",
+            [build_of],
         )
         return [Place(*row) for row in found]
 

@@ -1,6 +1,6 @@
 """Folds generated histories in every way there is: `python -m proofs.one_fold.run` in a tree that has their modules.
 
-All histories share one log. Three databases are filled live, in batches of 1, of 7 and of all, by workers that start anew
+All histories share one log. Three databases are filled live, in batches of 1, of 7 and of all, by workers that restart
 and drop what they hold now and then. Then tables are built on the local engine and on Spark, caught up with, switched to,
 and made of the past.
 """
@@ -8,43 +8,37 @@ and made of the past.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
 import random
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from psycopg import sql
 
-from infra.database.connect import connect
 from infra.dev.stack import Stack
 from infra.errors import SamefoldError
-from infra.log import topics
-from infra.log.records import EventRecord, Record
+from infra.log.records import EventRecord
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import PoisonEvent
-from projections.engine.live.worker import Worker
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
-from projections.engine.store.commit import Fate
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
-from proofs.bank_oracle import Place
-from proofs.one_fold.expect import Result, differences, expect, found_rows
+from proofs.bank_oracle import Entry
+from proofs.one_fold.expect import Found, Result, differences, expect, found_rows
+from proofs.one_fold.folding import Live
 from proofs.one_fold.generate import HistorySpec, context_name, view_name
 from proofs.one_fold.histories import given_history
-from proofs.one_fold.oracle import Entry, Skip
-from proofs.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, write_skips
+from proofs.one_fold.oracle import Skip
+from proofs.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, rows_of, write_skips
 from spark_jobs.engine import Spark
 
 PARTITIONS = 2
@@ -52,25 +46,6 @@ OWN = re.compile(r"(?:streams_)?h(\d+)(?:_[a-z])?")
 IDS = ("576", "Zür/ich ", "o'Neil \"%s\\")
 RESTARTS, DROPS = 0.04, 0.08
 """Of a worker's batches."""
-
-
-@dataclass(slots=True)
-class Difference:
-    """`history` is None where it is not known."""
-
-    history: int | None
-    step: str
-    text: str
-
-
-@dataclass(slots=True)
-class Report:
-    differences: list[Difference] = field(default_factory=list)
-    reached: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    events: int = 0
-    folded: int = 0
-    """Histories in which no view left anything out."""
 
 
 def commits_of(number: int, spec: HistorySpec) -> Iterator[tuple[str, list[EventRecord]]]:
@@ -101,7 +76,7 @@ def mixed(chance: random.Random, specs: Mapping[int, HistorySpec]) -> list[tuple
 class Folding:
     """One run."""
 
-    def __init__(self, specs: Mapping[int, HistorySpec], chance: random.Random, report: Report) -> None:
+    def __init__(self, specs: Mapping[int, HistorySpec], chance: random.Random, report: Found) -> None:
         self.specs = specs
         self.chance = chance
         self.report = report
@@ -157,15 +132,15 @@ class Folding:
             found = OWN.search(re.sub(r"(Place|Reading).*", "", str(named)))
             trace = "" if isinstance(error, SamefoldError) else traceback.format_exc(limit=-4)
             self.report.differences.append(
-                Difference(int(found[1]) if found else None, f"{name}: raised", short(f"{text} {trace}"))
+                (int(found[1]) if found else None, f"{name}: raised", short(f"{text} {trace}"))
             )
         finally:
-            self.report.seconds[name] = round(self.report.seconds.get(name, 0) + time.monotonic() - began, 1)
+            self.report.milliseconds[name] += int(1000 * (time.monotonic() - began))
 
     def add(self, step: str, lines: Sequence[str]) -> None:
         for line in lines:
             found = OWN.search(line)
-            self.report.differences.append(Difference(int(found[1]) if found else None, step, short(line)))
+            self.report.differences.append((int(found[1]) if found else None, step, short(line)))
 
     # ── live ──
 
@@ -176,63 +151,24 @@ class Folding:
             if agent != "core" and size == 1:
                 continue  # it stops for longer than it folds
             with self.step(f"{name}: {'core' if agent == 'core' else 'others'}"):
-                stopped = self._agent(place, agent, views, size, ends)
-                wanted = {(view, partition): at for (view, partition), at in expected.stops.items() if view in views}
-                if isinstance(stopped, PoisonEvent):
-                    at = wanted.get((stopped.view, stopped.partition))
-                    if at is None or (at.stream, at.version, at.offset) != (
-                        stopped.stream,
-                        stopped.version,
-                        stopped.offset,
-                    ):
-                        self.add(name, [f"{stopped.view}: stopped, not at {at}: {stopped}"])
-                elif stopped is not None:
-                    raise stopped
-                elif wanted:
-                    self.add(name, [f"{view}: did not stop at {at}" for (view, _), at in wanted.items()])
+                chances = {"restarts": RESTARTS, "drops": DROPS}
+                with Live(place, views, self.chance, [size], agent=agent, workers=1, lanes=1, **chances) as live:
+                    self.compare_stop(name, live.fold(self.logs, ends), expected, views)
                 self.compare(place, name, views, self.tables(place, views), agent)
 
-    def _agent(
-        self, place: Settings, agent: str, views: Mapping[str, View], size: int, ends: Mapping[int, int]
-    ) -> SamefoldError | None:
-        chance = self.chance
-        turn = 0
-        worker: Worker | None = None
-        at: dict[int, Any] = {}
-        records = [
-            [Record(partition, offset, entry.time_ms, None, entry.value) for offset, entry in enumerate(log)]
-            for partition, log in enumerate(self.logs)
-        ]
-        try:
-            while True:
-                if worker is None or chance.random() < RESTARTS:
-                    if worker is not None:
-                        worker.close()
-                    worker = Worker(place, agent, views, "one-fold")
-                    worker.start(topics.describe(place, place.events_topic))
-                    at = {}
-                if not at or chance.random() < DROPS:
-                    turn += 1
-                    positions = worker.positions(turn)
-                    assert positions is not None
-                    at = dict(positions.readings)
-                left = [partition for partition in at if at[partition].next_offset < ends[partition]]
-                if not left:
-                    return None
-                takes = {}
-                for partition in chance.sample(left, chance.randint(1, len(left))):
-                    start = at[partition].next_offset
-                    takes[partition] = (at[partition], records[partition][start : min(start + size, ends[partition])])
-                done = worker.apply(takes, turn)
-                assert done.fate is Fate.APPLIED, done
-                at.update(done.readings)
-                if done.stop:
-                    return done.stop
-        finally:
-            if worker is not None:
-                worker.close()
-
     # ── comparing ──
+
+    def compare_stop(self, step: str, stop: SamefoldError | None, expected: Result, views: Collection[str]) -> None:
+        """What stopped a fold of these views, or nothing, against where the oracle stops one of them."""
+        wanted = {which: at for which, at in expected.stops.items() if which[0] in views}
+        if isinstance(stop, PoisonEvent):
+            at = wanted.get((stop.view, stop.partition))
+            if at is None or (at.stream, at.version, at.offset) != (stop.stream, stop.version, stop.offset):
+                self.add(step, [f"{stop.view}: stopped, not at {at}: {stop}"])
+        elif stop is not None:
+            raise stop
+        else:
+            self.add(step, [f"{view}: did not stop at {at}" for (view, _), at in wanted.items()])
 
     def tables(self, place: Settings, views: Mapping[str, View]) -> dict[str, str]:
         return {view: table for view, table in live_tables(place).items() if view in views}
@@ -247,7 +183,7 @@ class Folding:
         build: str | None = None,
     ) -> None:
         """The rows and parked streams of tables at the positions of their agent, or of the build with the table `build`."""
-        at = places_of(place, build) if build else positions_of(place, agent)
+        at = places_of(place, build, agent)
         expected = self.expected({n: one.next_offset for n, one in enumerate(at)})
         if at != expected.places:
             self.add(step, [f"stands at {at}, not {expected.places}"])
@@ -286,20 +222,13 @@ class Folding:
             if view.agent == "core" or "engine_for" in how:
                 continue
             ends, expected = self.ends, self.expected(self.ends)
-            wanted = {partition: at for (of, partition), at in expected.stops.items() if of == view.name}
             with self.step(f"{name}: stops"):
+                stop = None
                 try:
                     self.compare_at(place, name, look_back(place, [view], ends, processes=1).tables, expected)
-                except PoisonEvent as stopped:
-                    at = wanted.get(stopped.partition)
-                    if at is None or (at.stream, at.version, at.offset) != (
-                        stopped.stream,
-                        stopped.version,
-                        stopped.offset,
-                    ):
-                        self.add(name, [f"{view.name}: stopped, not at {at}: {stopped}"])
-                else:
-                    self.add(name, [f"{view.name}: did not stop at {at}" for at in wanted.values()])
+                except PoisonEvent as poison:
+                    stop = poison
+                self.compare_stop(name, stop, expected, [view.name])
 
     # ── all of it ──
 
@@ -308,14 +237,15 @@ class Folding:
         place = ground.make(given_history(chance, PARTITIONS, mixed(chance, self.specs)))
         self.logs = read_log(place)
         expected = self.expected(self.ends)
-        self.report.reached = dict(expected.reached)
+        self.report.reached = expected.reached
         left_out = {one.view for one in expected.parked} | {view for view, _ in expected.stops}
         self.report.folded = sum(
             not any(view_name(number, view) in left_out for view in spec.views) for number, spec in self.specs.items()
         )
+        self.report.histories = len(self.specs)
         self.report.events = sum(len(spec.events) for spec in self.specs.values())
         middle = {partition: chance.randint(0, end) for partition, end in self.ends.items()}
-        filled = {1: place, 7: ground.beside(place), 10**6: ground.beside(place)}
+        filled = {1: place, 7: ground.with_database(place), 10**6: ground.with_database(place)}
         for size, one in filled.items():
             write_skips(one, self.skips)
             self.live(one, size, middle, f"live by {size}, middle")
@@ -342,17 +272,6 @@ def short(text: str) -> str:
     return text if len(text) < 1_500 else f"{text[:700]} … {text[-700:]}"
 
 
-def positions_of(place: Settings, agent: str) -> list[Place]:
-    with connect(place, "test") as db:
-        query = "select next_offset, epoch, seq, command_offset from positions where agent = %s order by partition"
-        return [Place(*row) for row in db.execute(query, [agent])]
-
-
-def rows_of(place: Settings, table: str) -> list[tuple[Any, ...]]:
-    with connect(place, "test") as db:
-        return db.execute(sql.SQL("select * from {}").format(sql.Identifier(table))).fetchall()
-
-
 @contextmanager
 def on_spark(folder: Path) -> Iterator[Callable[[Settings], Any]]:
     """`spark(place)` is an engine whose executors have the place's settings, and this tree."""
@@ -371,13 +290,13 @@ def on_spark(folder: Path) -> Iterator[Callable[[Settings], Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="with `specs`; `report.json` is written there")
+    parser.add_argument("folder", type=Path, help="with `specs`; `report` is written there")
     parser.add_argument("--stack", type=Path, required=True)
     parser.add_argument("--seed", required=True)
     parser.add_argument("--spark", action="store_true")
     asked = parser.parse_args()
     specs = pickle.loads((asked.folder / "specs").read_bytes())
-    report = Report()
+    report = Found()
     folding = Folding(specs, random.Random(asked.seed), report)
     name = "fold_" + re.sub(r"\W", "_", asked.seed)
     with places(Stack(asked.stack), name, folding.views) as ground:
@@ -386,7 +305,7 @@ def main() -> None:
                 folding.run(ground, spark)
         else:
             folding.run(ground, None)
-    (asked.folder / "report.json").write_text(json.dumps(asdict(report)))
+    (asked.folder / "report").write_bytes(pickle.dumps(report))
 
 
 if __name__ == "__main__":

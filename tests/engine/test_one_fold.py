@@ -31,6 +31,7 @@ from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.workers import Advance
 from projections.engine.store import commit as engine_commit
 from projections.engine.views.core_views import agent_views
+from proofs.bank_oracle import Entry
 from proofs.one_fold.folding import (
     Engines,
     Live,
@@ -44,7 +45,7 @@ from proofs.one_fold.folding import (
 )
 from proofs.one_fold.histories import History, history
 from proofs.one_fold.kinds import all_kinds
-from proofs.one_fold.oracle import Entry, Expected, Skip, StoppedAt, fold
+from proofs.one_fold.oracle import Expected, Skip, StoppedAt, fold
 from proofs.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, write_skips
 from tests.engine import spine
 

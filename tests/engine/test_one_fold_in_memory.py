@@ -20,10 +20,11 @@ from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import Blocked, Held
 from projections.engine.fold.plan import Plan, Step
 from projections.engine.rebuild import folded as engine_folded
+from proofs.bank_oracle import Entry
 from proofs.one_fold.folding import in_memory
 from proofs.one_fold.histories import History, history
 from proofs.one_fold.kinds import all_kinds
-from proofs.one_fold.oracle import Entry, fold
+from proofs.one_fold.oracle import fold
 
 VIEWS = all_kinds()
 RICH = 600
@@ -66,7 +67,7 @@ def test_in_memory_any_long_history(chance: random.Random, partitions: int) -> N
 HAPPENED = {
     "commit",
     "open",
-    "superseded",
+    "fenced",
     "lose",
     "hold",
     "release",
