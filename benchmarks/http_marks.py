@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from api.outcome_waits import Outcome
     from api.server import Server
@@ -66,9 +66,9 @@ def marked(server: Server) -> Server:
     app: ASGIApp = cast(Any, server.config.app)
     append, waiting = services.appender.append, services.outcomes.waiting
 
-    async def asked(*given: Any) -> None:
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         mark(ASKED)
-        await app(*given)
+        await app(scope, receive, send)
 
     def appending(*given: Any) -> Any:
         mark(APPENDING)
