@@ -154,7 +154,7 @@ def is_spark_running_in(folder: Path) -> bool:
 
 @pytest.mark.parametrize("file", FILES, indirect=True)
 def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, seconds=240)
+    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, process_s=240)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last.pop("seconds") > 0
@@ -164,7 +164,7 @@ def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: 
 
 
 def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, seconds=240)
+    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, process_s=240)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     found = last.pop("release")

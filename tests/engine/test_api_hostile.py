@@ -557,6 +557,7 @@ def test_slow_heads_end_by_a_deadline_and_hold_up_nobody(front: Front) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_ten_thousand_idle_connections_hold_up_nobody(front: Front, account: str) -> None:
     """They say nothing: who has begun to ask must go on."""
     server = psutil.Process(front.pid)

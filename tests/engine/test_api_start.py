@@ -73,6 +73,7 @@ def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings,
             until(lambda: open_account(api, "two").status_code == 200, "it takes commands again")
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_made_anew_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "COMPARE_S", 0.2)
     set_up(world)
@@ -113,6 +114,7 @@ def test_a_part_of_the_process_that_fails_ends_the_process(world: Settings, monk
         server.run()
 
 
+@pytest.mark.slow
 def test_it_ends_at_once_when_told_while_somebody_waits(world: Settings, tmp_path: Path) -> None:
     set_up(world)
     with api_process(world, tmp_path / "api.log") as running:
@@ -155,6 +157,7 @@ def _is_closed(endless: socket.socket) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
     log = tmp_path / "api.log"
     with socket.create_server(("127.0.0.1", 0)) as taken, api_process(world, log, taken.getsockname()[1]) as running:

@@ -176,6 +176,7 @@ def test_again_does_only_what_is_new_and_names_follow_the_ranges(bank: Bookkeepe
     is_exact(world, records_of(world, world.events_topic))
 
 
+@pytest.mark.slow
 def test_headers_are_kept(bank: Bookkeeper) -> None:
     world = bank.world
     client = clients.producer(world)
@@ -189,6 +190,7 @@ def test_headers_are_kept(bank: Bookkeeper) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_large_records_make_shorter_files(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "MOST_BYTES", 3_000)
     archive_log(bank.world)
@@ -196,6 +198,7 @@ def test_large_records_make_shorter_files(bank: Bookkeeper, monkeypatch: pytest.
     is_exact(bank.world, records_of(bank.world, bank.world.events_topic))
 
 
+@pytest.mark.slow
 def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 20)
@@ -223,6 +226,7 @@ def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pyt
     assert [(one.start.next_offset, one.end.next_offset, len(one.rows)) for one in ranges] == [(0, 80, 2), (80, 100, 2)]
 
 
+@pytest.mark.slow
 def test_a_topic_id_with_a_slash_is_one_folder(world: Settings) -> None:
     share = write.Share(world, "events", "/a+b/c", 0, 1, 1)
     assert write._folder(share) == "events/_a-b_c/partition=0"
@@ -258,6 +262,7 @@ def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None
         archived_records(world)
 
 
+@pytest.mark.slow
 def test_a_restored_database_archives_the_same_files_again(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
@@ -319,6 +324,7 @@ def test_a_flipped_byte_is_found_by_every_reader(bank: Bookkeeper) -> None:
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
     archive_log(world)
@@ -345,6 +351,7 @@ def test_a_missing_file_is_named(bank: Bookkeeper) -> None:
         trim_all(world)
 
 
+@pytest.mark.slow
 def test_a_manifest_that_was_changed_by_hand_is_found(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
@@ -408,6 +415,7 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
 
 
 @pytest.mark.parametrize("state", ["loading", "past-loading"])
+@pytest.mark.slow_but("loading")
 def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) -> None:
     world = bank.world
     archive_log(world)
@@ -442,6 +450,7 @@ def test_a_build_that_was_finished_since_it_was_seen_is_nobodys_to_abandon(
 
 
 @pytest.mark.parametrize("state", ["ready", "old"])
+@pytest.mark.slow_but("old")
 def test_trim_never_goes_beyond_tables_that_could_catch_up(bank: Bookkeeper, state: str) -> None:
     world = bank.world
     at = topics.describe(world, world.events_topic).end[0]
@@ -456,6 +465,7 @@ def test_trim_never_goes_beyond_tables_that_could_catch_up(bank: Bookkeeper, sta
     )
 
 
+@pytest.mark.slow
 def test_trim_leaves_what_a_restored_database_would_not_know_in_the_archive(bank: Bookkeeper) -> None:
     archive_log(bank.world)
     world = bank.world.model_copy(update={"archive_restore_days": 30})
@@ -478,6 +488,7 @@ def test_trim_keeps_what_it_is_asked_to(bank: Bookkeeper) -> None:
     assert cut_of(world, before=datetime.now(UTC) + timedelta(days=1)).to == end
 
 
+@pytest.mark.slow
 def test_a_limit_that_came_after_the_plan_counts(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
@@ -503,6 +514,7 @@ def test_trim_never_touches_commands(world: Settings, tmp_path: Path) -> None:
 # ── who reads it ──
 
 
+@pytest.mark.slow
 def test_a_handler_takes_over_on_the_archive(world: Settings, tmp_path: Path) -> None:
     """The read model stands at the log's beginning, which only the archive holds: earlier commands are known all the same."""
     world = world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
@@ -542,6 +554,7 @@ def test_an_agent_goes_on_in_the_archive_and_then_in_kafka(bank: Bookkeeper, tmp
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["balances", "statement"], all_views())
@@ -557,6 +570,7 @@ def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_an_agent_whose_next_record_is_nowhere_is_refused(bank: Bookkeeper, tmp_path: Path) -> None:
     world = bank.world
     archive_log(world)
@@ -567,6 +581,7 @@ def test_an_agent_whose_next_record_is_nowhere_is_refused(bank: Bookkeeper, tmp_
         assert running.says("log-trimmed")
 
 
+@pytest.mark.slow
 def test_an_agent_stops_at_a_damaged_file_by_name(bank: Bookkeeper, tmp_path: Path) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 2)
@@ -578,6 +593,7 @@ def test_an_agent_stops_at_a_damaged_file_by_name(bank: Bookkeeper, tmp_path: Pa
         assert running.says("archive-missing")
 
 
+@pytest.mark.slow
 def test_the_doctor_looks_at_the_archive(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
     for name, value in world.environment().items():
@@ -650,6 +666,7 @@ def test_on_spark_it_is_the_same(bank: Bookkeeper, spark_engine: Spark, spark_pl
     assert verify(world, all_views(), engine_for=lambda _records: spark_engine).differences == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tmp_path: Path) -> None:
     """Also where it means it by the same URL, and where another archive is there."""
     world = bank.world
@@ -677,6 +694,7 @@ def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tm
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_an_archive_that_a_database_finds_there_is_taken_as_it_is(bank: Bookkeeper) -> None:
     """After a restore from before it was known, or a new start of the database beside it."""
     archive_log(bank.world)
@@ -706,6 +724,7 @@ os._exit(0)
 """A process of its own: memory that is freed too soon may end it."""
 
 
+@pytest.mark.slow
 def test_who_has_records_deleted_keeps_what_it_gave(world: Settings) -> None:
     topics.ensure(world)
     command = [sys.executable, "-c", DELETE_RECORDS]
@@ -714,6 +733,7 @@ def test_who_has_records_deleted_keeps_what_it_gave(world: Settings) -> None:
 
 
 @pytest.mark.parametrize("what", ["value", "key", "time", "headers", "missing"])
+@pytest.mark.slow_but("value")
 def test_what_kafka_holds_otherwise_is_not_trimmed(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

@@ -15,6 +15,8 @@ from infra.domain_model.contexts import contexts
 from infra.testing.fixtures import ROOT
 from projections.engine.views.core_views import all_views
 
+pytestmark = pytest.mark.xdist_group("layout")  # every file is parsed once
+
 YOURS = ("domain", "projections", "tests")
 SAMEFOLD = ("commands", "projections/engine", "api", "spark_jobs", "infra")
 BESIDE = ("demo", "benchmarks", "proofs", "tests/engine")

@@ -219,6 +219,7 @@ def test_nothing_is_lost_or_doubled_when_tasks_are_killed_before_and_after_their
     exact(keeper.world)
 
 
+@pytest.mark.slow
 def test_what_spark_takes_for_done_and_the_database_lacks_is_read_again(keeper: Bookkeeper, folding: Start) -> None:
     with folding() as agent:
         for _ in range(2):
@@ -285,6 +286,7 @@ def is_right_after_a_restore(keeper: Bookkeeper, running: Folding, caplog: pytes
     return verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_two_that_fold_at_once_are_told_apart_by_the_fence(keeper: Bookkeeper, folding: Start) -> None:
     another_folds_while_a_task_sleeps(keeper, folding())
     exact(keeper.world)
