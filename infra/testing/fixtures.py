@@ -69,6 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_longest_first)
+
+
+def _longest_first(item: pytest.Item) -> float:
+    """Tests that may take longer than others begin first: at the end no worker waits for the other for long."""
+    own = item.get_closest_marker("timeout")
+    return -own.args[0] if own else 0.0
 
 
 def _group(item: pytest.Item) -> str | None:

@@ -148,6 +148,7 @@ def test_it_starts_folds_and_ends_on_sigterm(log: Log, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [one.log]
 
 
+@pytest.mark.slow
 def test_two_share_the_partitions_and_one_that_was_killed_comes_back(log: Log, tmp_path: Path) -> None:
     accounts = [f"x{number}" for number in range(12)]
     with agent(log.settings, tmp_path, "a1") as one, agent(log.settings, tmp_path, "a2") as two:

@@ -168,6 +168,7 @@ def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
         assert positions(world) == positions(other)
 
 
+@pytest.mark.slow
 def test_void_records_duplicates_holes_and_parked_streams(world: Settings, folding: Start, stack: Stack) -> None:
     set_up(world)
     with beside(world, stack) as other:
@@ -219,7 +220,6 @@ def test_nothing_is_lost_or_doubled_when_tasks_are_killed_before_and_after_their
     exact(keeper.world)
 
 
-@pytest.mark.slow
 def test_what_spark_takes_for_done_and_the_database_lacks_is_read_again(keeper: Bookkeeper, folding: Start) -> None:
     with folding() as agent:
         for _ in range(2):
