@@ -60,7 +60,7 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         quick = item.get_closest_marker("slow_but")
         if quick and item.callspec.id not in quick.args:  # type: ignore[attr-defined]
@@ -69,7 +69,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
+        if config.getoption("loadgroup", default=False):
+            _show_group(item)
     items.sort(key=_longest_first)
+
+
+def _show_group(item: pytest.Item) -> None:
+    """Put the group at the end of the test's id, where the scheduler looks for it.
+
+    pytest-xdist 3.8 does so itself by an attribute that pytest has had no more since 9.2: without this, it would ignore groups.
+    """
+    names = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
+    suffix = f"@{'_'.join(names)}"
+    if names and not item.nodeid.endswith(suffix):
+        item._id = type(item._id).parse(item.nodeid + suffix)  # type: ignore[attr-defined]
 
 
 def _longest_first(item: pytest.Item) -> float:

@@ -139,3 +139,9 @@ def test_nothing_names_what_a_reader_does_not_have() -> None:
         if file != "tests/engine/test_layout.py"
     }
     assert {file: found.group() for file, text in told.items() if (found := unknown.search(text))} == {}
+
+
+def test_tests_of_one_group_are_run_by_one_worker(request: pytest.FixtureRequest) -> None:
+    """The scheduler reads a test's group from its id."""
+    if request.config.getoption("loadgroup", default=False):
+        assert request.node.nodeid.endswith("@layout")
