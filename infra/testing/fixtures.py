@@ -82,7 +82,7 @@ def _show_group(item: pytest.Item) -> None:
     names = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
     suffix = f"@{'_'.join(names)}"
     if names and not item.nodeid.endswith(suffix):
-        item._id = type(item._id).parse(item.nodeid + suffix)  # type: ignore[attr-defined]
+        item._id = type(item._id).parse(item.nodeid + suffix)
 
 
 def _longest_first(item: pytest.Item) -> float:
