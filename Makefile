@@ -4,11 +4,15 @@
 .PHONY: help setup run test test-all check clean demo mutants chaos bench
 
 PYTHON ?= python3
+# Compiled files are kept: without them each process that a test starts would compile all modules first.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := $(firstword $(wildcard requirements/samefold.txt) requirements/development.txt)
 # Two workers, each with a stack of its own.
 PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
+# Fewer examples of each property than in `make test-all`.
+QUICK = --hypothesis-profile=quick
 # pip can't build PySpark where its cache, in HOME, can't be written.
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet $(shell test -w "$${PIP_CACHE_DIR:-$$HOME}" || echo --no-cache-dir)
 
@@ -21,7 +25,7 @@ run: setup ## Kafka, PostgreSQL, handler, agent and HTTP API on this machine; Ct
 	@$(BIN)/samefold dev run
 
 test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(PYTEST) $(QUICK) -m "not slow" $(ARGS)
 
 test-all: setup ## all tests: searches, chaos, clusters, whole demos and benchmarks, too (what CI runs)
 	@$(PYTEST) $(ARGS)
@@ -30,7 +34,7 @@ check: setup ## lint, format, types and the tests that need no Kafka or PostgreS
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
-	@$(PYTEST) -m "not integration and not slow" $(ARGS)
+	@$(PYTEST) $(QUICK) -m "not integration and not slow" $(ARGS)
 
 -include demo/demo.mk proofs/proofs.mk benchmarks/bench.mk
 

@@ -285,6 +285,8 @@ def test_spark_is_measured_beside_its_peers_and_void_when_its_rows_are_wrong(
     assert first.more["first_event_s"] >= first.more["session_s"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_spark_s_rows_are_compared_with_the_ledger_for_each_job(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +302,7 @@ def test_spark_s_rows_are_compared_with_the_ledger_for_each_job(
 @pytest.mark.timeout(300)
 def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: Samefold, tmp_path: Path) -> None:
     done = samefold(
-        "bench", "latency", "--rounds", "1", "--scale", "0.05", "--json", "--out", str(tmp_path / "out"), seconds=240
+        "bench", "latency", "--rounds", "1", "--scale", "0.05", "--json", "--out", str(tmp_path / "out"), process_s=240
     )
     assert done.returncode == 0, done.stderr
     told_ = json_of(done.stdout)

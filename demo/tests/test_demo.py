@@ -154,7 +154,7 @@ def is_spark_running_in(folder: Path) -> bool:
 
 @pytest.mark.parametrize("file", FILES, indirect=True)
 def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, seconds=240)
+    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, process_s=240)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last.pop("seconds") > 0
@@ -164,7 +164,7 @@ def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: 
 
 
 def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, seconds=240)
+    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, process_s=240)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     found = last.pop("release")
@@ -188,19 +188,22 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
     assert running_in(place.data_dir) == []
 
 
-def test_generated_data_without_kills_and_without_overdraft(place: Settings, samefold: Samefold) -> None:
-    """A second demo takes the first one's place. What it prints to be typed next works."""
+def test_without_kills_and_without_overdraft_a_second_demo_takes_the_first_ones_place(
+    few: Path, place: Settings, samefold: Samefold
+) -> None:
+    """The second one generates its data. What it prints to be typed next works."""
     printed = ""
-    for _ in range(2):
+    for source in (("--data", str(few)), ("--seed", "7")):
         done = samefold(
-            *("demo", "--seed", "7", "--no-kill", "--no-release", "--overdraft-limit", "0", "--json"),
+            *("demo", *source, "--no-kill", "--no-release", "--overdraft-limit", "0", "--json"),
             settings=place,
-            seconds=120,
+            process_s=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         last = json.loads(done.stdout.splitlines()[-1])
         assert last.pop("seconds") > 0
-        verdict = judge(place.data_dir / "demo" / "transactions.csv.gz", Decimal(0))
+        generated = place.data_dir / "demo" / "transactions.csv.gz"
+        verdict = judge(few if "--data" in source else generated, Decimal(0))
         assert last == expected(verdict, kills=0)
         assert last["rejected"] > 0
         printed = done.stdout

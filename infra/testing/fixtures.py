@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import StringIO
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import hypothesis
 import pytest
 
 from infra.settings import PREFIX, Settings
@@ -30,13 +32,17 @@ if TYPE_CHECKING:
 SEED = int(os.environ.setdefault("TEST_SEED", str(random.randrange(2**32))))
 RUN = os.environ.setdefault("TEST_RUN", str(os.getpid()))
 """Both also in the environment, from which the workers of `pytest -n` take them."""
-NEEDS_STACK = {"stack", "service", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
+NEEDS_STACK = {"stack", "spark", "service", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
 ENOUGH_MEMORY = 2 * 2**30
 TEMPLATE = "migrated"
 
 _worlds = count(1)
+
+
+hypothesis.settings.register_profile("quick", max_examples=30)
+"""`make test` looks at so many examples of each property, `make test-all` at Hypothesis's 100."""
 
 
 def pytest_report_header() -> str:
@@ -54,12 +60,35 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        quick = item.get_closest_marker("slow_but")
+        if quick and item.callspec.id not in quick.args:  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.slow)
         if NEEDS_STACK & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
+        if config.getoption("loadgroup", default=False):
+            _show_group(item)
+    items.sort(key=_longest_first)
+
+
+def _show_group(item: pytest.Item) -> None:
+    """Put the group at the end of the test's id, where the scheduler looks for it.
+
+    pytest-xdist 3.8 does so itself by an attribute that pytest has had no more since 9.2: without this, it would ignore groups.
+    """
+    names = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
+    suffix = f"@{'_'.join(names)}"
+    if names and not item.nodeid.endswith(suffix):
+        item._id = type(item._id).parse(item.nodeid + suffix)
+
+
+def _longest_first(item: pytest.Item) -> float:
+    """Tests that may take longer than others begin first: at the end no worker waits for the other for long."""
+    own = item.get_closest_marker("timeout")
+    return -own.args[0] if own else 0.0
 
 
 def _group(item: pytest.Item) -> str | None:
@@ -89,10 +118,14 @@ def _alone(monkeypatch: pytest.MonkeyPatch, _nowhere: Path) -> None:
 
 
 class Samefold(Protocol):
-    """`samefold("dev", "status", settings=world)` runs the command line as a process of its own."""
+    """`samefold("dev", "status", settings=world)` runs a command; the result is as of `subprocess.run`.
+
+    It runs in the test's own process, since starting one takes longer than most commands do; or as a process of its own, for
+    `process_s` seconds at most.
+    """
 
     def __call__(
-        self, *arguments: str, settings: Settings | None = None, given: str = "", seconds: float = 60
+        self, *arguments: str, settings: Settings | None = None, given: str = "", process_s: float | None = None
     ) -> subprocess.CompletedProcess[str]: ...
 
 
@@ -101,20 +134,44 @@ def samefold(tmp_path: Path) -> Samefold:
     """In an empty working directory, with nothing configured but what `settings` says."""
 
     def run(
-        *arguments: str, settings: Settings | None = None, given: str = "", seconds: float = 60
+        *arguments: str, settings: Settings | None = None, given: str = "", process_s: float | None = None
     ) -> subprocess.CompletedProcess[str]:
+        environment = settings.environment() if settings else {}
+        if process_s is None:
+            return _in_this_process(tmp_path, arguments, environment, given)
         return subprocess.run(
             [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | (settings.environment() if settings else {}),
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
             cwd=tmp_path,
             input=given,
-            timeout=seconds,
+            timeout=process_s,
             capture_output=True,
             text=True,
             check=False,
         )
 
     return run
+
+
+def _in_this_process(
+    folder: Path, arguments: tuple[str, ...], environment: dict[str, str], given: str
+) -> subprocess.CompletedProcess[str]:
+    from infra.cli import main
+
+    stdout, stderr = StringIO(), StringIO()
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["samefold", *arguments])
+        patch.setattr(sys, "stdin", StringIO(given))
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    assert isinstance(code, int), code
+    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,9 @@ def test_two_agents_that_both_own_a_partition_in_every_schedule(preemptions: int
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.slow_but(
+    "two agents", "switch with readers, kill cut crash timeout", "rebuild, kill cut crash timeout", "replay"
+)
 def test_schedules_of_few_preemptions_and_by_chance(name: str) -> None:
     for found in (search(SCENARIOS[name], seconds=0.7), wander(SCENARIOS[name], SEED, seconds=0.7)):
         assert found.commits > 0
@@ -77,6 +80,7 @@ def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(nam
 
 
 @pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.slow
 def test_what_is_harmless_to_leave_out_breaks_nothing(name: str) -> None:
     mutant = MUTANTS[name]
     found = search(SCENARIOS[mutant.scenario], mutant.switch_off, seconds=1)

@@ -21,7 +21,6 @@ from projections.engine.live import tail
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild import workers
-from projections.engine.store import commit
 from projections.engine.views.view import View
 from proofs.model_read.database import TOPIC, State, database
 from proofs.model_read.log import Log
@@ -129,7 +128,6 @@ class World:
             (psycopg, "connect", self._for_actors(self._connect, psycopg.connect)),
             (time, "monotonic", self._for_actors(lambda: self.play.now, time.monotonic)),
             (time, "sleep", self._for_actors(self._sleep, time.sleep)),
-            (commit, "sleep", self._for_actors(self._sleep, time.sleep)),
             (os, "urandom", self._for_actors(self._chance, os.urandom)),
             (clients, "range_consumer", self.log.consumer),
             (topics, "describe", self._describe),

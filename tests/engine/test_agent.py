@@ -152,6 +152,7 @@ def test_it_starts_folds_and_ends_on_sigterm(log: Log, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [one.log]
 
 
+@pytest.mark.slow
 def test_two_share_the_partitions_and_one_that_was_killed_comes_back(log: Log, tmp_path: Path) -> None:
     accounts = [f"x{number}" for number in range(12)]
     with agent(log.settings, tmp_path, "a1") as one, agent(log.settings, tmp_path, "a2") as two:
@@ -167,6 +168,7 @@ def test_two_share_the_partitions_and_one_that_was_killed_comes_back(log: Log, t
             until(lambda: transactions(log.settings) == dict.fromkeys(accounts, 3), "all is folded once")
 
 
+@pytest.mark.slow
 def test_it_holds_while_another_set_is_live(log: Log, tmp_path: Path) -> None:
     with agent(log.settings, tmp_path) as one:
         log.deposit("a", 2)
@@ -204,6 +206,7 @@ def newer_code(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_stands_right_before_what_it_does_not_know_until_newer_code_has_folded_it(log: Log, tmp_path: Path) -> None:
     accounts = {partitioner.partition_of(f"accounts/{n}", log.settings.partitions): str(n) for n in range(40)}
     other, *where = accounts
@@ -231,6 +234,7 @@ def test_it_stands_right_before_what_it_does_not_know_until_newer_code_has_folde
         assert old.log.read_text().count("unknown-event") == len(where), "each was said once"
 
 
+@pytest.mark.slow
 def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: Path) -> None:
     with agent(log.settings, tmp_path):
         for count in range(1, 5):
@@ -243,6 +247,7 @@ def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: 
             )
 
 
+@pytest.mark.slow
 def test_a_database_without_our_tables_is_refused(empty_world: Settings, tmp_path: Path) -> None:
     topics.ensure(empty_world)
     with agent(empty_world, tmp_path) as one:
@@ -251,6 +256,7 @@ def test_a_database_without_our_tables_is_refused(empty_world: Settings, tmp_pat
         assert one.says("samefold db upgrade")
 
 
+@pytest.mark.slow
 def test_a_topic_made_anew_is_refused_at_the_start(log: Log, tmp_path: Path) -> None:
     with agent(log.settings, tmp_path) as one:
         log.deposit("a", 2)
@@ -293,6 +299,7 @@ def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
         until(lambda: Consumer.made == 2, "it joins again")
 
 
+@pytest.mark.slow
 def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_else(log: Log, tmp_path: Path) -> None:
     log.deposit("a", 2)
     with agent(log.settings, tmp_path) as one:
@@ -309,6 +316,7 @@ def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_
         assert one.says("database-ahead: The database is at migration 9999")
 
 
+@pytest.mark.slow
 def test_a_topic_made_anew_under_it_ends_it(log: Log, tmp_path: Path) -> None:
     with agent(log.settings, tmp_path) as one:
         log.deposit("a", 2)
@@ -329,6 +337,7 @@ def _is_made(settings: Settings) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
     log.deposit("a", 5)
     at = partitioner.partition_of("accounts/a", log.settings.partitions)
@@ -339,6 +348,7 @@ def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
         assert one.says("goes on at 0")
 
 
+@pytest.mark.slow
 def test_another_number_of_partitions_is_refused(log: Log, tmp_path: Path) -> None:
     with agent(log.settings, tmp_path) as one:
         until(lambda: one.says("has partitions"), "it has started")
@@ -351,6 +361,7 @@ def test_another_number_of_partitions_is_refused(log: Log, tmp_path: Path) -> No
         assert one.says("has 5 partitions; it had 4")
 
 
+@pytest.mark.slow
 def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> None:
     nowhere = log.settings.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
     with agent(nowhere, tmp_path) as one:

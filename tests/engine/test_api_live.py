@@ -200,6 +200,7 @@ def test_what_does_not_fit_is_told_before_the_stream_begins(
     assert api.services.subscribers.taken == 0
 
 
+@pytest.mark.slow
 def test_at_the_end_of_the_process_streams_end_cleanly_and_another_process_goes_on(world: Settings) -> None:
     with everything(world) as first, serving(world, name="second") as second:
         send(world, open_account("ada"))

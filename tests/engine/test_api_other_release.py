@@ -63,7 +63,7 @@ NEXT_NAMES = ("balances", "daily_totals", "statement", "sums")
 
 @pytest.fixture(scope="module")
 def releases(shared_world: Settings) -> Iterator[tuple[Api, Api]]:
-    """The APIs of this release and of the next one, on the same stores. This one's views are live, and its agent runs."""
+    """The APIs of this release and of the next one, on the same stores. This one's views are live."""
     set_up(shared_world)
     make_tables(shared_world, {name: NEXT[name] for name in ("balances", "sums")})
     impatient = shared_world.model_copy(update={"api_stall_s": 0.5})
@@ -72,8 +72,9 @@ def releases(shared_world: Settings) -> Iterator[tuple[Api, Api]]:
         shipped = running.enter_context(serving(impatient, "shipped"))
         with code(NEXT):
             coming = running.enter_context(serving(impatient, "next"))
-        for api in (shipped, coming):
-            until(partial(is_ready, api), "the API is ready")
+        with agent(shared_world):  # a handler's openings are records, too, behind which nothing may stand still
+            for api in (shipped, coming):
+                until(partial(is_ready, api), "the API is ready")
         yield shipped, coming
 
 
@@ -126,6 +127,7 @@ def test_a_watch_of_a_view_that_is_not_live_is_refused_and_of_another_one_is_not
     assert (answer.status_code, answer.json()["code"]) == (503, "view-not-live")
 
 
+@pytest.mark.slow
 def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
     releases: tuple[Api, Api], shared_world: Settings
 ) -> None:
@@ -143,6 +145,7 @@ def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
         assert coming.client.get("/views/daily_totals").status_code == 200
 
 
+@pytest.mark.slow
 def test_an_agent_without_live_views_is_ignored(releases: tuple[Api, Api], shared_world: Settings) -> None:
     """The switch that takes its last view retires it: it holds up no process and no trimming, and its worker waits."""
     shipped, coming = releases
@@ -217,6 +220,7 @@ def test_a_command_needs_the_outcomes_and_that_a_handler_knows_it() -> None:
     assert not taken(order, command_outcomes=0)
 
 
+@pytest.mark.slow
 def test_a_command_that_no_handler_knows_yet_is_not_appended(releases: tuple[Api, Api], shared_world: Settings) -> None:
     """A handler of the release before would call it malformed for good, under this id."""
     shipped, _ = releases

@@ -75,6 +75,7 @@ def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings,
             until(lambda: open_account(api, "two").status_code == 200, "it takes commands again")
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_recreated_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "COMPARE_S", 0.2)
     set_up(world)
@@ -115,6 +116,7 @@ def test_a_part_of_the_process_that_fails_ends_the_process(world: Settings, monk
         failed.run()
 
 
+@pytest.mark.slow
 def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Settings, tmp_path: Path) -> None:
     set_up(world)
     never = Token.of(topics.describe(world, world.events_topic).id, {0: 10**12})
@@ -183,6 +185,7 @@ def _is_closed(endless: socket.socket) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_its_answers_is_disconnected(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ NOT_THERE: dict[str, tuple[str, Callable[[Settings], Settings]]] = {
 
 
 @pytest.mark.parametrize("situation", NOT_THERE)
+@pytest.mark.slow_but("no store is there", "no tables")
 def test_of_a_store_that_is_not_as_it_should_be(
     situation: str, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

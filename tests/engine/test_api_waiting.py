@@ -56,6 +56,7 @@ def frozen(stack: Stack) -> Iterator[None]:
                 process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_database_that_hangs_is_answered_with_503_by_every_read_and_found_again(
     api: Api, shared_world: Settings, stack: Stack
 ) -> None:

@@ -175,6 +175,7 @@ def test_again_does_only_what_is_new_and_names_follow_the_ranges(bank: Bookkeepe
     is_exact(world, records_of(world, world.events_topic))
 
 
+@pytest.mark.slow
 def test_headers_are_kept_and_large_records_make_shorter_files(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ def test_headers_are_kept_and_large_records_make_shorter_files(
     assert headers[-2:] == [None, [{"key": "traceparent", "value": b"00-1"}]]
 
 
+@pytest.mark.slow
 def test_a_range_may_begin_and_end_anywhere_in_the_archive(bank: Bookkeeper) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 20)
@@ -218,6 +220,7 @@ def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pyt
     assert [(one.start.next_offset, one.end.next_offset, len(one.rows)) for one in ranges] == [(0, 80, 2), (80, 100, 2)]
 
 
+@pytest.mark.slow
 def test_a_topic_id_with_a_slash_is_one_folder(world: Settings) -> None:
     share = write.Share(world, "events", "/a+b/c", 0, 1, 1)
     assert write._folder(share) == "events/_a-b_c/partition=0"
@@ -253,6 +256,7 @@ def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None
         archived_records(world)
 
 
+@pytest.mark.slow
 def test_a_restored_database_archives_the_same_files_again(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
@@ -318,6 +322,7 @@ def test_a_flipped_byte_or_a_missing_file_is_found_by_every_reader(bank: Bookkee
     assert sum(len(one.wrong) for one in check_archive(world)) == 1
 
 
+@pytest.mark.slow
 def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
     archive_log(world)
@@ -332,6 +337,7 @@ def test_without_the_hash_another_record_would_go_unnoticed(bank: Bookkeeper, mo
     assert len(archived_records(world)) == sum(file.rows for file in manifest(world)), "the mutant reads it"
 
 
+@pytest.mark.slow
 def test_a_manifest_that_was_changed_by_hand_is_found(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
@@ -395,6 +401,7 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
 
 
 @pytest.mark.parametrize("state", ["loading", "past-loading"])
+@pytest.mark.slow_but("loading")
 def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) -> None:
     world = bank.world
     archive_log(world)
@@ -427,6 +434,7 @@ def test_a_build_that_was_finished_since_it_was_seen_is_not_abandoned(bank: Book
 
 
 @pytest.mark.parametrize("state", ["ready", "old"])
+@pytest.mark.slow_but("old")
 def test_trim_never_goes_beyond_tables_that_could_catch_up(bank: Bookkeeper, state: str) -> None:
     world = bank.world
     at = topics.describe(world, world.events_topic).end[0]
@@ -441,6 +449,7 @@ def test_trim_never_goes_beyond_tables_that_could_catch_up(bank: Bookkeeper, sta
     )
 
 
+@pytest.mark.slow
 def test_trim_keeps_what_it_is_asked_to_and_what_a_restored_database_would_not_know(bank: Bookkeeper) -> None:
     archive_log(bank.world)
     world = bank.world.model_copy(update={"archive_restore_days": 30})
@@ -459,6 +468,7 @@ def test_trim_keeps_what_it_is_asked_to_and_what_a_restored_database_would_not_k
     assert cut_of(world, before=datetime.now(UTC) + timedelta(days=1)).to == end
 
 
+@pytest.mark.slow
 def test_a_limit_that_came_after_the_plan_counts(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
@@ -484,6 +494,7 @@ def test_trim_never_touches_commands(world: Settings, tmp_path: Path) -> None:
 # ── who reads it ──
 
 
+@pytest.mark.slow
 def test_a_handler_takes_over_on_the_archive(world: Settings, tmp_path: Path) -> None:
     """The read model is at the log's beginning, which only the archive holds: the handler still finds the earlier commands."""
     world = world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
@@ -523,6 +534,7 @@ def test_an_agent_goes_on_in_the_archive_and_then_in_kafka(bank: Bookkeeper, tmp
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["balances", "statement"], all_views())
@@ -538,6 +550,7 @@ def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_an_agent_whose_next_record_is_nowhere_is_refused(bank: Bookkeeper, tmp_path: Path) -> None:
     world = bank.world
     archive_log(world)
@@ -548,6 +561,7 @@ def test_an_agent_whose_next_record_is_nowhere_is_refused(bank: Bookkeeper, tmp_
         assert running.says("log-trimmed")
 
 
+@pytest.mark.slow
 def test_an_agent_stops_at_a_damaged_file_by_name(bank: Bookkeeper, tmp_path: Path) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 2)
@@ -559,6 +573,7 @@ def test_an_agent_stops_at_a_damaged_file_by_name(bank: Bookkeeper, tmp_path: Pa
         assert running.says("archive-missing")
 
 
+@pytest.mark.slow
 def test_the_doctor_looks_at_the_archive(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
     for name, value in world.environment().items():
@@ -631,6 +646,7 @@ def test_on_spark_it_is_the_same(bank: Bookkeeper, spark_engine: Spark, spark_pl
     assert verify(world, all_views(), engine_for=lambda _records: spark_engine).differences == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tmp_path: Path) -> None:
     """Also where it means it by the same URL, and where another archive is there."""
     world = bank.world
@@ -658,6 +674,7 @@ def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tm
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_an_archive_that_a_database_finds_there_is_taken_as_it_is(bank: Bookkeeper) -> None:
     """After a restore from before the database had its id, or with an empty database."""
     archive_log(bank.world)
@@ -687,6 +704,7 @@ os._exit(0)
 """A process of its own: memory that is freed too soon may end it."""
 
 
+@pytest.mark.slow
 def test_who_has_records_deleted_keeps_what_it_gave(world: Settings) -> None:
     topics.ensure(world)
     command = [sys.executable, "-c", DELETE_RECORDS]
@@ -695,6 +713,7 @@ def test_who_has_records_deleted_keeps_what_it_gave(world: Settings) -> None:
 
 
 @pytest.mark.parametrize("what", ["value", "key", "time", "headers", "missing"])
+@pytest.mark.slow_but("value")
 def test_what_kafka_holds_otherwise_is_not_trimmed(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

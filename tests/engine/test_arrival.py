@@ -86,6 +86,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.mark.slow
 def test_a_source_that_ends_early_is_asked_again(bank: Bookkeeper, short: list[int]) -> None:
     world = bank.world
     views = _poisoned(bank)
@@ -205,6 +206,7 @@ print([message.offset() for message in consumer.consume(1, 10)])
 """A process of its own: librdkafka may abort it."""
 
 
+@pytest.mark.slow
 def test_a_consumer_is_given_a_partition_over_and_over(bank: Bookkeeper) -> None:
     """Just when it has begun to read, or has not yet."""
     command = [sys.executable, "-c", OVER_AND_OVER]

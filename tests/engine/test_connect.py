@@ -72,6 +72,7 @@ def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Se
 
 
 @pytest.mark.parametrize("short", [True, False])
+@pytest.mark.slow_but("True")
 def test_nor_does_one_that_froze_between_two_statements_of_a_pipeline(world: Settings, short: bool) -> None:
     """Such a session counts as active, in no statement: without the third timeout nobody would ever free its locks."""
     quick = world.model_copy(update={"idle_in_transaction_timeout_ms": 300, "statement_timeout_ms": 300})

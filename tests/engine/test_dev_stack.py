@@ -235,6 +235,7 @@ def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, 
     assert own_stack.postgres.answers()
 
 
+@pytest.mark.slow
 def test_after_down_nothing_runs_and_the_next_command_says_what_to_do(own_stack: Stack, samefold: Samefold) -> None:
     own_stack.up()
     settings = Settings(data_dir=own_stack.folder)
@@ -250,6 +251,7 @@ def test_after_down_nothing_runs_and_the_next_command_says_what_to_do(own_stack:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_status_tells_what_answers(own_stack: Stack, samefold: Samefold) -> None:
     own_stack.up()
     settings = Settings(data_dir=own_stack.folder)

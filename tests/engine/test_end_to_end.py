@@ -130,6 +130,7 @@ def test_without_overdraft_the_oracle_predicts_each_rejection(file: Path, place:
     proven(of, place)
 
 
+@pytest.mark.slow
 def test_sending_the_same_again_changes_nothing(place: Settings, tmp_path: Path) -> None:
     generate.write(tmp_path / "few.csv.gz", generate.generate(accounts=60, transactions=2_500))
     of = bank(tmp_path, tmp_path / "few.csv.gz", overdraft_limit=0, seed=None)

@@ -219,7 +219,7 @@ def test_what_a_float_is_written_as_keeps_the_fingerprint_it_had(number: str) ->
     assert fingerprint_of(_numbered(number)) == hashlib.blake2b(before, digest_size=16).hexdigest()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples, deadline=None)
 @given(FLOATS)
 def test_every_float_as_it_is_written_is_taken(number: float) -> None:
     for text in {repr(number), json.dumps(number), msgspec.json.encode(number).decode(), f"{number!r}"}:

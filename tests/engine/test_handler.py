@@ -401,6 +401,7 @@ def test_commands_that_were_trimmed_after_they_were_decided_are_not_needed(world
 
 
 @pytest.mark.parametrize("turn", range(3))  # a read that comes before the pause is refused late, or never
+@pytest.mark.slow_but("1")
 def test_commands_that_are_trimmed_while_a_handler_starts_never_stop_it_in_silence(
     world: Settings, monkeypatch: pytest.MonkeyPatch, turn: int
 ) -> None:

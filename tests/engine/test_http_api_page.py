@@ -211,6 +211,7 @@ def _other_version(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
     until(lambda: "views" not in api.services.stores.failures, "it notices")
 
 
+@pytest.mark.slow
 def test_mutant_a_page_that_promises_another_answer_is_caught(world: Settings) -> None:
     set_up(world)
     with serving(world) as api:

@@ -345,7 +345,7 @@ def test_no_json_raises(id_: Any, type_: Any, body: Any, expected_version: Any) 
     assert rejected(received(command(json.dumps(body), **parts))) == "malformed"
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data())
 def test_no_damage_to_a_good_record_raises(data: st.DataObject) -> None:
     value = command(json.dumps(FILL), expected_version="3")

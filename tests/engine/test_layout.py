@@ -15,6 +15,8 @@ from infra.domain_model.contexts import contexts
 from infra.testing.fixtures import ROOT
 from projections.engine.views.core_views import all_views
 
+pytestmark = pytest.mark.xdist_group("layout")  # every file is parsed once
+
 YOURS = ("domain", "projections", "tests")
 SAMEFOLD = ("commands", "projections/engine", "api", "spark_jobs", "infra")
 BESIDE = ("demo", "benchmarks", "proofs", "tests/engine")
@@ -137,3 +139,9 @@ def test_nothing_names_what_a_reader_does_not_have() -> None:
         if file != "tests/engine/test_layout.py"
     }
     assert {file: found.group() for file, text in told.items() if (found := unknown.search(text))} == {}
+
+
+def test_tests_of_one_group_are_run_by_one_worker(request: pytest.FixtureRequest) -> None:
+    """The scheduler reads a test's group from its id."""
+    if request.config.getoption("loadgroup", default=False):
+        assert request.node.nodeid.endswith("@layout")

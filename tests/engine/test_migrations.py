@@ -345,6 +345,7 @@ def test_a_core_table_that_was_changed_by_hand_is_no_migration_of_yours(world: S
 @pytest.mark.parametrize(
     "arguments", [("heads",), ("upgrade", "heads"), ("check",), ("upgrade", "heads", "--sql")], ids=" ".join
 )
+@pytest.mark.slow_but("check")
 def test_alembic_itself_works_at_the_root(world: Settings, arguments: tuple[str, ...]) -> None:
     if arguments == ("check",):
         migrate.upgrade(world)

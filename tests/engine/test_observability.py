@@ -196,6 +196,7 @@ def test_the_format_is_the_one_that_was_asked_for(api: Api) -> None:
 # ── processes ──
 
 
+@pytest.mark.slow
 def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(world: Settings) -> None:
     """The lag too, where there is no API."""
     set_up(world)

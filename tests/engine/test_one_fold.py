@@ -109,6 +109,7 @@ def test_live_agents_and_the_local_engine(ground: Places, chance: random.Random,
     assert verified(place, VIEWS) == 0
 
 
+@pytest.mark.slow
 def test_agents_that_do_not_compare_before_they_set_are_caught(ground: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     compare = "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
     assert compare in engine_commit.COMPARE_AND_SET
@@ -142,6 +143,7 @@ class Stages(Silent):
 
 
 @pytest.mark.parametrize("entered", [True, False])
+@pytest.mark.slow
 def test_a_part_that_is_loaded_twice(ground: Places, monkeypatch: pytest.MonkeyPatch, entered: bool) -> None:
     """Is there once. Without its entry in `build_parts` the keys refuse it, and the view is loaded anew, row by row."""
     chance = random.Random(SEED)

@@ -50,7 +50,7 @@ def memory_differences(made: History, chance: random.Random) -> list[str]:
 
 
 @seed(SEED)
-@settings(generated, max_examples=100)
+@settings(generated, max_examples=settings().max_examples)
 @given(chance=st.randoms(use_true_random=False), partitions=st.integers(1, 16), steps=st.integers(1, 40))
 def test_in_memory_any_short_history(chance: random.Random, partitions: int, steps: int) -> None:
     assert memory_differences(history(chance, partitions, steps, poison=0.2), chance) == []

@@ -83,6 +83,7 @@ def test_poison_parks_the_stream_for_that_view_and_nothing_else(bank: Bookkeeper
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.slow_but("totals")
 def test_a_replay_with_corrected_code_leaves_no_trace(bank: Bookkeeper, name: str) -> None:
     world, views = bank.world, parking(CORRECTED)
     done = replay(world, views[name], "accounts/1")
@@ -95,6 +96,7 @@ def test_a_replay_with_corrected_code_leaves_no_trace(bank: Bookkeeper, name: st
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.slow_but("moves")
 def test_an_event_that_fails_again_stays_parked_from_there(bank: Bookkeeper, name: str) -> None:
     world, views = bank.world, parking(STILL_BROKEN)
     done = replay(world, views[name], "accounts/1")
@@ -108,6 +110,7 @@ def test_an_event_that_fails_again_stays_parked_from_there(bank: Bookkeeper, nam
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.slow_but("sums")
 def test_a_drop_leaves_one_event_out_for_good_and_replays_the_rest(bank: Bookkeeper, name: str) -> None:
     world, views = bank.world, parking(BROKEN)
     first = drop(world, views[name], "accounts/1")
@@ -176,6 +179,7 @@ def test_beside_a_live_agent(bank: Bookkeeper) -> None:
     assert verify(world, views).differences == 0
 
 
+@pytest.mark.slow
 def test_what_is_left_to_read_under_the_locks_is_little(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent goes on between the first reading and the locks: once too far, so that the log is read on, then a little."""
     world, views = bank.world, parking(CORRECTED)

@@ -126,6 +126,7 @@ def named_errors(root: type[SamefoldError]) -> Iterator[type[SamefoldError]]:
         yield from named_errors(error)
 
 
+@pytest.mark.slow
 def test_a_wrong_page_is_found_out(api: Api) -> None:
     """The mutant: a page that shows something else."""
     with pytest.raises(AssertionError):

@@ -218,6 +218,7 @@ rebuild(Settings(), ["balances", "statement"], all_views(), processes=1)
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+@pytest.mark.slow_but("before the switch")
 def test_a_builder_killed_at_any_stage_harms_nothing_and_the_next_one_takes_its_place(
     bank: Bookkeeper, stage: str
 ) -> None:
@@ -343,6 +344,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("row", "why"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("on_poison", ["stop", "park"])
+@pytest.mark.slow_but("park-two rows with one key", "stop-a value out of range")
 def test_rows_that_can_not_be_stored_are_poison(bank: Bookkeeper, row: str, why: str, on_poison: str) -> None:
     """Only account 3 makes them. They park their stream in a build as they would in the agent, or stop the build by name."""
     world = bank.world

@@ -168,6 +168,7 @@ def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
         assert positions(world) == positions(other)
 
 
+@pytest.mark.slow
 def test_void_records_duplicates_holes_and_parked_streams(world: Settings, folding: Start, stack: Stack) -> None:
     set_up(world)
     with beside(world, stack) as other:
@@ -285,6 +286,7 @@ def is_right_after_a_restore(keeper: Bookkeeper, running: Folding, caplog: pytes
     return verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_two_that_fold_at_once_are_told_apart_by_the_fence(keeper: Bookkeeper, folding: Start) -> None:
     another_folds_while_a_task_sleeps(keeper, folding())
     exact(keeper.world)

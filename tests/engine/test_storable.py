@@ -322,7 +322,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, values(kind.__annotations__["it"]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(st.data())
 def test_a_type_is_refused_by_name_or_each_of_its_values_comes_back_exactly_or_is_refused(data: st.DataObject) -> None:
     state = record(data.draw(TYPES))

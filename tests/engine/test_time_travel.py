@@ -115,6 +115,7 @@ def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
     migrate.check(world)  # no migration takes such a table for drift
 
 
+@pytest.mark.slow
 def test_every_view_as_it_was_on_spark(bank: Bookkeeper, spark_engine: Spark) -> None:
     _every_view_as_it_was(bank, spark_engine)
 
@@ -181,6 +182,7 @@ def test_a_clock_that_went_back_does_not_move_the_cut(world: Settings) -> None:
 
 
 @pytest.mark.parametrize("answer", [4, None])
+@pytest.mark.slow_but("4")
 def test_each_records_time_is_looked_at_whatever_the_brokers_index_says(
     world: Settings, monkeypatch: pytest.MonkeyPatch, answer: int | None
 ) -> None:
@@ -336,6 +338,7 @@ def test_a_view_with_columns_that_were_not_migrated_yet_can_be_looked_at(bank: B
 
 
 @pytest.mark.parametrize("name", ["sums", "moves", "totals"])
+@pytest.mark.slow_but("sums")
 def test_poison_is_parked_for_the_table_and_skips_are_left_out(bank: Bookkeeper, name: str) -> None:
     world = bank.world
     at = fold_all(world)
@@ -401,6 +404,7 @@ look_back(Settings(), [all_views()[name] for name in ("balances", "statement")],
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+@pytest.mark.slow_but("before the keys")
 def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     died = subprocess.run([sys.executable, "-c", DIES, stage], env=os.environ | world.environment(), check=False)
@@ -420,6 +424,7 @@ def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: B
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper) -> None:
     """In the midst of a look, another one and a rebuild begin and end; its table can't be dropped under it."""
     world = bank.world
@@ -441,6 +446,7 @@ def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper) -> None:
     }
 
 
+@pytest.mark.slow
 def test_without_its_claim_a_look_would_be_taken_for_dead(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     world = bank.world
     monkeypatch.setattr(past, "try_claim", lambda *_: True)
@@ -478,7 +484,7 @@ def test_the_commands(bank: Bookkeeper, samefold: Samefold) -> None:
 
 REFUSED = {
     "without --no-switch": (["balances", "--as-of", "-1m"], "never goes live: add --no-switch"),
-    "with --abandon": (["balances", "--as-of", "-1m", "--no-switch", "--abandon"], "in nobody's way"),
+    "with --abandon": (["balances", "--as-of", "-1m", "--no-switch", "--abandon"], "block no rebuild"),
     "no view": (["--as-of", "-1m", "--no-switch"], "name the views"),
     "an unknown view": (["nonsense", "--as-of", "-1m", "--no-switch"], "There is no view 'nonsense'"),
     "no moment": (["balances", "--as-of", "noon", "--no-switch"], "'noon' is neither"),

@@ -66,6 +66,7 @@ def test_without_an_sdk_the_trace_is_handed_on_as_it_came(api: Api, shared_world
     assert headers_of(shared_world, shared_world.events_topic)[stream.encode()] == given
 
 
+@pytest.mark.slow
 def test_a_handler_that_drops_the_headers_is_noticed(
     api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,40 +16,9 @@ from infra.testing.fixtures import ROOT
 from projections.engine.fold import memory
 from projections.engine.fold.errors import LogChanged, PoisonEvent
 from projections.engine.fold.memory import MemoryShort
-from projections.engine.rebuild.workers import FEW_RECORDS, Advance, WorkerDied, processes_for, run
+from projections.engine.rebuild.workers import FEW_RECORDS, WorkerDied, processes_for, run
 from tests.engine.spine import until
-
-
-def double(number: int, advance: Advance) -> int:
-    advance(number)
-    return 2 * number
-
-
-def fail_on_three(number: int, advance: Advance) -> int:
-    if number == 3:
-        raise PoisonEvent("balances", "accounts/3", 7, partition=3, offset=9, cause=ValueError("no"))
-    for _ in range(3_000):
-        advance(1)  # raises when another task has failed
-        time.sleep(0.01)  # slow work, which the failure must cut short
-    return number
-
-
-def ask_for_too_much(_number: int, _advance: Advance) -> int:
-    raise MemoryError
-
-
-def die(number: int, _advance: Advance) -> int:
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
-
-
-def report_and_wait(path: str, advance: Advance) -> None:
-    """Tells its process id, then works until it is told to stop."""
-    Path(path).with_suffix(f".{os.getpid()}").touch()
-    while True:
-        advance(1)
-        time.sleep(0.01)  # slow work
+from tests.engine.worker_tasks import ask_for_too_much, die, double, fail_on_three, report_and_wait
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -82,6 +51,7 @@ def test_a_worker_that_dies_is_a_named_error() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow_but("1")
 def test_a_task_that_holds_more_than_it_may_is_refused_by_name(tmp_path: Path, processes: int) -> None:
     with pytest.raises(MemoryShort, match=r"more than the 16 .*--processes"):
         run(report_and_wait, [str(tmp_path / "worker")] * processes, processes, memory_mb=16)
@@ -125,13 +95,14 @@ def test_as_many_processes_as_the_size_is_worth() -> None:
 PARENT = """
 import sys
 from projections.engine.rebuild.workers import run
-from tests.engine.test_workers import report_and_wait
+from tests.engine.worker_tasks import report_and_wait
 if __name__ == "__main__":
     run(report_and_wait, [sys.argv[1], sys.argv[1]], 2)
 """
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.slow_but("9")
 def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path, how: signal.Signals) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path / "worker")],

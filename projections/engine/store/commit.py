@@ -129,9 +129,9 @@ class Committer:
     Batches of different partitions may be applied at once, in threads of their own. `pause` waits before a retry.
     """
 
-    def __init__(self, plan: Plan, positions: Positions, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, plan: Plan, positions: Positions, pause: Callable[[float], None] | None = None) -> None:
         self.plan = plan
-        self.pause = pause
+        self.pause = pause or time.sleep
         self.positions = positions
         self.blocked = positions.blocked
         self._parking = threading.Lock()
