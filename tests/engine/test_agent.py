@@ -345,7 +345,7 @@ def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
     with agent(log.settings, tmp_path) as one:
         assert one.ends() == 1
         assert one.says("log-trimmed")
-        assert one.says("goes on at 0")
+        assert one.says("continues at 0")
 
 
 @pytest.mark.slow
@@ -365,7 +365,7 @@ def test_another_number_of_partitions_is_refused(log: Log, tmp_path: Path) -> No
 def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> None:
     nowhere = log.settings.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
     with agent(nowhere, tmp_path) as one:
-        until(lambda: one.says("starts"), "it is there")
+        until(lambda: one.says("starting in the group"), "it is there")
         one.process.send_signal(signal.SIGTERM)
         assert one.ends() == 0
 

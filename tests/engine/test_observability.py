@@ -180,8 +180,13 @@ def test_what_happens_to_commands_is_counted_once(api: Api, shared_world: Settin
     assert counted.since("api_outcome_seconds_count") == 2
     route = "/accounts/{stream_id}/withdraw"
     assert counted.since("http_request_seconds_count", method="POST", route=route, status="409") == 1
+
+    def lags() -> set[float]:
+        now = values(api.client.get("/metrics").text)
+        return {now["samefold_lag_events", (("agent", "core"), ("partition", str(p)))] for p in range(4)}
+
+    until(lambda: lags() == {0.0}, "the next check of the stores finds everything folded")
     now = values(api.client.get("/metrics").text)
-    assert {now["samefold_lag_events", (("agent", "core"), ("partition", str(p)))] for p in range(4)} == {0.0}
     assert now["samefold_parked_streams", (("view", "balances"),)] == 0.0
 
 

@@ -59,7 +59,7 @@ def test_a_context_whose_name_would_not_work_is_refused(tmp_path: Path, context:
     assert files(tmp_path) == {}
 
 
-@pytest.mark.parametrize("view", ["positions", "live", "streams_rooms", "totals_v2", "engine", "migrations"])
+@pytest.mark.parametrize("view", ["positions", "live", "streams_rooms", "totals_v2", "engine"])
 def test_a_view_whose_name_would_not_work_is_refused(parts: Parts, view: str) -> None:
     before = files(parts.root)
     with pytest.raises(BadName, match="reserved"):
