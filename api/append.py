@@ -96,7 +96,7 @@ class Appender:
         """Only the thread that polls uses it: librdkafka reports within `poll` and `flush`."""
 
     def require(self) -> None:
-        """Raises KafkaAway when all brokers were unreachable at the last check: a command could only wait in the producer."""
+        """Raises KafkaUnavailable when no broker was reachable at the last check: a command could only wait in the producer."""
         if self._connection.away.is_set():
             raise clients.away(self._settings, KafkaError(KafkaError._ALL_BROKERS_DOWN))
 

@@ -46,7 +46,7 @@ class Checked(TypedDict):
     ok: bool
     code: NotRequired[str]
     why: NotRequired[str]
-    cure: NotRequired[str]
+    hint: NotRequired[str]
 
 
 class Ready(TypedDict):
@@ -138,8 +138,8 @@ async def _ready(request: Request) -> Response:
 def _checked(error: SamefoldError | None) -> Checked:
     if error is None:
         return {"ok": True}
-    what, cure = why(error)
-    return {"ok": False, "code": error.code, "why": what, "cure": cure}
+    what, hint = why(error)
+    return {"ok": False, "code": error.code, "why": what, "hint": hint}
 
 
 async def _metrics(request: Request) -> Response:

@@ -58,7 +58,7 @@ class Problem(TypedDict):
     status: Annotated[int, Field(ge=400, le=599)]
     code: Annotated[str, Field(description="What programs branch on; it never changes")]
     detail: NotRequired[Annotated[str, Field(description="What happened this time")]]
-    cure: NotRequired[Annotated[str, Field(description="What the operators of the service can do about it")]]
+    hint: NotRequired[Annotated[str, Field(description="What the operators of the service can do about it")]]
     appended: NotRequired[Appended]
     errors: NotRequired[list[Error]]
 

@@ -142,7 +142,7 @@ async def _outcome(request: Request) -> Response:
 
 
 async def _look_up(services: Services, ref: CommandRef, partition: int) -> Recorded | None:
-    """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseAway."""
+    """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseUnavailable."""
     services.stores.require_live(OUTCOMES)
     found = await services.views.by_keys(all_views()[OUTCOMES], [(ref.stream, ref.key)])
     if not found.rows:

@@ -20,9 +20,9 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from infra.database.connect import DatabaseAway
+from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.observability import correlation
 
 log = logging.getLogger(__name__)
@@ -103,9 +103,9 @@ def problem_of(error: SamefoldError, **members: Any) -> Problem:
 
     This is the one place that decides what a client learns of an error: its message only where that is public.
     """
-    detail, cure = (error.message, error.cure) if error.is_public else ("", "")
-    if cure:
-        members["cure"] = cure
+    detail, hint = (error.message, error.hint) if error.is_public else ("", "")
+    if hint:
+        members["hint"] = hint
     return kind_of(type(error))(detail, **members)
 
 
@@ -115,7 +115,7 @@ def kind_of(error: type[SamefoldError]) -> Kind:
     return Kind(503, error.code, f"{title}.", RETRY_AFTER_S)
 
 
-UNAVAILABLE = (kind_of(DatabaseAway), kind_of(KafkaAway))
+UNAVAILABLE = (kind_of(DatabaseUnavailable), kind_of(KafkaUnavailable))
 """A store is unavailable, or refuses this process; other named errors are answered in the same way."""
 
 
@@ -131,7 +131,7 @@ def traceable(problem: Problem) -> Problem:
 def why(error: SamefoldError) -> tuple[str, str]:
     """What any client may learn of an error, and what to do about it."""
     return (
-        (error.message, error.cure) if error.is_public else (kind_of(type(error)).title, "See the log of this process.")
+        (error.message, error.hint) if error.is_public else (kind_of(type(error)).title, "See the log of this process.")
     )
 
 
@@ -167,7 +167,7 @@ async def _http(_request: Request, error: Exception) -> Response:
 async def _named(_request: Request, error: Exception) -> Response:
     assert isinstance(error, SamefoldError)
     if refused := CALLERS_FAULT.get(type(error)):
-        return refused(error.message, cure=error.cure).response()
+        return refused(error.message, hint=error.hint).response()
     problem = problem_of(error)
     if not error.is_public:  # what the client does not learn is logged
         problem = traceable(problem)

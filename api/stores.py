@@ -148,11 +148,14 @@ class StoreChecks:
             raise ReadModelNotSetUp("No view is live yet.", "Start an agent: `samefold run agent`.")
         now = {name: self.live[name].version for name in views if name in self.live}
         if difference := set_difference(now, {name: self._versions[name] for name in views}):
-            what, _, cure = difference.partition(". ")
-            raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", cure)
+            what, _, hint = difference.partition(". ")
+            raise OtherViewsLive(f"{what[:1].upper()}{what[1:]}.", hint)
 
     async def find_command(self, kind: CommandType) -> None:
-        """Look up a command that was not live at the last check: its first handler may just have started. Raises DatabaseAway."""
+        """Look up a command that was not live at the last check: its first handler may just have started.
+
+        Raises DatabaseUnavailable.
+        """
         if kind not in self.types:
             with naming(self._settings):
                 async with self._pool.connection() as connection:
@@ -209,9 +212,9 @@ class StoreChecks:
             found = await asked
         except psycopg.Error as error:
             self._is_wrong(subject, named(error, self._settings))
-        except (clients.KafkaAway, KafkaException) as error:  # silent, or it refuses us or this topic
+        except (clients.KafkaUnavailable, KafkaException) as error:  # silent, or it refuses us or this topic
             if time.monotonic() - self._kafka_at > PATIENCE_S:
-                away = error if isinstance(error, clients.KafkaAway) else clients.away(self._settings, error)
+                away = error if isinstance(error, clients.KafkaUnavailable) else clients.away(self._settings, error)
                 self._is_wrong("kafka", away, "away")
         except SamefoldError as error:
             self._is_wrong("topics", error)

@@ -57,20 +57,20 @@ class ViewReader:
         self._tables: dict[str, str] = {}
 
     async def by_keys(self, view: View, keys: Sequence[Values], streams: Sequence[str] = ()) -> Found:
-        """The rows with these keys, and which of the streams are parked. Raises ViewNotLive, DatabaseAway."""
+        """The rows with these keys, and which of the streams are parked. Raises ViewNotLive, DatabaseUnavailable."""
         return await self._ask(view, lambda table: queries.by_keys(view, table, self._topic, keys, streams))
 
     async def page(self, view: View, filters: Mapping[str, Any], after: Values | None, most: int) -> Found:
-        """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseAway."""
+        """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseUnavailable."""
         return await self._ask(view, lambda table: queries.page(view, table, self._topic, filters, after, most))
 
     async def require_live(self, view: View) -> None:
-        """Raises ViewNotLive, DatabaseAway."""
+        """Raises ViewNotLive, DatabaseUnavailable."""
         with naming(self._settings):
             await self._live_table(view)
 
     async def parked(self) -> dict[str, int]:
-        """By live view, how many streams it leaves out from some event on. Raises DatabaseAway."""
+        """By live view, how many streams it leaves out from some event on. Raises DatabaseUnavailable."""
         with naming(self._settings):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(

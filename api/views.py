@@ -42,7 +42,7 @@ from api.view_reader import (
     stream_of,
     tells_stream,
 )
-from infra.database.connect import DatabaseAway
+from infra.database.connect import DatabaseUnavailable
 from projections.engine.views.columns import schema_of
 from projections.engine.views.queries import Found
 from projections.engine.views.token import BadToken, OtherLog
@@ -66,7 +66,7 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
         summary="The views",
         description="What may be asked: each view's name, question, key and columns.",
         response_model=ViewList,
-        responses=responses({}, INVALID, kind_of(DatabaseAway)),
+        responses=responses({}, INVALID, kind_of(DatabaseUnavailable)),
     )
     for view in shown.values():
         _add(router, view)
@@ -340,7 +340,7 @@ _READ: openapi.Responses = {
     200: {"headers": _SEEN},
     304: {"description": "It is as it was.", "headers": _SEEN},
 }
-_UNREADABLE = (kind_of(DatabaseAway), kind_of(ViewNotLive), STOPPING)
+_UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), STOPPING)
 _UNREAD = (
     *(CALLERS_FAULT[BadToken], CALLERS_FAULT[OtherLog], INVALID, BAD_SEGMENT, TOO_MANY_READERS),
     *(kind_of(PositionNotReached), *_UNREADABLE),

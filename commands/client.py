@@ -92,12 +92,12 @@ def read_lines(file: Path) -> dict[int, Command]:
 def send_all(
     settings: Settings, commands: Iterable[Command], progress: Callable[[int], None], lines: Sequence[int] = ()
 ) -> None:
-    """As `Sender.send`, over a connection of its own. Raises NotSent, KafkaAway."""
+    """As `Sender.send`, over a connection of its own. Raises NotSent, KafkaUnavailable."""
     Sender(settings).send(commands, progress, lines)
 
 
 class Sender:
-    """Appends commands over one connection. Its constructor raises KafkaAway."""
+    """Appends commands over one connection. Its constructor raises KafkaUnavailable."""
 
     def __init__(self, settings: Settings) -> None:
         self._topic = describe(settings, settings.commands_topic)

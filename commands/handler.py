@@ -45,7 +45,7 @@ from commands.writer import (
     Writer,
 )
 from infra.archive.manifest import ends_of
-from infra.database.connect import DatabaseAway, connect, named, passes
+from infra.database.connect import DatabaseUnavailable, connect, named, passes
 from infra.domain_model.contexts import RECORDED
 from infra.errors import SamefoldError
 from infra.log import clients, topics
@@ -201,7 +201,7 @@ class Handler:
         if now < self._due_check:
             return
         self._due_check = now + CHECK_S
-        with suppress(clients.KafkaAway):
+        with suppress(clients.KafkaUnavailable):
             commands, events = (self._unchanged(topic) for topic in self._topics)
             self._topics = commands, events
         if not any(writer.phase is Phase.SERVING for writer in self.writers.values()):
@@ -210,8 +210,8 @@ class Handler:
             snapshot = self._snapshots().read()
             if snapshot.fits and snapshot.unrecorded:
                 self._before_opening(snapshot)
-        except (psycopg.Error, DatabaseAway) as error:
-            self._database_away(error)
+        except (psycopg.Error, DatabaseUnavailable) as error:
+            self._database_unavailable(error)
 
     def _unchanged(self, topic: topics.Topic) -> topics.Topic:
         found = topics.describe(self.settings, topic.name, admin=self._admin)
@@ -350,7 +350,7 @@ class Handler:
             return
         try:
             self._query = wanted, self._snapshots().ask(streams, outcomes)
-        except (psycopg.Error, DatabaseAway) as error:
+        except (psycopg.Error, DatabaseUnavailable) as error:
             self._retry(wanted, error)
 
     def _decide(self, batches: Batches, question: Question) -> None:
@@ -358,7 +358,7 @@ class Handler:
         self._query = None
         try:
             snapshot = self._reader.answer(question)
-        except (psycopg.Error, DatabaseAway) as error:
+        except (psycopg.Error, DatabaseUnavailable) as error:
             self._retry(batches, error)
             return
         reach("states loaded")
@@ -391,9 +391,9 @@ class Handler:
             elif not clients.is_finished(error.args[0]):
                 self._error = KafkaClientFailed(f"No commands can be read: {error.args[0].str()}.", AGAIN)
 
-    def _retry(self, batches: Batches, error: psycopg.Error | DatabaseAway) -> None:
+    def _retry(self, batches: Batches, error: psycopg.Error | DatabaseUnavailable) -> None:
         """Retry these commands a moment later, before those that are held already."""
-        self._database_away(error)
+        self._database_unavailable(error)
         for partition, batch in batches.items():
             if self._is_current(batch):
                 after = self._held.pop(partition, None)
@@ -503,14 +503,14 @@ class Handler:
             position = snapshot.positions.get(writer.partition)
             if position and first > position.next_offset and self._archived(writer.partition) < first:
                 return Refuse("events-trimmed")
-        except (psycopg.Error, DatabaseAway) as error:
-            self._database_away(error)
+        except (psycopg.Error, DatabaseUnavailable) as error:
+            self._database_unavailable(error)
             return Wait("PostgreSQL is unavailable")
         except KafkaException as error:
             if not clients.may_pass(error.args[0]):
                 raise
             return Wait("Kafka is unavailable")
-        except clients.KafkaAway:
+        except clients.KafkaUnavailable:
             return Wait("Kafka is unavailable")
         return writer.on_position(snapshot, end)
 
@@ -550,7 +550,7 @@ class Handler:
                 action = writer.on_log(records)
                 if not isinstance(action, ReadLog):
                     break
-        except (clients.KafkaAway, DatabaseAway) as error:  # the database knows what is archived
+        except (clients.KafkaUnavailable, DatabaseUnavailable) as error:  # the database knows what is archived
             log.warning("handler %s: %s", self.name, error)
             return writer.start()
         return writer.start() if action is None else action  # without a record, nothing was read up to the opening
@@ -683,7 +683,7 @@ class Handler:
             self._status.well("database", "PostgreSQL answers again")
         return self._reader
 
-    def _database_away(self, error: psycopg.Error | DatabaseAway) -> None:
+    def _database_unavailable(self, error: psycopg.Error | DatabaseUnavailable) -> None:
         if isinstance(error, psycopg.Error) and not passes(error):
             raise named(error, self.settings) from error
         if self._database is not None:
@@ -696,7 +696,7 @@ class Handler:
         while True:
             try:
                 return topics.ensure(self.settings)
-            except clients.KafkaAway as error:
+            except clients.KafkaUnavailable as error:
                 self._status.wrong("kafka", f"{error.message} Waiting for it.", "away")
                 if self.stopping.wait(1):
                     return None

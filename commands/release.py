@@ -44,7 +44,7 @@ def deciding(groups: Iterable[str], prefix: str, live: Mapping[str, int]) -> str
 
 
 def alive(admin: Admin, prefix: str) -> list[str]:
-    """The handlers' groups that have members. Raises KafkaAway, KafkaException."""
+    """The handlers' groups that have members. Raises KafkaUnavailable, KafkaException."""
     return [
         one.group_id for one in admin.ask(_groups) if one.state not in _GONE and one.group_id.startswith(_stem(prefix))
     ]
@@ -53,7 +53,7 @@ def alive(admin: Admin, prefix: str) -> list[str]:
 def require_alone(settings: Settings, types: Collection[CommandType]) -> None:
     """Require that no other release's handlers run, before these types, which this code does not know, are removed.
 
-    Raises OtherReleaseRuns, KafkaAway.
+    Raises OtherReleaseRuns, KafkaUnavailable.
     """
     if not types:
         return

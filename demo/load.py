@@ -96,7 +96,10 @@ class Load:
         self._visible = 0
 
     def run(self) -> Loaded:
-        """Returns when every command's outcome is visible. Raises Stalled, NotSent, Unexpected, KafkaAway, DatabaseAway."""
+        """Returns when every command's outcome is visible.
+
+        Raises Stalled, NotSent, Unexpected, KafkaUnavailable, DatabaseUnavailable.
+        """
         started = moved = time.monotonic()
         told = False
         while self._visible < len(self.commands):

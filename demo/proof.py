@@ -83,7 +83,7 @@ class Proof:
 
 
 def rows_of(settings: Settings) -> Rows:
-    """The live tables, in one snapshot. Raises ReadModelNotSetUp, DatabaseAway."""
+    """The live tables, in one snapshot. Raises ReadModelNotSetUp, DatabaseUnavailable."""
     with connect(settings, "samefold demo") as connection, connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
 
@@ -105,7 +105,7 @@ def rows_of(settings: Settings) -> Rows:
 
 
 def counted_in(settings: Settings) -> Counter[Key]:
-    """How many commits of each command count in the log, by the reading rule. Raises KafkaAway, UnreadableRecord."""
+    """How many commits of each command count in the log, by the reading rule. Raises KafkaUnavailable, UnreadableRecord."""
     topic = describe(settings, settings.events_topic)
     found: Counter[Key] = Counter()
     for partition, end in topic.end.items():

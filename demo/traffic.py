@@ -45,7 +45,7 @@ class Traffic(BackgroundThread):
         return OUT * (len(self.commands) // 2)
 
     def stop(self) -> None:
-        """Send no more. Raises what kept the commands from the log: NotSent, KafkaAway."""
+        """Send no more. Raises what kept the commands from the log: NotSent, KafkaUnavailable."""
         self._end()
         if self.error is not None:
             raise self.error

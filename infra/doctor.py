@@ -16,12 +16,12 @@ MIN_DISK_GB = 2
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `cure` is empty if it is ok."""
+    """The result of one check. `hint` is empty if it is ok."""
 
     name: str
     ok: bool
     found: str
-    cure: str = ""
+    hint: str = ""
 
 
 def examine() -> list[Finding]:
@@ -66,7 +66,7 @@ def _look(name: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(name, True, look())
     except SamefoldError as error:
-        return Finding(name, False, error.message, error.cure)
+        return Finding(name, False, error.message, error.hint)
 
 
 def _python() -> str:

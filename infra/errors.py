@@ -5,8 +5,8 @@
     ├── BadSettings               a setting has a wrong value, or a name that does not exist
     └── …                         each part of Samefold derives its own, next to the code that raises it
 
-A subclass is a name; an error has a message and a `cure`, the hint what to do. `samefold` prints them in two lines, without a
-traceback. Any other exception is a defect and gets its traceback.
+A subclass is a name; an error has a message (what happened) and a `hint` (what to do). `samefold` prints them in two lines, without
+a traceback. Any other exception is a defect and gets its traceback.
 """
 
 import re
@@ -27,12 +27,12 @@ class SamefoldError(Exception):
     code: ClassVar[str] = "samefold-error"
     exit_code: ClassVar[int] = 1
     is_public: ClassVar[bool] = False
-    """Whether clients of the API may read message and cure: they hold no address, no path and no text of another program."""
+    """Whether clients of the API may read message and hint: they hold no address, no path and no text of another program."""
 
-    def __init__(self, message: str, cure: str = "") -> None:
-        super().__init__(message, cure)
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
         self.message = message
-        self.cure = cure
+        self.hint = hint
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -40,7 +40,7 @@ class SamefoldError(Exception):
             cls.code = _HUMP.sub("-", cls.__name__).lower()
 
     def __str__(self) -> str:
-        return f"{self.message} {self.cure}" if self.cure else self.message
+        return f"{self.message} {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions are unpickled by calling the class with `args`; subclasses that ask for more would be lost on the

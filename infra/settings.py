@@ -27,7 +27,7 @@ from infra.errors import BadSettings, NotConfigured
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
 SERVICE = Path(__file__).parents[1] / "pyproject.toml"
-CURE = "All settings, with what they mean: .env.example."
+HINT = "All settings, with what they mean: .env.example."
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
@@ -141,7 +141,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             # Not its own text, and `from None`: pydantic quotes the input, which may be a secret.
             told = "; ".join(_told(wrong) for wrong in error.errors(include_input=False))
-            raise BadSettings(f"Wrong settings: {told}.", CURE) from None
+            raise BadSettings(f"Wrong settings: {told}.", HINT) from None
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
@@ -208,7 +208,7 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
     ours = (name.upper() for name in environment if name.upper().startswith(PREFIX))
     unknown = [name for name in sorted(ours) if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
     if unknown:
-        raise BadSettings(f"Wrong settings: {'; '.join(map(_unknown, unknown))}.", CURE)
+        raise BadSettings(f"Wrong settings: {'; '.join(map(_unknown, unknown))}.", HINT)
 
 
 def _told(error: ErrorDetails) -> str:

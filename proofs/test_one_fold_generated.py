@@ -91,7 +91,7 @@ def test_a_column_that_no_table_can_have_is_refused(letter: str, kind: str, monk
         spec = ViewSpec(letter, (), (Column("c0", kind, optional=optional),), parks=True, noted=True)
         with pytest.raises(BadView, match="column 'c0' has the type") as refused:
             _view(0, spec, context)
-        assert refused.value.cure
+        assert refused.value.hint
 
 
 def test_a_history_gets_smaller() -> None:

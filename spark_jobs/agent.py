@@ -26,10 +26,10 @@ from uuid import uuid4
 
 from pyspark.errors import PythonException
 
-from infra.database.connect import DatabaseAway
+from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log import topics
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.log.source import LogTrimmed
 from infra.observability import logs
 from infra.processes.code_identity import CODE
@@ -113,7 +113,7 @@ class Agent:
             try:
                 _, events = topics.ensure(self.settings)
                 self.work.start(events)
-            except (KafkaAway, DatabaseAway) as error:
+            except (KafkaUnavailable, DatabaseUnavailable) as error:
                 self._status.wrong("start", error.message)
                 self._ended.wait(1)
             else:
@@ -128,7 +128,7 @@ class Agent:
                 now = topics.describe(self.settings, events.name)
                 sender = Services.of(self.settings)
                 positions = self.work.positions()
-            except (DatabaseAway, KafkaAway) as error:
+            except (DatabaseUnavailable, KafkaUnavailable) as error:
                 self._unavailable(error)
                 self._failures += 1
                 continue
@@ -210,7 +210,7 @@ class Agent:
         try:
             self.work.ping()
             now = topics.describe(self.settings, events.name)
-        except (DatabaseAway, KafkaAway) as error:
+        except (DatabaseUnavailable, KafkaUnavailable) as error:
             self._unavailable(error)
         else:
             self._available()
@@ -259,7 +259,7 @@ class Agent:
             over.set()
 
     def _unavailable(self, error: SamefoldError) -> None:
-        self._status.wrong("kafka" if isinstance(error, KafkaAway) else "database", error.message, "unavailable")
+        self._status.wrong("kafka" if isinstance(error, KafkaUnavailable) else "database", error.message, "unavailable")
 
     def _available(self) -> None:
         self._status.well("database", "the database is available again")
@@ -269,7 +269,7 @@ class Agent:
         """Whether this process itself sees other services by now."""
         try:
             return Services.of(self.settings) != sender
-        except (KafkaAway, DatabaseAway):
+        except (KafkaUnavailable, DatabaseUnavailable):
             return True
 
     def _lost(self, error: Exception, over: threading.Event) -> None:

@@ -15,9 +15,9 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from infra.database.connect import DatabaseAway
+from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.log.records import Record
 from infra.log.rule import Reading
 from infra.observability import logs
@@ -116,7 +116,7 @@ class _Task:
     def apply(self, records: Sequence[Record]) -> ShareResult:
         try:
             return self._apply(_worker(self.share), records)
-        except (DatabaseAway, KafkaAway) as error:
+        except (DatabaseUnavailable, KafkaUnavailable) as error:
             return self._result(Status.UNAVAILABLE, error=error)
         except SamefoldError as error:
             return self._result(Status.STOPPED, error=error)
@@ -169,7 +169,7 @@ _workers: dict[tuple[str, Services], Worker] = {}
 
 
 def _worker(share: Share) -> Worker:
-    """Raises WrongCode, ExecutorNotConfigured, WrongKafka, WrongDatabase, KafkaAway, DatabaseAway."""
+    """Raises WrongCode, ExecutorNotConfigured, WrongKafka, WrongDatabase, KafkaUnavailable, DatabaseUnavailable."""
     worker = _workers.get((share.run, share.sender))
     if worker is None:
         require_code(share.code)

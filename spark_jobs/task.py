@@ -12,9 +12,9 @@ from typing import Any
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseAway, connect
+from infra.database.connect import Connection, DatabaseUnavailable, connect
 from infra.errors import BadSettings, NotConfigured, SamefoldError
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.processes.code_identity import require_code
 from infra.processes.services import Services
 from infra.settings import Settings
@@ -23,7 +23,7 @@ from projections.engine.rebuild.engines import Argument
 from projections.engine.rebuild.workers import Advance
 
 REPORT_S = 1.0
-PASSING = (KafkaAway, DatabaseAway)
+PASSING = (KafkaUnavailable, DatabaseUnavailable)
 PAUSE_S = 1.0
 """How long a task waits before it fails for a reason that may pass, and Spark retries it."""
 
@@ -145,7 +145,7 @@ def own_settings() -> Settings:
             "the executors, not in Spark's configuration: docs/operating.md.",
         ) from error
     except BadSettings as error:
-        raise ExecutorNotConfigured(f"On an executor: {error.message}", error.cure) from error
+        raise ExecutorNotConfigured(f"On an executor: {error.message}", error.hint) from error
     return settings
 
 

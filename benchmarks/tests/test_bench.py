@@ -130,7 +130,7 @@ def test_a_process_that_ends_is_noticed_and_quoted(tmp_path: Path) -> None:
         process.wait(30)
         with pytest.raises(BenchmarkStalled, match="p ended with exit code 2") as raised:
             wait_until(lambda: 0, 1, (process,), lambda _: None, every=0.01)
-    assert "expected one argument" in raised.value.cure
+    assert "expected one argument" in raised.value.hint
 
 
 def test_what_a_handler_decided_is_checked_command_by_command(world: Settings, orders: list[Order]) -> None:

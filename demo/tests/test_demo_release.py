@@ -82,7 +82,7 @@ def test_a_view_that_is_not_the_samples_is_left_alone() -> None:
 def test_a_command_that_fails_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="`samefold nonsense` ended with exit code 2") as raised:
         CommandLine(tmp_path, tree.environment(ROOT)).run("nonsense")
-    assert "No such command" in raised.value.cure
+    assert "No such command" in raised.value.hint
 
 
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(

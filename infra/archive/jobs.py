@@ -66,7 +66,7 @@ class PartitionNow:
 
 
 def status(settings: Settings) -> list[PartitionNow]:
-    """The status of each partition. Raises ContractBroken, ManifestBroken, KafkaAway, DatabaseAway."""
+    """The status of each partition. Raises ContractBroken, ManifestBroken, KafkaUnavailable, DatabaseUnavailable."""
     with naming(settings), connect(settings, "samefold archive status") as connection:
         topic = require_contract(settings, connection)
         files = files_of(connection, topic.name)

@@ -46,7 +46,7 @@ def read_archived(
 ) -> Iterator[tuple[list[Record], int]]:
     """The archived records of [start, stop), in batches, each with the offset after it; none where `start` is not archived.
 
-    Raises ArchiveMissing, ArchiveDamaged, WrongArchive, ManifestBroken, ArchiveAway, DatabaseAway.
+    Raises ArchiveMissing, ArchiveDamaged, WrongArchive, ManifestBroken, ArchiveAway, DatabaseUnavailable.
     """
     if settings.database_url is None:
         return
@@ -88,7 +88,7 @@ class Checked:
 
 
 def check_partition(portion: Portion, advance: Callable[[int], None] = lambda _count: None) -> Checked:
-    """Check all files of a partition. Raises WrongArchive, ManifestBroken, ArchiveAway, DatabaseAway."""
+    """Check all files of a partition. Raises WrongArchive, ManifestBroken, ArchiveAway, DatabaseUnavailable."""
     with naming(portion.settings), connect(portion.settings, "samefold archive check") as connection:
         store = opened(portion.settings, connection, portion.topic)
         files = files_of(connection, portion.topic, portion.partition)

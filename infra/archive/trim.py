@@ -62,7 +62,7 @@ class Cut:
 
 
 def plan_trim(settings: Settings, *, before: datetime | None = None, keep: int = 0) -> tuple[Topic, list[Cut]]:
-    """The topic, and what may be deleted: see `_plan`. Raises ContractBroken, KafkaAway, DatabaseAway."""
+    """The topic, and what may be deleted: see `_plan`. Raises ContractBroken, KafkaUnavailable, DatabaseUnavailable."""
     with naming(settings), connect(settings, "samefold archive trim") as connection:
         topic = require_contract(settings, connection)
         return topic, _plan(settings, topic, connection, before=before, keep=keep)
@@ -73,7 +73,7 @@ def _plan(
 ) -> list[Cut]:
     """The records that may be deleted: older than `before`, if given, without the newest `keep` of each partition.
 
-    Raises KafkaAway, psycopg.Error.
+    Raises KafkaUnavailable, psycopg.Error.
     """
     wanted = {partition: max(end - keep, 0) for partition, end in topic.end.items()}
     if before is not None:
@@ -97,7 +97,7 @@ def trim_log(settings: Settings, topic: Topic, cuts: list[Cut], *, progress: Pro
     """Delete each cut's records, within the current limits, after a check that the archive's files hold them. Returns what was cut.
 
     Raises ArchiveDiffers, TopicChanged, WrongArchive, ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, TrimRefused,
-    KafkaAway, DatabaseAway.
+    KafkaUnavailable, DatabaseUnavailable.
     """
     reach("trim planned")
     progress = progress or Silent()

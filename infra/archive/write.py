@@ -75,8 +75,8 @@ def shares(settings: Settings, topic: Topic, archived: Mapping[int, int]) -> lis
 def archive_partition(share: Share, advance: Callable[[int], None] = lambda _count: None) -> Archived:
     """Archive a partition up to the share's end. Several archivers may run: each record is archived once.
 
-    Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, WrongArchive, ArchiveAway, KafkaAway,
-    DatabaseAway.
+    Raises LogTrimmed where the log lacks records that are not archived, UnreadableRecord, WrongArchive, ArchiveAway,
+    KafkaUnavailable, DatabaseUnavailable.
     """
     with naming(share.settings), connect(share.settings, f"samefold archive {share.partition}") as connection:
         store = opened(share.settings, connection, share.topic)

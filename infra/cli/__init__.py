@@ -65,5 +65,5 @@ def main() -> None:
 def print_error(error: SamefoldError) -> None:
     """Print to stderr what happened, in red, and below it what to do."""
     typer.secho(f"{error.code}: {error.message}", fg="red", err=True)
-    if error.cure:
-        typer.echo(f"  → {error.cure}", err=True)
+    if error.hint:
+        typer.echo(f"  → {error.hint}", err=True)

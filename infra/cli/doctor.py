@@ -25,8 +25,8 @@ def doctor(as_json: Json = False) -> None:
     def text(found: dict[str, Any]) -> Iterator[Text]:
         for one in found["findings"]:
             yield Text.assemble(("ok", "green") if one.ok else ("no", "red"), f"  {one.name:<22}{one.found}")
-            if one.cure:
-                yield Text(f"    {'':<22}→ {one.cure}")
+            if one.hint:
+                yield Text(f"    {'':<22}→ {one.hint}")
 
     findings = examine()
     ok = all(finding.ok for finding in findings)

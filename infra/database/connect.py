@@ -20,15 +20,15 @@ from infra.settings import Settings
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-class DatabaseAway(SamefoldError):
+class DatabaseUnavailable(SamefoldError):
     """PostgreSQL is unavailable, perhaps for a moment. Processes wait, commands end."""
 
 
-class SessionEnded(DatabaseAway):
+class SessionEnded(DatabaseUnavailable):
     """PostgreSQL ended this session by command: it is stopping, or an administrator ended the session."""
 
 
-class TransactionTimedOut(DatabaseAway):
+class TransactionTimedOut(DatabaseUnavailable):
     """PostgreSQL ended a transaction that held its locks for too long, and the session with it."""
 
 
@@ -77,7 +77,7 @@ def connect(
     `short_transactions` is for sessions that hold locks which others wait for: see `longest_transaction_ms`. `by_key` is for
     sessions that find rows by their keys only: see `BY_KEY`.
 
-    Raises DatabaseAway for an error that may pass, else DatabaseRefused; NotConfigured.
+    Raises DatabaseUnavailable for an error that may pass, else DatabaseRefused; NotConfigured.
     """
     session = parameters(
         settings,
@@ -165,7 +165,7 @@ def longest_transaction_ms(settings: Settings) -> int:
 
 def passes(error: BaseException) -> bool:
     """Whether an error may pass by itself: connections refused or lost, start-up, locks, failover, a full disk."""
-    if isinstance(error, DatabaseAway):
+    if isinstance(error, DatabaseUnavailable):
         return True
     if not isinstance(error, psycopg.Error):
         return False
@@ -191,7 +191,7 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             "Run the command again. If the machine is always so slow, set SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS higher.",
         )
     if passes(error):
-        return DatabaseAway(
+        return DatabaseUnavailable(
             f"{place} does not answer: {text}",
             "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_DATABASE_URL.",
         )
@@ -208,7 +208,7 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
 
 @contextmanager
 def naming(settings: Settings) -> Iterator[None]:
-    """Turn psycopg's errors into named ones: DatabaseAway, DatabaseBehind, DatabaseRefused, ValueRefused."""
+    """Turn psycopg's errors into named ones: DatabaseUnavailable, DatabaseBehind, DatabaseRefused, ValueRefused."""
     try:
         yield
     except psycopg.Error as error:

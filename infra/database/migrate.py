@@ -107,16 +107,16 @@ def check(settings: Settings) -> None:
         context = MigrationContext.configure(connection, opts={"include_object": include_object})
         script = produce_migrations(context, declared())
         refuse_changed_views(script.upgrade_ops)
-        for branch, cure in _CURES.items():
+        for branch, hint in _HINTS.items():
             found = _of(branch, script.upgrade_ops)
             if not found.is_empty():
                 differences = "; ".join(_in_words(diff) for diff in found.as_diffs())
-                raise SchemaDrift(f"The database's tables differ from the code's: {differences}.", cure)
+                raise SchemaDrift(f"The database's tables differ from the code's: {differences}.", hint)
 
     _with(settings, act)
 
 
-_CURES = {
+_HINTS = {
     CORE: "One of Samefold's own tables was changed by hand. Change it back.",
     VIEWS: "Run `samefold db revision -m '…'`, read what it wrote, then `samefold db upgrade`.",
 }
@@ -179,7 +179,7 @@ def refuse_changed_views(operations: UpgradeOps | None) -> None:
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[sa.Connection]:
-    """A connection within one transaction, for Alembic. Raises DatabaseAway, DatabaseRefused."""
+    """A connection within one transaction, for Alembic. Raises DatabaseUnavailable, DatabaseRefused."""
     engine = sa.create_engine(
         "postgresql+psycopg://", creator=lambda: _without_autocommit(settings), poolclass=NullPool
     )

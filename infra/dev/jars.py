@@ -120,12 +120,12 @@ def main() -> None:
             lock.write_text("".join(f"{digest}  {jar}\n" for jar, digest in found.items()))
         wrong = sorted({jar for jar, _ in found.items() ^ locked(lock).items()})
         if wrong:
-            cure = "Remove that folder and run `make setup` again; if it persists, do not run these jars."
-            raise JarsMissing(f"{folder} does not match {lock.name}: {', '.join(wrong)}.", cure)
+            hint = "Remove that folder and run `make setup` again; if it persists, do not run these jars."
+            raise JarsMissing(f"{folder} does not match {lock.name}: {', '.join(wrong)}.", hint)
 
 
 if __name__ == "__main__":
     try:
         main()
     except SamefoldError as error:
-        sys.exit(f"{error.message}\n{error.cure}")
+        sys.exit(f"{error.message}\n{error.hint}")

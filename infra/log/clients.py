@@ -30,7 +30,7 @@ END_S = 5.0
 """For the reports of purged records, which come at once. A missing report times out, as any other."""
 
 
-class KafkaAway(SamefoldError):
+class KafkaUnavailable(SamefoldError):
     """Kafka does not answer. Processes wait for it, commands end."""
 
 
@@ -270,9 +270,9 @@ _PASSING = {
 }
 
 
-def away(settings: Settings, error: KafkaException | KafkaError) -> KafkaAway:
+def away(settings: Settings, error: KafkaException | KafkaError) -> KafkaUnavailable:
     """The error for a Kafka that does not answer, with the broker's address and without any secret."""
-    return KafkaAway(
+    return KafkaUnavailable(
         f"Kafka at {settings.kafka} does not answer ({error}).",
         "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_KAFKA_BOOTSTRAP.",
     )

@@ -37,7 +37,7 @@ def read_range(
 
     It ends only at `stop`: it reads again where Kafka or the archive ends before. The last offset counts as read only when a record
     at or beyond it, or the partition's end beyond it, was received.
-    Raises LogTrimmed where the range does not exist, KafkaAway after 60 s without progress, and what `archived` raises.
+    Raises LogTrimmed where the range does not exist, KafkaUnavailable after 60 s without progress, and what `archived` raises.
     """
     position = start
     while position < stop:
@@ -56,7 +56,8 @@ def archived(
 ) -> Iterator[tuple[list[Record], int]]:
     """The records from `start` on in the archive, in batches, each with the offset after it; the last batch may be empty.
 
-    Raises LogTrimmed where `start` is not archived; ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway, DatabaseAway.
+    Raises LogTrimmed where `start` is not archived; ArchiveDamaged, ArchiveMissing, ManifestBroken, ArchiveAway,
+    DatabaseUnavailable.
     """
     from infra.archive.read import read_archived  # imports Arrow, which only a trimmed log needs
 
@@ -83,7 +84,7 @@ def read_held(
     """The records of [start, stop) in Kafka, in batches, each with the offset after it; the last batch may be empty.
 
     `headers` receives the records' headers by offset. Raises NotHeld where Kafka does not hold the next record any more,
-    LogTrimmed where the partition ends before `stop`, KafkaAway.
+    LogTrimmed where the partition ends before `stop`, KafkaUnavailable.
     """
     if start >= stop:
         return
@@ -151,7 +152,7 @@ def named(settings: Settings, topic: str, partition: int, start: int, error: Kaf
 def history_of(settings: Settings, stream: str) -> Iterator[dict[str, Any]]:
     """The commits of a stream in order, as plain data. `void` says why a record has no effect; None where it has.
 
-    Reads the stream's whole partition. Raises TopicMissing, KafkaAway, LogTrimmed, UnreadableRecord.
+    Reads the stream's whole partition. Raises TopicMissing, KafkaUnavailable, LogTrimmed, UnreadableRecord.
     """
     topic = describe(settings, settings.events_topic)
     partition, key = partition_of(stream, topic.partitions), stream.encode()

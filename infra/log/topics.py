@@ -84,7 +84,7 @@ class Admin:
         self._client = clients.admin(settings)
 
     def ask(self, question: Callable[[AdminClient, float], T]) -> T:
-        """The result of `question`, which gets the client and a time-out in seconds. Raises KafkaAway, KafkaException."""
+        """The result of `question`, which gets the client and a time-out in seconds. Raises KafkaUnavailable, KafkaException."""
         began = time.monotonic()
         within_s = TRY_S
         with _naming(self._settings):
@@ -106,7 +106,7 @@ class Admin:
 
 
 def ensure(settings: Settings) -> tuple[Topic, Topic]:
-    """Create the missing topics, check both, return (commands, events). Raises TopicUnfit, TopicMissing, KafkaAway."""
+    """Create the missing topics, check both, return (commands, events). Raises TopicUnfit, TopicMissing, KafkaUnavailable."""
     admin = Admin(settings)
     wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
     existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
@@ -137,7 +137,7 @@ def _make(client: AdminClient, missing: list[NewTopic], within_s: float) -> None
 
 
 def describe(settings: Settings, name: str, *, admin: Admin | None = None) -> Topic:
-    """A topic's id, partitions and offsets. Raises TopicMissing, KafkaAway."""
+    """A topic's id, partitions and offsets. Raises TopicMissing, KafkaUnavailable."""
     try:
         return (admin or Admin(settings)).ask(lambda client, within_s: _describe(client, name, within_s))
     except KafkaException as error:
@@ -170,7 +170,7 @@ def _offsets(
 
 
 def ends(topic: Topic, admin: Admin) -> dict[int, int]:
-    """Each partition's current end. Raises KafkaAway."""
+    """Each partition's current end. Raises KafkaUnavailable."""
     numbers = range(topic.partitions)
     return admin.ask(lambda client, within_s: _offsets(client, topic.name, numbers, OffsetSpec.latest(), within_s))
 
@@ -178,7 +178,8 @@ def ends(topic: Topic, admin: Admin) -> dict[int, int]:
 def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]:
     """By partition, an offset whose record is from `time_ms` (since the epoch) or later; partitions without one are left out.
 
-    It comes from the broker's index: where times are equal, or went back, it need not be the first such record. Raises KafkaAway.
+    It comes from the broker's index: where times are equal, or went back, it need not be the first such record.
+    Raises KafkaUnavailable.
     """
     numbers, then = range(topic.partitions), OffsetSpec.for_timestamp(time_ms)
     found = Admin(settings).ask(lambda client, within_s: _offsets(client, topic.name, numbers, then, within_s))
@@ -259,7 +260,7 @@ def _fits(key: str, found: str, wanted: str) -> bool:
 
 @contextmanager
 def _naming(settings: Settings) -> Iterator[None]:
-    """Raises KafkaAway for Kafka's errors that may pass."""
+    """Raises KafkaUnavailable for Kafka's errors that may pass."""
     try:
         yield
     except KafkaException as error:

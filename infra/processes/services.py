@@ -41,11 +41,11 @@ class Services:
 
     @classmethod
     def of(cls, settings: Settings) -> Services:
-        """Raises TopicMissing, KafkaAway, DatabaseAway."""
+        """Raises TopicMissing, KafkaUnavailable, DatabaseUnavailable."""
         return cls(settings.kafka, topics.describe(settings, settings.events_topic).id, _database(settings))
 
     def require(self, settings: Settings) -> None:
-        """Raises WrongKafka, WrongDatabase where these settings lead elsewhere; KafkaAway, DatabaseAway."""
+        """Raises WrongKafka, WrongDatabase where these settings lead elsewhere; KafkaUnavailable, DatabaseUnavailable."""
         where = f"as a worker on {socket.gethostname()} reaches it,"
         try:
             topic_id = topics.describe(settings, settings.events_topic).id

@@ -333,8 +333,8 @@ class Source:
             f"no `{name}: TypeAlias = …`", "Write it as the other contexts have it, or add the class by hand."
         )
 
-    def _no_place(self, what: str, cure: str) -> NoPlace:
-        return NoPlace(f"{self.file.name} has {what}.", cure)
+    def _no_place(self, what: str, hint: str) -> NoPlace:
+        return NoPlace(f"{self.file.name} has {what}.", hint)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:

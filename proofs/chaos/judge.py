@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psycopg
 from psycopg import sql
 
-from infra.database.connect import Connection, DatabaseAway, connect
+from infra.database.connect import Connection, DatabaseUnavailable, connect
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Place, places_in
@@ -52,7 +52,7 @@ class Judge(BackgroundThread):
         return [*self.ledger.violations, *self._found]
 
     def look(self) -> None:
-        """One snapshot, compared. Raises psycopg.Error, DatabaseAway."""
+        """One snapshot, compared. Raises psycopg.Error, DatabaseUnavailable."""
         with self._one, connect(self.settings, "chaos judge", statement_timeout_ms=0) as connection:
             snapshot = self._snapshot(connection)
             if snapshot is None:
@@ -73,7 +73,7 @@ class Judge(BackgroundThread):
             began = time.monotonic()
             try:
                 self.look()
-            except (psycopg.Error, DatabaseAway):
+            except (psycopg.Error, DatabaseUnavailable):
                 self.seen.missed += 1
             except BaseException as error:
                 self._found.append(f"the judge itself failed: {error!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseAway, connect
+from infra.database.connect import Connection, DatabaseUnavailable, connect
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Place, places_in
@@ -28,7 +28,7 @@ class Progress(BackgroundThread):
             try:
                 connection = connection or connect(self.settings, "chaos progress")
                 self._look(connection)
-            except (psycopg.Error, DatabaseAway):
+            except (psycopg.Error, DatabaseUnavailable):
                 if connection is not None:
                     connection.close()
                     connection = None

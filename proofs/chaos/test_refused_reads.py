@@ -12,7 +12,7 @@ import pytest
 
 from infra.database.connect import connect
 from infra.log import topics
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
@@ -222,7 +222,7 @@ def test_nothing_is_left_out_of_a_tail_that_goes_on_after_an_error(ground: Groun
                 until(lambda name=command.id: decided(world)[-1] == name, "decided")  # type: ignore[misc]
         to, ids = readings(world)
         until(lambda: Reads.asked_from == to.next_offset, "all is in the tail's memory, behind the error")
-        with pytest.raises(KafkaAway):
+        with pytest.raises(KafkaUnavailable):
             tail.exactly({0: at}, {0: to})
         [batch] = tail.exactly({0: at}, {0: to})
     assert [one.commit.command_id for one in batch.counted] == ids[1:] == ["d1", "d2"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseAway, connect
+from infra.database.connect import Connection, DatabaseUnavailable, connect
 from projections.engine.fold.plan import Plan
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.live.worker import Worker
@@ -133,14 +133,14 @@ class Agent:
     def _read_positions(self, action: ReadPositions) -> None:
         self._call(0, partial(self.work.positions, action.turn), partial(self._positions, action), reads=True)
 
-    def _positions(self, action: ReadPositions, found: Positions | DatabaseAway | None) -> None:
-        if isinstance(found, DatabaseAway):
+    def _positions(self, action: ReadPositions, found: Positions | DatabaseUnavailable | None) -> None:
+        if isinstance(found, DatabaseUnavailable):
             self._do(self.reader.away(action.turn))
             return
         self._do(self.reader.positions(action.turn, found))
 
-    def _applied(self, action: Apply, done: BatchResult | DatabaseAway) -> None:
-        done = BatchResult(Fate.AWAY) if isinstance(done, DatabaseAway) else done
+    def _applied(self, action: Apply, done: BatchResult | DatabaseUnavailable) -> None:
+        done = BatchResult(Fate.AWAY) if isinstance(done, DatabaseUnavailable) else done
         self._do(self.reader.done(action.turn, done, self.world.play.now, action.lane))
         if done.fate is Fate.APPLIED:
             self.applied += 1
@@ -171,11 +171,11 @@ class Agent:
             lane.busy = True
             if self.world.pings:
                 play.pause()
-                with suppress(DatabaseAway):
+                with suppress(DatabaseUnavailable):
                     self.work.ping(lane.number)
             try:
                 answer = job()
-            except DatabaseAway as away:
+            except DatabaseUnavailable as away:
                 answer = away
             except BaseException:
                 self.ended = True

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from infra.database.connect import DatabaseAway
+from infra.database.connect import DatabaseUnavailable
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from projections.engine.store import commit
@@ -64,7 +64,7 @@ class Armed:
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "away":
-            raise DatabaseAway("The database is away, says the test.")
+            raise DatabaseUnavailable("The database is away, says the test.")
         elif action == "hold":
             until((self.folder / "release").exists, "the test lets the task go on")
 

@@ -54,7 +54,7 @@ def test_it_says_who_builds_where_and_since_when(bank: Bookkeeper) -> None:
         rf"by another process: samefold rebuild, pid {os.getpid()} on \S+, since \d{{4}}-.*, session \d+\.",
         str(refused.value),
     )
-    assert "samefold rebuild balances --abandon" in refused.value.cure
+    assert "samefold rebuild balances --abandon" in refused.value.hint
 
 
 def test_it_ends_who_builds_and_takes_his_place(bank: Bookkeeper) -> None:

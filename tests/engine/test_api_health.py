@@ -87,7 +87,7 @@ def test_a_process_lives_while_both_stores_are_away_and_says_which_are(
 
 
 def away() -> dict[str, str]:
-    return dict.fromkeys(SUBJECTS, "not-looked") | {"kafka": "kafka-away", "database": "database-away"}
+    return dict.fromkeys(SUBJECTS, "not-looked") | {"kafka": "kafka-unavailable", "database": "database-unavailable"}
 
 
 def test_all_is_well(api: Api) -> None:
@@ -171,7 +171,7 @@ def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Setti
         until(lambda: failing(api) == {"positions": "read-model-stands-still"}, "the handler's openings wait")
         _, checks = asked(api)
         assert "records behind the log" in checks["positions"]["why"]
-        assert "samefold run agent" in checks["positions"]["cure"]
+        assert "samefold run agent" in checks["positions"]["hint"]
         with agent(world):
             until(lambda: failing(api) == {}, "it is ready again")
 

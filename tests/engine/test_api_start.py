@@ -50,7 +50,7 @@ def test_it_starts_while_both_stores_are_away_and_finds_them(world: Settings, st
             until(lambda: "database" in api.services.stores.failures, "it notices")
             status, code, appended = told(open_account(api, "one"))
             assert (status, appended) == (503, "no")
-            assert code in {"kafka-away", "database-away"}
+            assert code in {"kafka-unavailable", "database-unavailable"}
             stack.up()
             with handler(world), agent(world):
                 ready(api)
@@ -63,7 +63,7 @@ def test_it_starts_while_both_stores_are_away_and_finds_them(world: Settings, st
 def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings, stack: Stack) -> None:
     with everything(world) as api:
         assert open_account(api, "one").status_code == 200
-        for service, code in ((stack.kafka, "kafka-away"), (stack.postgres, "database-away")):
+        for service, code in ((stack.kafka, "kafka-unavailable"), (stack.postgres, "database-unavailable")):
             server = service.process()
             assert server is not None
             server.kill()

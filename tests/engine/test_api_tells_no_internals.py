@@ -124,12 +124,12 @@ def elsewhere(world: Settings, **other: str) -> Settings:
 
 NOT_THERE: dict[str, tuple[str, Callable[[Settings], Settings]]] = {
     "no store is there": (
-        "database-away",
+        "database-unavailable",
         lambda world: elsewhere(world, host="127.0.0.1", port="1").model_copy(update={"kafka_bootstrap": NOWHERE}),
     ),
-    "no such host": ("database-away", lambda world: elsewhere(world, host="db.intern.invalid")),
-    "no such user": ("database-away", lambda world: elsewhere(world, user="nobody_of_ours")),
-    "no such database": ("database-away", lambda world: elsewhere(world, dbname="nothing_of_ours")),
+    "no such host": ("database-unavailable", lambda world: elsewhere(world, host="db.intern.invalid")),
+    "no such user": ("database-unavailable", lambda world: elsewhere(world, user="nobody_of_ours")),
+    "no such database": ("database-unavailable", lambda world: elsewhere(world, dbname="nothing_of_ours")),
     "no tables": ("database-behind", lambda world: elsewhere(world, dbname="postgres")),
 }
 
@@ -160,7 +160,7 @@ def test_of_a_database_that_hangs_in_the_midst_of_a_read(
             monkeypatch.setattr(other.services.stores, "_is_wrong", lambda *_: None)
             read = ask(other, "GET", "/views/balances")
             assert_tells_nothing(other, "read", read)
-            assert (read.status_code, read.json()["code"]) == (503, "database-away")
+            assert (read.status_code, read.json()["code"]) == (503, "database-unavailable")
             assert read.headers["Correlation-Id"] == read.json()["correlation_id"]
 
 

@@ -427,12 +427,12 @@ def test_without_kafka_what_is_folded_is_read_and_without_the_database_nothing_i
     with serving(no_kafka, name="no-kafka") as without:
         until(lambda: "kafka" in without.services.stores.failures, "Kafka is found to be away")
         assert get(without, "/views/balances/away").json()["row"]["account"] == "away"
-        problem(get(without, f"/views/balances/away?after={seen}"), 503, "kafka-away")
+        problem(get(without, f"/views/balances/away?after={seen}"), 503, "kafka-unavailable")
     no_database = shared_world.model_copy(update={"database_url": SecretStr(f"postgresql://{nowhere}/none?user=me")})
     with serving(no_database, name="no-database") as without:
         for path in ("/views", "/views/balances", "/views/balances/away"):
             answer = get(without, path)
-            problem(answer, 503, "database-away")
+            problem(answer, 503, "database-unavailable")
             assert answer.headers["Retry-After"] == "1"
 
 

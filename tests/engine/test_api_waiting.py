@@ -86,7 +86,7 @@ def test_a_database_that_hangs_is_answered_with_503_by_every_read_and_found_agai
             command = httpx.post(
                 f"{api.url}/accounts/hung/deposit", json={"cents": 1, "on": "2026-01-02"}, timeout=DEADLINE_S
             )
-            assert (command.status_code, command.json()["code"]) == (503, "database-away")
+            assert (command.status_code, command.json()["code"]) == (503, "database-unavailable")
         until(lambda: all(get(path).status_code != 503 for path in paths), "the database is found again")
 
 

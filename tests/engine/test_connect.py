@@ -9,9 +9,9 @@ import pytest
 from psycopg import errors
 
 from infra.database.connect import (
-    DatabaseAway,
     DatabaseBehind,
     DatabaseRefused,
+    DatabaseUnavailable,
     TransactionTimedOut,
     connect,
     named,
@@ -68,7 +68,7 @@ def test_a_process_that_froze_in_a_transaction_does_not_keep_its_locks(world: Se
         assert passes(lost.value)
         told = named(lost.value, world)
         assert isinstance(told, TransactionTimedOut)
-        assert "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS" in told.cure
+        assert "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS" in told.hint
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -99,7 +99,7 @@ def test_nor_does_one_that_froze_between_two_statements_of_a_pipeline(world: Set
 
 def test_nobody_there_may_pass_and_no_message_tells_the_password() -> None:
     settings = Settings(database_url=f"postgresql://somebody:{SECRET}@127.0.0.1:9/there")
-    with pytest.raises(DatabaseAway) as away:
+    with pytest.raises(DatabaseUnavailable) as away:
         connect(settings, "test")
     assert passes(away.value)
     assert "there at 127.0.0.1" in away.value.message
@@ -166,7 +166,7 @@ def test_errors_get_names(empty_world: Settings) -> None:
     with connect(empty_world, "test") as db:
         with pytest.raises(DatabaseBehind, match="samefold db upgrade"), naming(empty_world):
             db.execute("select * from positions")
-        with pytest.raises(DatabaseAway), naming(empty_world):
+        with pytest.raises(DatabaseUnavailable), naming(empty_world):
             db.execute("select pg_terminate_backend(pg_backend_pid())")
 
 

@@ -179,7 +179,7 @@ class Unread:
 def test_a_state_whose_values_json_does_not_give_back_is_named() -> None:
     error = refused(State=Either)
     assert re.match(r"domain\.made: Either\.it is .*Filled \| .*Spent.*, which JSON can't tell apart", error.message)
-    assert "a field that says which" in error.cure
+    assert "a field that says which" in error.hint
 
 
 def test_an_event_whose_values_json_does_not_give_back_is_named() -> None:

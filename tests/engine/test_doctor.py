@@ -1,4 +1,4 @@
-"""The doctor: what is missing gets a cure, and it is never right about a broken machine."""
+"""The doctor: what is missing gets a hint, and it is never right about a broken machine."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def fake_java(folder: Path, says: str) -> None:
 
 
 def test_all_is_well_where_the_tests_run() -> None:
-    assert [found for found in doctor.examine() if not found.ok or found.cure] == []
+    assert [found for found in doctor.examine() if not found.ok or found.hint] == []
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_a_java_that_will_not_do_is_named(says: str, tmp_path: Path, monkeypatch
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     found = finding("Java")
     assert not found.ok
-    assert "apt-get install" in found.cure
-    assert "brew install" in found.cure
+    assert "apt-get install" in found.hint
+    assert "brew install" in found.hint
 
 
 def test_a_newer_java_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_missing_jar_is_noticed_before_java_is_started(tmp_path: Path, monkeyp
     for name in list(jars.locked())[1:]:
         (tmp_path / name).touch()
     found = finding("Kafka's jars")
-    assert (found.ok, found.cure) == (False, "Run `make setup`.")
+    assert (found.ok, found.hint) == (False, "Run `make setup`.")
     with pytest.raises(jars.JarsMissing, match=r"^1 of Kafka's"):
         Kafka(tmp_path / "kafka").start()
 
@@ -88,6 +88,6 @@ def test_what_does_not_answer_is_a_fault(samefold: Samefold) -> None:
     nobody = Settings(kafka_bootstrap="127.0.0.1:9", database_url="host=127.0.0.1 port=9 connect_timeout=2")
     done = samefold("doctor", "--json", settings=nobody)
     assert done.returncode == 1
-    wrong = {f["name"]: f["cure"] for f in json.loads(done.stdout)["findings"] if not f["ok"]}
+    wrong = {f["name"]: f["hint"] for f in json.loads(done.stdout)["findings"] if not f["ok"]}
     assert set(wrong) == {"Kafka", "PostgreSQL"}
-    assert all("samefold dev up" in cure for cure in wrong.values())
+    assert all("samefold dev up" in hint for hint in wrong.values())

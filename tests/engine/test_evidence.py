@@ -47,7 +47,7 @@ FALSE = {
     "a refusal with events": ([NO], [commit(reason=POOR, events=[EVENT])]),
     "invalid, and done": ([answer(422, "invalid")], [DONE]),
     "invalid, and in the log as refused": ([answer(422, "invalid")], [REFUSED]),
-    "promised as not appended": ([answer(503, "kafka-away", appended="no")], [DONE]),
+    "promised as not appended": ([answer(503, "kafka-unavailable", appended="no")], [DONE]),
     "too many requests, and done": ([answer(429, "read-model-behind")], [DONE]),
     "two answers": ([OK, NO], [DONE]),
     "used again, and never used": ([REUSED], []),
@@ -60,9 +60,9 @@ TRUE = {
     "refused": ([NO], [REFUSED]),
     "invalid": ([answer(422, "invalid")], []),
     "unknown, and done": ([answer(None)], [DONE]),
-    "unknown, and not done": ([answer(503, "kafka-away", appended="unknown")], []),
+    "unknown, and not done": ([answer(503, "kafka-unavailable", appended="unknown")], []),
     "in time": ([answer(202)], [DONE]),
-    "at the second try": ([answer(503, "kafka-away", appended="no"), OK], [DONE]),
+    "at the second try": ([answer(503, "kafka-unavailable", appended="no"), OK], [DONE]),
     "used again": ([OK, REUSED], [DONE]),
 }
 

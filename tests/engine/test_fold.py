@@ -71,10 +71,10 @@ def test_a_state_that_fails_names_the_context_to_correct() -> None:
     plan = Plan(views(), {PURSE.name: context})
     with pytest.raises(PoisonEvent) as failed:
         fold_all(plan, history(("a", [filled(5)])), Held(plan))
-    assert "domain/purse.py" in failed.value.cure
-    assert "STATE_VERSION" in failed.value.cure
-    assert "projections/" not in failed.value.cure
-    assert "ON_POISON" not in failed.value.cure
+    assert "domain/purse.py" in failed.value.hint
+    assert "STATE_VERSION" in failed.value.hint
+    assert "projections/" not in failed.value.hint
+    assert "ON_POISON" not in failed.value.hint
 
 
 def test_all_three_kinds_fold_one_history() -> None:

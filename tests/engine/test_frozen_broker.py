@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from api import stores
 from commands import release
 from infra.log import topics
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.settings import Settings
 from tests.engine.api import Api, everything
 from tests.engine.spine import until
@@ -68,7 +68,7 @@ def _left_as_it_was(stack: Stack, world: Settings) -> Iterator[None]:
 def _is_back(world: Settings) -> bool:
     try:
         topics.ensure(world)
-    except KafkaAway:
+    except KafkaUnavailable:
         return False
     return True
 
@@ -163,6 +163,6 @@ def test_handlers_wait_where_a_broker_does_not_tell_which_others_are_there(stack
     """librdkafka gives what other brokers told, and this one's silence as a value: of a cluster, for as long as it is away."""
     admin = topics.Admin(world, 1.0)
     assert release.alive(admin, world.group_prefix) == []
-    with frozen(stack), pytest.raises(KafkaAway):
+    with frozen(stack), pytest.raises(KafkaUnavailable):
         release.alive(admin, world.group_prefix)
     assert release.alive(topics.Admin(world), world.group_prefix) == []

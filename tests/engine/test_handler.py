@@ -339,7 +339,7 @@ def test_a_trimmed_log_is_refused(world: Settings) -> None:
     assert "trimmed" in str(error)
 
 
-def test_the_database_away_is_waited_out(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_waits_while_the_database_is_unavailable(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
     """Sessions ended in the middle, then no new one allowed for a while: the handler waits and goes on."""
     set_up(world)
     name = world.database.split("?")[0].rpartition("/")[2]

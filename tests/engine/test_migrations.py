@@ -178,7 +178,7 @@ def test_a_changed_state_asks_for_a_raised_state_version(world: Settings, monkey
     declare(monkeypatch, replace(system.all_views()["streams_accounts"], shape="another"))
     with pytest.raises(ViewChangedShape) as refused:
         migrate.check(world)
-    assert "STATE_VERSION" in refused.value.cure
+    assert "STATE_VERSION" in refused.value.hint
 
 
 def test_what_people_query_is_no_drift(world: Settings) -> None:
@@ -219,7 +219,7 @@ def test_two_migrations_that_follow_the_same_one_are_both_named_with_what_to_typ
         ):
             with pytest.raises(MigrationsConflict, match=r"9001_mine\.py and 9001_theirs\.py") as refused:
                 act()
-            hints.add(refused.value.cure)
+            hints.add(refused.value.hint)
     [hint] = hints
     typed = re.search(r"write `(down_revision = \S+)` in (\S+)\.$", hint)
     assert typed
@@ -337,7 +337,7 @@ def test_a_core_table_that_was_changed_by_hand_is_no_migration_of_yours(world: S
         db.execute("alter table live add column forgotten text")
     with pytest.raises(SchemaDrift, match="remove column") as refused:
         migrate.check(world)
-    assert "Samefold's own" in refused.value.cure
+    assert "Samefold's own" in refused.value.hint
     assert migrate.revise(world, "nothing of mine") is None
     assert len(list(scripts.glob("*.py"))) == 1
 

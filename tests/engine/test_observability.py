@@ -342,7 +342,7 @@ def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Pat
         until(lambda: answers(port, b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"), "it serves")
         assert ("process_start_time_seconds", ()) in values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
         assert b"400" in answers(port, b"GET / HTTP/1.1\r\n" + PASSWORD.encode() + b"\r\n{}\r\n\r\n")
-        until(lambda: "database-away" in codes(port), "it has looked for the database")
+        until(lambda: "database-unavailable" in codes(port), "it has looked for the database")
     finally:
         running.stop()
         thread.join(30)

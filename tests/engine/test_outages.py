@@ -13,7 +13,7 @@ from commands.client import send_all, wait_for
 from demo.crew import Crew
 from infra.database.migrate import upgrade
 from infra.log import topics
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command
 from infra.settings import Settings
 from projections.engine.verify.verify import verify
@@ -93,7 +93,7 @@ def test_the_broker_killed_in_the_middle_costs_time_only(world: Settings, stack:
         broker.kill()
         broker.wait(10)
         try:
-            with pytest.raises(KafkaAway):
+            with pytest.raises(KafkaUnavailable):
                 sent(world, deposits(2))
             handler = running.handlers[0].name
             until(lambda: "Kafka does not answer" in _log(tmp_path, handler), "the handler says so")

@@ -95,7 +95,7 @@ def test_our_envelope_with_anything_unreadable_stops_the_reader(unreadable: byte
     with pytest.raises(UnreadableRecord, match=r"events\[0\] offset 2 ") as caught:
         read(START, records([opening(), commit(0, 1), unreadable, commit(0, 2)]))
     assert caught.value.code == "unreadable-record"
-    assert "Nothing was skipped" in caught.value.cure
+    assert "Nothing was skipped" in caught.value.hint
 
 
 def test_what_counts_is_delivered_with_its_place_and_the_brokers_time() -> None:

@@ -68,7 +68,7 @@ def test_a_wrong_line_is_named_and_nothing_is_sent(tmp_path: Path, line: str) ->
     file = written(tmp_path / "c.jsonl", json.dumps(LINE), line)
     with pytest.raises(BadCommandLine, match=r"c\.jsonl, line 2") as wrong:
         read_lines(file)
-    assert "Nothing was sent" in wrong.value.cure
+    assert "Nothing was sent" in wrong.value.hint
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_is_not_acknowledged_is_named_and_the_same_file_sent_again_does_not
             sender.send(commands, acknowledged.append, [1, *range(3, 43)])
     finally:
         broker.send_signal(signal.SIGCONT)
-    assert "Send the same file again" in not_sent.value.cure
+    assert "Send the same file again" in not_sent.value.hint
     assert acknowledged == []
     send(world, *commands)
     with handler(world):

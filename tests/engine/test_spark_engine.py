@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from infra.database.connect import DatabaseAway, connect
+from infra.database.connect import DatabaseUnavailable, connect
 from infra.errors import SamefoldError
 from infra.log import topics
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START
 from infra.processes.code_identity import CODE
 from infra.processes.services import Services
@@ -168,7 +168,7 @@ def test_errors_arrive_as_they_were_at_once_and_are_not_tried_again(
         assert seen(tmp_path, f"ended-{10 * number}") == 0
 
 
-@pytest.mark.parametrize("error", [KafkaAway("Away.", "Wait."), DatabaseAway("Away.", "Wait.")])
+@pytest.mark.parametrize("error", [KafkaUnavailable("Away.", "Wait."), DatabaseUnavailable("Away.", "Wait.")])
 def test_errors_that_may_pass_are_tried_again(
     world: Settings, spark_engine: Spark, tmp_path: Path, error: SamefoldError
 ) -> None:
@@ -180,8 +180,8 @@ def test_errors_that_may_pass_are_tried_again(
 def test_errors_that_do_not_pass_after_all_arrive_as_they_were(
     world: Settings, spark_engine: Spark, tmp_path: Path
 ) -> None:
-    with pytest.raises(DatabaseAway, match="Gone"):
-        spark_engine.run(fail, [Order(world, 1, tmp_path, DatabaseAway("Gone.", "Wait."))], 1, lambda _: None)
+    with pytest.raises(DatabaseUnavailable, match="Gone"):
+        spark_engine.run(fail, [Order(world, 1, tmp_path, DatabaseUnavailable("Gone.", "Wait."))], 1, lambda _: None)
     assert seen(tmp_path, "began-1") == attempts_of(spark_engine.session.sparkContext) == 4
 
 

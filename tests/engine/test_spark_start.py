@@ -68,7 +68,7 @@ def children(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process
 
 
 @pytest.mark.parametrize(
-    ("environment", "master", "why", "cure"),
+    ("environment", "master", "why", "hint"),
     [
         (
             {},
@@ -85,13 +85,13 @@ def children(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process
     ],
 )
 def test_what_can_be_known_before_is_said_before(
-    environment: dict[str, str], master: str, why: str, cure: str, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], master: str, why: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises((SparkAway, SparkUnfit), match=why) as refused, session("test", master):
         pass
-    assert cure in refused.value.cure
+    assert hint in refused.value.hint
 
 
 def test_why_a_jvm_did_not_start_is_told(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_why_a_jvm_did_not_start_is_told(tmp_path: Path) -> None:
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert said.decode().startswith(
-        "spark-away: Spark's JVM ended with exit code 1: Error: Unrecognized option: --nonsense"
+        "spark-unavailable: Spark's JVM ended with exit code 1: Error: Unrecognized option: --nonsense"
     )
     assert len(said.splitlines()) == 2, said.decode()
 
@@ -151,7 +151,7 @@ def test_an_executor_without_its_python_is_told_as_that() -> None:
     ):
         error = engine._gave_up(RuntimeError(told))
         assert isinstance(error, SparkUnfit)
-        assert "PYSPARK_PYTHON" in error.cure
+        assert "PYSPARK_PYTHON" in error.hint
         assert told.partition(": ")[2][-30:] in error.message
 
 

@@ -117,7 +117,7 @@ def test_another_topic_than_the_promised_one_is_refused(world: Settings, changed
         before = started(db, some)
         with pytest.raises(ContractBroken, match=says) as refused:
             started(db, some, dataclasses.replace(CONTRACT, **changed))  # type: ignore[arg-type]
-        assert refused.value.cure
+        assert refused.value.hint
         assert started(db, some) == before
 
 
@@ -132,7 +132,7 @@ def test_a_shape_that_changed_under_its_version_is_refused(world: Settings) -> N
         state = dataclasses.replace(some["streams_purse"], shape="another")
         with pytest.raises(ShapeChanged) as refused:
             started(db, some | {"streams_purse": state})
-        assert "STATE_VERSION" in refused.value.cure
+        assert "STATE_VERSION" in refused.value.hint
         raised = dataclasses.replace(other, version=2)
         assert started(db, some | {"purses": raised}) is not None
 

@@ -151,7 +151,7 @@ def test_a_bad_declaration_is_refused_with_its_cure(case: str) -> None:
     with pytest.raises(BadView) as refused:
         view(source)
     assert expected in refused.value.message
-    assert refused.value.cure
+    assert refused.value.hint
 
 
 @pytest.mark.parametrize(

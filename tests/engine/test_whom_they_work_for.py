@@ -27,7 +27,7 @@ from infra.database.connect import connect
 from infra.dev.kafka import Kafka
 from infra.errors import SamefoldError
 from infra.log import topics
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.processes.code_identity import CODE, WrongCode
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, dev_env
@@ -107,7 +107,7 @@ def other_kafka(world: Settings, folder: Path) -> Iterator[Settings]:
 
 
 def _made(world: Settings) -> bool:
-    with suppress(KafkaAway):
+    with suppress(KafkaUnavailable):
         topics.ensure(world)
         return True
     return False
@@ -156,7 +156,7 @@ def test_executors_that_work_elsewhere_end_each_job_by_name_and_write_nothing(
             run(bank.world, lambda _: Spark(spark))
         assert refused.value.code == f"wrong-{misled}", job
         assert socket.gethostname() in refused.value.message
-        assert "docs/operating.md" in refused.value.cure
+        assert "docs/operating.md" in refused.value.hint
         assert written(bank.world) == before, job
 
 

@@ -34,7 +34,7 @@ def test_an_error_arrives_whole_and_stops_the_others() -> None:
         run(fail_on_three, [1, 3], 2)
     assert time.monotonic() - began < 25, "the other task did not run to its end"
     assert (raised.value.stream, raised.value.version, raised.value.offset) == ("accounts/3", 7, 9)
-    assert raised.value.cure
+    assert raised.value.hint
 
 
 def test_errors_with_arguments_of_their_own_survive_the_way_between_processes() -> None:
@@ -42,7 +42,7 @@ def test_errors_with_arguments_of_their_own_survive_the_way_between_processes() 
 
     error = LogChanged("events", 1, START, START, START)
     copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), copy.message, copy.cure) == (LogChanged, error.message, error.cure)
+    assert (type(copy), copy.message, copy.hint) == (LogChanged, error.message, error.hint)
 
 
 def test_a_worker_that_dies_is_a_named_error() -> None:

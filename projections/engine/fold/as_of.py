@@ -91,7 +91,7 @@ def in_words(as_of: AsOf) -> str:
 
 
 def cuts(settings: Settings, topic: topics.Topic, as_of: AsOf, now: datetime) -> dict[int, Cut]:
-    """Each partition's cut, never beyond the end of `topic`, which is described now. Raises BadMoment, KafkaAway."""
+    """Each partition's cut, never beyond the end of `topic`, which is described now. Raises BadMoment, KafkaUnavailable."""
     if isinstance(as_of, datetime):
         if as_of > now:
             raise BadMoment(

@@ -26,10 +26,10 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from aiokafka.helpers import create_ssl_context
 from faust.app import BootStrategy
 
-from infra.database.connect import DatabaseAway
+from infra.database.connect import DatabaseUnavailable
 from infra.domain_model.contexts import contexts
 from infra.log import clients, topics
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.log.records import Record
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
@@ -203,10 +203,10 @@ class Agent:
         while not self._ended.is_set():
             try:
                 await self._fetch_once()
-            except KafkaAway as error:
+            except KafkaUnavailable as error:
                 self._status.wrong("kafka", error.message, "away")
                 await self._pause(0.1)
-            except DatabaseAway as error:  # it has the archive's manifest
+            except DatabaseUnavailable as error:  # it has the archive's manifest
                 self._status.wrong("database", error.message, "away")
                 await self._pause(0.1)
 
@@ -255,7 +255,7 @@ class Agent:
         try:
             positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             self._status.wrong("database", error.message, "away")
             self._do(self.reader.away(action.turn))
             return
@@ -275,7 +275,7 @@ class Agent:
         try:
             apply = partial(self.work.apply, action.takes, action.turn, action.lane)
             result = await self.lanes[action.lane].run(apply)
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             self._status.wrong("database", error.message, "away")
             result = BatchResult(Fate.AWAY)
         if result.fate is Fate.FENCED:
@@ -290,7 +290,7 @@ class Agent:
             try:
                 _, events = await asyncio.to_thread(topics.ensure, self.settings)
                 await self.lanes[0].run(partial(self.work.start, events))
-            except (KafkaAway, DatabaseAway) as error:
+            except (KafkaUnavailable, DatabaseUnavailable) as error:
                 self._status.wrong("start", error.message)
                 await self._pause(1)
             else:
@@ -304,13 +304,13 @@ class Agent:
             try:
                 for number, lane in enumerate(self.lanes):
                     await lane.run(partial(self.work.ping, number))
-            except DatabaseAway as error:
+            except DatabaseUnavailable as error:
                 self._status.wrong("database", error.message, "away")
             else:
                 self._status.well("database", "the database is available again")
             try:
                 now = await asyncio.to_thread(topics.describe, self.settings, events.name)
-            except KafkaAway as error:
+            except KafkaUnavailable as error:
                 self._status.wrong("kafka", error.message, "away")
                 continue
             self._status.well("kafka", "Kafka is available again")

@@ -41,7 +41,7 @@ class LogReader:
         """About `most` records, none of partitions that are `full`; waits for the first one up to `wait` seconds.
 
         After an error, all records that came with it are fetched again. Raises LogTrimmed if neither Kafka nor the archive has
-        the next record, KafkaAway and DatabaseAway, which may pass, and the archive's errors.
+        the next record, KafkaUnavailable and DatabaseUnavailable, which may pass, and the archive's errors.
         """
         try:
             out_of_archive = self._take_archived(full)

@@ -92,7 +92,7 @@ def check_contract(connection: Connection, contract: Contract) -> None:
 
 
 def require_contract(settings: Settings, connection: Connection) -> Topic:
-    """The topic of events, checked against the contract. Raises ContractBroken, TopicMissing, KafkaAway."""
+    """The topic of events, checked against the contract. Raises ContractBroken, TopicMissing, KafkaUnavailable."""
     topic = topics.describe(settings, settings.events_topic)
     check_contract(connection, Contract.of(topic))
     return topic

@@ -66,8 +66,8 @@ class Tail:
         """The batches from `at` towards `to`, one for each partition that is not there yet, about `most` records in all.
 
         They may end before `to`; `exactly` requires that they don't. Calling it again from the same or a later position returns
-        the same records, so a failed transaction can be retried. Raises LogChanged when the log does not lead to `to`, KafkaAway,
-        and the archive's errors.
+        the same records, so a failed transaction can be retried. Raises LogChanged when the log does not lead to `to`,
+        KafkaUnavailable, and the archive's errors.
         """
         for partition, target in to.items():
             if at[partition].next_offset == target.next_offset and at[partition] != target:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import psycopg
 
 from infra.archive.manifest import ends_of
-from infra.database.connect import Connection, DatabaseAway, connect, named
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
 from infra.log.records import Record, UnreadableRecord
@@ -62,7 +62,7 @@ class Worker:
     def start(self, events: Topic) -> None:
         """Make the agent's first start on that topic, or check a later one.
 
-        Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead, and DatabaseAway, which may pass.
+        Raises ContractBroken, ShapeChanged, LogTrimmed, DatabaseBehind, DatabaseAhead, and DatabaseUnavailable, which may pass.
         """
         contract = Contract.of(events)
         with self._naming():
@@ -82,12 +82,12 @@ class Worker:
                 _check_reach(now, positions, ends_of(self._connected(), events.name))
 
     def ping(self, lane: int = 0) -> None:
-        """Check the connection. Raises DatabaseAway."""
+        """Check the connection. Raises DatabaseUnavailable."""
         with self._naming(lane):
             self._connected(lane).execute("select")
 
     def positions(self, turn: int = 0) -> Positions | None:
-        """The agent's positions, from which batches of this turn are folded. Raises DatabaseAway."""
+        """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
         with self._naming():
             positions = read_positions(self._connected(), self.agent, self.settings.events_topic)
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
@@ -100,7 +100,7 @@ class Worker:
 
         A batch of an earlier turn is fenced: the positions read since may be of another set of views, whose tables must not be
         written. If the log can't be folded beyond a record, everything before it is applied, and `stop` is the error. Raises
-        DatabaseAway and the database's other named errors.
+        DatabaseUnavailable and the database's other named errors.
         """
         if not tracing.recording():
             return self._measured(takes, turn, lane)
@@ -114,7 +114,7 @@ class Worker:
     def _measured(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int, lane: int) -> BatchResult:
         try:
             result = self._apply(takes, turn, lane)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             self._metrics.fate(Fate.AWAY)
             raise
         self._metrics.fate(result.fate)
@@ -172,7 +172,7 @@ class Worker:
         except psycopg.Error as error:
             self.close(lane)
             raise named(error, self.settings) from error
-        except DatabaseAway:
+        except DatabaseUnavailable:
             self.close(lane)
             raise
 

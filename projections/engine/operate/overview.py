@@ -58,7 +58,7 @@ class Overview:
 
 
 def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
-    """The state of all views, live or in this code. Raises DatabaseAway, KafkaAway, TopicMissing."""
+    """The state of all views, live or in this code. Raises DatabaseUnavailable, KafkaUnavailable, TopicMissing."""
     with naming(settings), connect(settings, "samefold views") as connection:
         live = pointers(connection)
         builds = [build for build in builds_of(connection) if exists(connection, build.table)]

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseAway, TransactionTimedOut, connect, naming
+from infra.database.connect import Connection, DatabaseUnavailable, TransactionTimedOut, connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
@@ -49,7 +49,7 @@ def build_abandoned(table: str, by_whom: str = "") -> BuildAbandoned:
 def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iterator[Connection]:
     """A connection that may claim views; `made` are the builds it has made so far. psycopg's errors become named ones.
 
-    Raises BuildAbandoned where another process ended the session, DatabaseAway, DatabaseRefused.
+    Raises BuildAbandoned where another process ended the session, DatabaseUnavailable, DatabaseRefused.
     """
     server, claimed = None, list[str]()
     try:
@@ -60,7 +60,7 @@ def builder(settings: Settings, command: str, made: Sequence[UUID] = ()) -> Iter
             finally:
                 if connection.broken:
                     server = found
-    except DatabaseAway as error:
+    except DatabaseUnavailable as error:
         if (ended := _ended(error, settings, server, claimed, made)) is not None:
             raise ended from error
         raise
@@ -72,7 +72,7 @@ def loading(settings: Settings, builds: Sequence[UUID]) -> Iterator[None]:
     try:
         with naming(settings):
             yield
-    except DatabaseAway as error:
+    except DatabaseUnavailable as error:
         if (ended := _ended(error, settings, None, (), builds)) is not None:
             raise ended from error
         raise
@@ -90,7 +90,7 @@ def _server(connection: Connection) -> object:
 
 
 def _ended(
-    error: DatabaseAway, settings: Settings, server: object, claimed: Sequence[str], made: Sequence[UUID]
+    error: DatabaseUnavailable, settings: Settings, server: object, claimed: Sequence[str], made: Sequence[UUID]
 ) -> BuildAbandoned | None:
     """The error to raise when another process ended this session; None when the database was unavailable."""
     if isinstance(error, TransactionTimedOut):

@@ -82,7 +82,7 @@ def parts(settings: Settings, topic: str, builds: Iterable[Build], views: Mappin
 def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
     """Fold a partition from its beginning to its end and write its rows, except to tables that have the part already.
 
-    Raises what folding raises, RowsRefused, LogChanged, BuildAbandoned, KafkaAway, DatabaseAway.
+    Raises what folding raises, RowsRefused, LogChanged, BuildAbandoned, KafkaUnavailable, DatabaseUnavailable.
     """
     loaded = Loaded(part.partition)
     plan = Plan(part.views)

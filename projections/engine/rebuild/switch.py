@@ -15,7 +15,7 @@ from psycopg import errors
 
 from infra.database.connect import Connection, longest_transaction_ms, patient_ms
 from infra.errors import SamefoldError
-from infra.log.clients import KafkaAway
+from infra.log.clients import KafkaUnavailable
 from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
@@ -183,7 +183,7 @@ class _Switch:
                     too_much += 1
                     if too_much % PATIENCE == 0:
                         few = min(2 * few, AHEAD)
-                except (_Behind, KafkaAway):
+                except (_Behind, KafkaUnavailable):
                     # each try takes locks that the agent needs to move on
                     time.sleep(PAUSE_S)
                 except (NotArrived, errors.LockNotAvailable, errors.DeadlockDetected):

@@ -216,7 +216,7 @@ class PartitionTask:
 def verify_partition(task: PartitionTask, advance: Advance) -> Verified:
     """Read a partition's rows and position, then fold it and compare.
 
-    Raises what folding raises, NotLive, LogTrimmed, KafkaAway, DatabaseAway.
+    Raises what folding raises, NotLive, LogTrimmed, KafkaUnavailable, DatabaseUnavailable.
     """
     comparisons = {name: _Comparison(view, task.tables[name], task.partition) for name, view in task.views.items()}
     result = Verified({name: comparison.result for name, comparison in comparisons.items()})
