@@ -139,7 +139,7 @@ def show_release(found: Released) -> None:
             ("doubled", f"{found.doubled:,}", "commits beyond one"),
             ("rebuilt", f"{rebuilt['events']:,}", f"events into {rebuilt['tables'][tree.VIEW]}: {took}"),
             ("caught up", f"{switch['commits']:,}", "commits that came meanwhile"),
-            ("switched", f"{switch['switch_ms']:,.1f} ms", f"agents stood still for {switch['gap_ms']:,.1f} ms"),
+            ("switched", f"{switch['switch_ms']:,.1f} ms", f"agents paused for {switch['gap_ms']:,.1f} ms"),
             ("differences", f"{found.differences:,}", f"in {found.rows:,} rows, each folded again from the log"),
             ("balance", grouped(found.now.balance), "now"),
             ("", grouped(found.then.balance), f"as of {found.as_of:%H:%M:%S} UTC, in {found.table_then}"),

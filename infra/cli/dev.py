@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +15,11 @@ from infra.errors import SamefoldError
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
+    from infra.settings import Settings
+
+
+class AlreadyRunning(SamefoldError):
+    """Another `samefold dev run` has this data folder, or another program the API's port."""
 
 
 class OtherServices(SamefoldError):
@@ -51,16 +59,37 @@ def run() -> None:
             "The settings name another Kafka or database than the development stack's.",
             "Unset SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL, or use `samefold run all`.",
         )
-    try:
-        stack.up()
-        settings = Settings()
-        upgrade(settings)
-        ensure(settings)
-        url = f"http://{settings.api_host}:{settings.api_port}"
-        typer.echo(f"The API: {url}/docs. What it takes and shows: {url}/openapi.json. Ctrl-C stops everything.")
-        run_all()
-    finally:
-        stack.down()
+    with _only_one(settings):
+        try:
+            stack.up()
+            settings = Settings()
+            upgrade(settings)
+            ensure(settings)
+            url = f"http://{settings.api_host}:{settings.api_port}"
+            typer.echo(f"The API: {url}/docs. What it takes and shows: {url}/openapi.json. Ctrl-C stops everything.")
+            run_all()
+        finally:
+            stack.down()
+
+
+@contextmanager
+def _only_one(settings: Settings) -> Iterator[None]:
+    """Refuse a second run, which at its end would stop the first one's Kafka and PostgreSQL. Raises AlreadyRunning."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with (settings.data_dir / "run.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(
+                f"The service in {settings.data_dir} is already running.", "Stop it first: Ctrl-C in its terminal."
+            ) from None
+        with socket.socket() as client:
+            if client.connect_ex((settings.api_host, settings.api_port)) == 0:
+                raise AlreadyRunning(
+                    f"Port {settings.api_port} of {settings.api_host} is in use.",
+                    "Stop what listens there, or set SAMEFOLD_API_PORT.",
+                )
+        yield
 
 
 def down() -> None:

@@ -240,7 +240,7 @@ def _switched(found: dict[str, Any]) -> Iterator[RenderableType]:
         return
     yield (
         f"catch-up {found['catch_up_ms']:,.0f} ms ({found['commits']:,} commits), switch {found['switch_ms']:,.0f} ms, "
-        f"agents stood still for {found['gap_ms']:,.1f} ms"
+        f"agents paused for {found['gap_ms']:,.1f} ms"
     )
     for view, table in found["tables"].items():
         yield Text(f"{view} is live in {table}", "green")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from infra.errors import SamefoldError
 
+UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply")
 PUBLIC = "https://github.com/samefold/samefold.git"
 ANSWERS = ".samefold.yml"
 MANIFEST = ".samefold.sha256"
@@ -62,6 +63,8 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
     before = answers(root)
     if git(root, "status", "--porcelain"):
         raise NotClean(f"{root} has changes that are not committed.", "Commit or stash them, then update again.")
+    if any((root / git(root, "rev-parse", "--git-path", name).strip()).exists() for name in UNFINISHED):
+        raise NotClean(f"{root} is in the middle of a merge or a rebase.", "Finish or abort it, then update again.")
     mine = [name for name in changed(root) or () if (root / name).exists()]
     wanted = ("--vcs-ref", ref) if ref else ()
     try:

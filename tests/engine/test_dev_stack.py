@@ -1,5 +1,6 @@
 """The embedded stack: idempotent, alone on loopback, whole again after kill -9, and gone when told to go."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -287,3 +288,23 @@ def test_dev_run_starts_nothing_where_the_settings_name_other_services(samefold:
     assert done.returncode == 1
     assert "other-services" in done.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_a_second_dev_run_is_refused_and_stops_nothing(tmp_path: Path, samefold: Samefold) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    settings.data_dir.mkdir()
+    with (settings.data_dir / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = samefold("dev", "run", settings=settings)
+    assert done.returncode == 1
+    assert "already-running" in done.stderr
+    assert [file.name for file in settings.data_dir.iterdir()] == ["run.lock"]
+
+
+def test_dev_run_names_a_port_that_is_in_use(tmp_path: Path, samefold: Samefold) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(data_dir=tmp_path / "data", api_port=taken.getsockname()[1])
+        done = samefold("dev", "run", settings=settings)
+    assert done.returncode == 1
+    assert f"Port {settings.api_port}" in done.stderr
+    assert [file.name for file in settings.data_dir.iterdir()] == ["run.lock"]

@@ -275,6 +275,11 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
     assert "not committed" in refused.stderr
     hotel.commit("Changes of our own to Samefold's files")
+    merging = hotel.folder / ".git" / "MERGE_HEAD"
+    merging.write_text(hotel.run("git", "rev-parse", "HEAD").stdout)
+    refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
+    assert "middle of a merge" in refused.stderr
+    merging.unlink()
     told = hotel.samefold("doctor", code=None).stdout
     assert f"2 changed here: {ENGINE_FILE}, {merged}" in told
 
