@@ -28,13 +28,13 @@ END_S = 10.0
 """How long the JVM may take to remove its files."""
 
 
-class SparkAway(SamefoldError):
+class SparkUnavailable(SamefoldError):
     """Spark does not start, or its master is unreachable."""
 
 
 @contextmanager
 def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
-    """A JVM for PySpark's next session. Raises SparkAway, JavaMissing."""
+    """A JVM for PySpark's next session. Raises SparkUnavailable, JavaMissing."""
     from pyspark import SparkContext
     from pyspark.find_spark_home import _find_spark_home
 
@@ -57,7 +57,7 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
         )
     except OSError as error:
         Path(folder).rmdir()
-        raise SparkAway(f"Spark can't be started: {error}.", "Is SPARK_HOME right? It is best not set.") from error
+        raise SparkUnavailable(f"Spark can't be started: {error}.", "Is SPARK_HOME right? It is best not set.") from error
     output, gateway = Output(process), None
     try:
         gateway = _gateway(process, port_file, output)
@@ -108,13 +108,13 @@ class Output:
 
 
 def _gateway(process: subprocess.Popen[bytes], port_file: Path, output: Output) -> Any:
-    """PySpark's connection to this JVM. Raises SparkAway."""
+    """PySpark's connection to this JVM. Raises SparkUnavailable."""
     from pyspark.java_gateway import launch_gateway
     from pyspark.serializers import UTF8Deserializer, read_int
 
     while not port_file.is_file():
         if process.poll() is not None:
-            raise SparkAway(
+            raise SparkUnavailable(
                 f"Spark's JVM ended with exit code {process.returncode}: {output.cause()}",
                 "JAVA_HOME, SPARK_HOME, SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS decide how it starts; "
                 "it needs a free port and room for its files. See docs/operating.md.",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.errors import SamefoldError
-from spark_jobs.jvm import Output, SparkAway, jvm
+from spark_jobs.jvm import Output, SparkUnavailable, jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def submitted() -> bool:
 def session(job: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A Spark session that is stopped at the end, also after an interrupt.
 
-    Without `master`, spark-submit or spark-defaults.conf sets master and memory. Raises SparkAway,
+    Without `master`, spark-submit or spark-defaults.conf sets master and memory. Raises SparkUnavailable,
     SparkUnfit, JavaMissing.
     """
     # the executors' interpreter unless the user set another: the `python3` of their PATH has none of our packages
@@ -85,7 +85,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def _require_fit(master: str | None) -> None:
-    """Check what Spark would report unclearly, late or not at all. Raises SparkUnfit, SparkAway."""
+    """Check what Spark would report unclearly, late or not at all. Raises SparkUnfit, SparkUnavailable."""
     if find_spec("pyspark") is None:
         raise SparkUnfit("PySpark is not installed here.", f"Take requirements/spark.txt, or --engine local. {HELP}")
     if connect := [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if os.environ.get(name)]:
@@ -107,7 +107,7 @@ def _require_fit(master: str | None) -> None:
 
 
 def _require_reach(master: str) -> None:
-    """Spark itself would retry for a minute, and then report a later failure. Raises SparkAway."""
+    """Spark itself would retry for a minute, and then report a later failure. Raises SparkUnavailable."""
     errors = []
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
@@ -117,7 +117,7 @@ def _require_reach(master: str) -> None:
             errors.append(f"{address}: {error}")
         else:
             return
-    raise SparkAway(
+    raise SparkUnavailable(
         f"No Spark master is reachable at {'; '.join(errors)}.", f"Start it, or correct its address. {HELP}"
     )
 
@@ -181,7 +181,7 @@ def _start(conf: Mapping[str, str], output: Output | None) -> SparkSession:
         where = conf.get("spark.master", "where spark-submit says")
         # without an error of Java's, the JVM has ended, and its output says why
         why = first_line(error) if output is None or hasattr(error, "java_exception") else output.cause()
-        raise SparkAway(
+        raise SparkUnavailable(
             f"Spark does not start ({where}): {why}",
             f"Is its master right (--master, SAMEFOLD_SPARK_MASTER), and is there room for its files? {HELP}",
         ) from error

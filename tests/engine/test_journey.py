@@ -75,8 +75,8 @@ class Journey:
             "The handler opens": self.open,
             "A line": self.send,
             "One transaction": self.fold,
-            "The same again": self.again,
-            "A superseded writer": self.supersede,
+            "A retry": self.again,
+            "A fenced writer": self.supersede,
         }
 
     # ── the stages; each is given the lines that its section sends ──
@@ -115,7 +115,7 @@ class Journey:
 
     def again(self, lines: list[str]) -> None:
         self._file(lines.pop())
-        self._type(self._command_line("The same again")).result(DEADLINE_S)
+        self._type(self._command_line("A retry")).result(DEADLINE_S)
 
     def supersede(self, lines: list[str]) -> None:
         """The second handler is in a group of its own: it is given the partition while the first one still serves it."""

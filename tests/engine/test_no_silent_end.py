@@ -34,7 +34,7 @@ PARTS = {
     AGENT: [
         ("projections.engine.live.agent:Agent._serve", "return"),
         ("projections.engine.live.agent:Agent._watch", "return"),
-        ("projections.engine.live.agent:Agent._belonging", "return"),
+        ("projections.engine.live.agent:Agent._in_group", "return"),
         ("projections.engine.live.agent:Agent._fetching", "raise"),
         ("projections.engine.live.agent:Agent._folding", "return"),
         ("projections.engine.live.agent:Agent._read_positions", "raise"),
@@ -48,7 +48,7 @@ PARTS = {
         THREADS,
     ],
     EXPORTER: [
-        ("projections.engine.live.exporter:Exporter._look", "raise"),
+        ("projections.engine.live.exporter:Exporter._query", "raise"),
         ("socketserver:BaseServer.serve_forever", "return"),
         THREADS,
     ],

@@ -17,7 +17,7 @@ from infra.dev.java import utf8
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from spark_jobs import engine
-from spark_jobs.jvm import SparkAway
+from spark_jobs.jvm import SparkUnavailable
 from spark_jobs.session import SparkUnfit, session
 from tests.engine.bookkeeper import Bookkeeper
 from tests.engine.spark_cluster import plain_environment, runs
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 STARTS = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from infra.cli import tell
+from infra.cli import print_error
 from infra.errors import SamefoldError
 from spark_jobs import session as sessions
 sessions.STOP_S = float(os.environ.get("STOP_S", sessions.STOP_S))
@@ -37,7 +37,7 @@ try:
         print("up", flush=True)
         sys.stdin.read()
 except SamefoldError as error:
-    tell(error)
+    print_error(error)
     sys.exit(error.exit_code)
 except KeyboardInterrupt:
     sys.exit(130)
@@ -77,8 +77,8 @@ def children(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process
             "correct its address",
         ),
         ({}, "spark://nowhere", "No Spark master is reachable at nowhere", "correct its address"),
-        ({}, "local-cluster[2,1,1024]", "no master of ours", "Take spark://"),
-        ({}, "loca[2]", "no master of ours", "Take spark://"),
+        ({}, "local-cluster[2,1,1024]", "is not a supported master", "Take spark://"),
+        ({}, "loca[2]", "is not a supported master", "Take spark://"),
         ({"SPARK_REMOTE": "sc://localhost"}, "local[2]", "SPARK_REMOTE is set", "Unset it"),
         ({"PYSPARK_PYTHON": "/nowhere/python"}, "local[2]", "PYSPARK_PYTHON is /nowhere/python", "Unset it"),
         ({"SPARK_HOME": "/nowhere"}, "local[2]", "can't be started: .*/nowhere/bin/spark-submit", "SPARK_HOME"),
@@ -89,7 +89,7 @@ def test_what_can_be_known_before_is_said_before(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises((SparkAway, SparkUnfit), match=why) as refused, session("test", master):
+    with pytest.raises((SparkUnavailable, SparkUnfit), match=why) as refused, session("test", master):
         pass
     assert hint in refused.value.hint
 
