@@ -39,6 +39,7 @@ from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
 from commands.intake import bad_name, fingerprint_of, holds_nul, validator
+from domain.language import kebab
 from infra.domain_model.contexts import BadContext, Context, refusals_of
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
@@ -70,7 +71,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
             bodies.append(body)
             about = " ".join((body.schema.get("description") or "").split())
             router.add_api_route(
-                f"/{context.name}/{{stream_id}}/{openapi.kebab(name)}",
+                f"/{context.name}/{{stream_id}}/{kebab(name)}",
                 openapi.describe(_route(context, name, command), _stream_id(context), *_HEADERS, openapi.PREFER),
                 methods=["POST"],
                 name=f"{context.name} {name}",
@@ -240,7 +241,7 @@ def _responses(context: Context) -> openapi.Responses:
 
 def _operation_id(context: Context, name: str) -> str:
     """The name of the command's route in generated clients: `accounts_open_account`."""
-    return f"{context.name}_{openapi.kebab(name).replace('-', '_')}"
+    return f"{context.name}_{kebab(name).replace('-', '_')}"
 
 
 def _links(context: Context) -> Json:
@@ -249,7 +250,6 @@ def _links(context: Context) -> Json:
     whose = {"path.context": context.name, **stream, "path.key": "$response.body#/command_id"}
     next_ = {**stream, "header.If-Match": "$response.header.ETag"}
     commands = {
-        openapi.kebab(name): {"operationId": _operation_id(context, name), "parameters": next_}
-        for name in context.commands
+        kebab(name): {"operationId": _operation_id(context, name), "parameters": next_} for name in context.commands
     }
     return {"outcome": {"operationId": "outcome", "parameters": whose}} | commands

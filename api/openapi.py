@@ -177,8 +177,6 @@ class Described(APIRoute):
 
 # ── commands' bodies ──
 
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
 
 class Body:
     """The JSON schema of a command, under names with its context as prefix, and an example that its validation accepts."""
@@ -244,11 +242,6 @@ def _value(schema: Json) -> Any:
 def words(name: str) -> str:
     """`OpenAccount` as `Open account`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).capitalize()
-
-
-def kebab(name: str) -> str:
-    """`OpenAccount` as `open-account`."""
-    return _HUMP.sub("-", name).lower().replace("_", "-")
 
 
 # ── the document ──

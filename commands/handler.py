@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -76,7 +77,7 @@ GROUPS_S = 1.0
 """Between two queries for the groups of other releases."""
 
 
-class LogChanged(SamefoldError):
+class TopicsInconsistent(SamefoldError):
     """Topics and positions are inconsistent: a topic was recreated, trimmed or deleted."""
 
 
@@ -284,12 +285,12 @@ class Handler:
                 # assigned from the topic's beginning of some seconds ago; librdkafka reads no more of it. Whether the next
                 # command is still there, only its writer knows
                 raise KafkaClientFailed(f"Commands of partition {partition} were deleted while it was assigned.", AGAIN)
-            raise LogChanged(
+            raise TopicsInconsistent(
                 f"'{self.settings.commands_topic}' does not hold the next command any more: {error.str()}.",
                 "The topic was trimmed or recreated. Restore it, or, if its commands may be lost for good, start with new topics.",
             )
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise LogChanged(
+            raise TopicsInconsistent(
                 f"Topic '{self.settings.commands_topic}' was deleted.", "Restore it: its id is part of every position."
             )
         if clients.may_pass(error):
@@ -462,7 +463,7 @@ class Handler:
             case Refuse(why):
                 message, hint = _REFUSALS[why]
                 names = {"commands": self.settings.commands_topic, "events": self._events}
-                self._error = LogChanged(message.format(**names), hint)
+                self._error = TopicsInconsistent(message.format(**names), hint)
         return None
 
     def _produce(
@@ -702,8 +703,8 @@ class Handler:
                     return None
 
     def _log_progress(self, writer: Writer, what: str, level: int = logging.INFO) -> None:
-        """One log line a change, not one an attempt."""
-        kind = what.rstrip("0123456789")
+        """Log a change once, not at each attempt: numbers alone are no change."""
+        kind = re.sub(r"\d+", "", what)
         if self._progress.get(writer.partition) != kind:
             self._progress[writer.partition] = kind
             log.log(level, "handler %s, partition %d: %s", self.name, writer.partition, what)

@@ -5,12 +5,14 @@ are strict, and only pydantic's JSON mode knows that JSON has no dates. Whatever
 written, so `msgspec.json.decode(data, type=cls)` reads the very same class back without checking again.
 """
 
+import re
 from typing import Annotated, ClassVar, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 FactT = TypeVar("FactT")
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 Cents = Annotated[int, Field(ge=1, le=10**14)]
 """An amount of money that moves, in minor units: at least 0.01, at most a million million."""
@@ -46,8 +48,13 @@ class Refusal(Exception):
     def __init_subclass__(cls) -> None:
         if not cls.__doc__:
             raise TypeError(f"{cls.__qualname__} needs a docstring: it is the message that clients get.")
-        cls.code = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in cls.__name__).lstrip("-")
+        cls.code = kebab(cls.__name__)
         cls.message = " ".join(cls.__doc__.split())
 
     def __init__(self) -> None:
         super().__init__(self.message)
+
+
+def kebab(name: str) -> str:
+    """`AccountClosed` as `account-closed`: how the API and recorded refusals write the name of a class."""
+    return _WORD.sub("-", name).lower().replace("_", "-")

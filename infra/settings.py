@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
-from pydantic import Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -49,7 +49,9 @@ class Settings(BaseSettings):
         pyproject_toml_table_header=("tool", "samefold"),
     )
 
-    data_dir: Path = Field(Path(".samefold"), description="Where the development stack keeps its data and dev.env")
+    data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+        Path(".samefold"), description="Where the development stack keeps its data and dev.env"
+    )
 
     kafka_bootstrap: str | None = Field(None, description="Kafka's brokers: host:port, several with commas")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
@@ -193,7 +195,7 @@ class Settings(BaseSettings):
         before = (init_settings, env_settings, dotenv_settings)
         # the data folder, where dev.env is, may come from any of the sources before it
         data_dir = next((found for source in before if (found := source().get("data_dir"))), ".samefold")
-        dev_env = DotEnvSettingsSource(settings_cls, env_file=Path(data_dir) / DEV_ENV)
+        dev_env = DotEnvSettingsSource(settings_cls, env_file=Path(data_dir).expanduser() / DEV_ENV)
         return (*before, dev_env, PyprojectTomlConfigSettingsSource(settings_cls, SERVICE))
 
 

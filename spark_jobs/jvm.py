@@ -57,7 +57,9 @@ def jvm(conf: Mapping[str, str]) -> Iterator[Output]:
         )
     except OSError as error:
         Path(folder).rmdir()
-        raise SparkUnavailable(f"Spark can't be started: {error}.", "Is SPARK_HOME right? It is best not set.") from error
+        raise SparkUnavailable(
+            f"Spark can't be started: {error}.", "Is SPARK_HOME right? It is best not set."
+        ) from error
     output, gateway = Output(process), None
     try:
         gateway = _gateway(process, port_file, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -83,12 +83,11 @@ def _only_one(settings: Settings) -> Iterator[None]:
             raise AlreadyRunning(
                 f"The service in {settings.data_dir} is already running.", "Stop it first: Ctrl-C in its terminal."
             ) from None
-        with socket.socket() as client:
-            if client.connect_ex((settings.api_host, settings.api_port)) == 0:
-                raise AlreadyRunning(
-                    f"Port {settings.api_port} of {settings.api_host} is in use.",
-                    "Stop what listens there, or set SAMEFOLD_API_PORT.",
-                )
+        with suppress(OSError), socket.create_connection((settings.api_host, settings.api_port), 1):
+            raise AlreadyRunning(
+                f"Port {settings.api_port} of {settings.api_host} is in use.",
+                "Stop what listens there, or set SAMEFOLD_API_PORT.",
+            )
         yield
 
 

@@ -39,13 +39,13 @@ def new(
     Needs no network. The service is a git repository of its own; `samefold update` brings it newer versions of Samefold.
     """
     from infra.scaffold import copying
-    from infra.scaffold.names import module, names_of
+    from infra.scaffold.names import check_context, module, names_of
     from infra.scaffold.parts import SKELETON, Parts
 
     root = Path(__file__).parents[2]
     folder = folder.expanduser().resolve()
     name = module(name or folder.name.replace("-", "_"), "a service (--name)", "hotel")
-    names = names_of(context)
+    check_context(context)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderInUse(f"{folder} is not empty.", "Name a new folder.")
     if not (root / ".git").exists():
@@ -58,14 +58,14 @@ def new(
     with _removed_on_failure(folder):
         copying.copy(root, folder, name)
         written = Parts(folder).service(context).files
-        readme = names.apply((SKELETON / "readme.txt").read_text()).replace("SERVICE", name)
+        readme = names_of(context).apply((SKELETON / "readme.txt").read_text()).replace("SERVICE", name)
         (folder / "README.md").write_text(readme)
         here = os.environ | {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
         copying.run([sys.executable, "-c", FIRST_MIGRATION], folder, here)
         copying.git(folder, "init", "--quiet", "--initial-branch", "main")
         copying.git(folder, "add", "--all")
         message = f"{name}, made with Samefold {copying.answers(folder)['_commit']}"
-        copying.git(folder, "commit", "--quiet", "--message", message)
+        copying.git(folder, "commit", "--quiet", "--no-verify", "--no-gpg-sign", "--message", message)
     for file in (*written, *(file.relative_to(folder) for file in folder.glob("projections/migrations/*.py"))):
         typer.echo(f"wrote  {file}")
     typer.echo(
@@ -86,5 +86,5 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if was_there:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
         raise

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-VERSION = "from projections.engine.views.core_views import OUTCOMES_VERSION; print(OUTCOMES_VERSION)"
+VERSION = re.compile(r"^OUTCOMES_VERSION = (\d+)", re.MULTILINE)
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +46,11 @@ def update(
         typer.echo("The newer Samefold does not have these files, which you changed:", err=True)
         typer.echo("\n".join(f"  {file}" for file in done.removed), err=True)
         steps += ["Carry over your change (`git show HEAD:FILE` shows it), or keep the file: `git checkout HEAD FILE`"]
-    steps += ["make setup, make check, make test", "git diff, git commit", "samefold db upgrade, deploy"]
+    steps += [
+        "make setup, make check, make test",
+        "git add --all, git diff --cached, git commit",
+        "samefold db upgrade, deploy",
+    ]
     after = _outcomes_version(root)
     if before != after:
         steps += [f"samefold rebuild: view '{OUTCOMES}' is at version {after} now"]
@@ -60,9 +62,6 @@ def update(
 
 
 def _outcomes_version(root: Path) -> str:
-    """The version of Samefold's own view in the code on disk."""
-    program = [sys.executable, "-c", VERSION]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.run(
-        program, env=environment, cwd=root, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    """The version of Samefold's own view in the code on disk, which may not be importable before `make setup`."""
+    [version] = VERSION.findall((root / "projections/engine/views/core_views.py").read_text())
+    return str(version)

@@ -190,6 +190,10 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             f"{place} ended a transaction that took too long: {text}",
             "Run the command again. If the machine is always so slow, set SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS higher.",
         )
+    if isinstance(error, errors.LockNotAvailable):
+        return DatabaseUnavailable(
+            f"{place}: another session holds a lock for too long: {text}", "Run the command again when it has ended."
+        )
     if passes(error):
         return DatabaseUnavailable(
             f"{place} does not answer: {text}",

@@ -61,7 +61,7 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
     Replaces unchanged files and merges changed ones. Raises NotAService, NotClean, NotCopied; the files are then as they were.
     """
     before = answers(root)
-    if git(root, "status", "--porcelain"):
+    if git(root, "status", "--porcelain", "--untracked-files=all"):
         raise NotClean(f"{root} has changes that are not committed.", "Commit or stash them, then update again.")
     if any((root / git(root, "rev-parse", "--git-path", name).strip()).exists() for name in UNFINISHED):
         raise NotClean(f"{root} is in the middle of a merge or a rebase.", "Finish or abort it, then update again.")

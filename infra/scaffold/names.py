@@ -6,6 +6,7 @@ import keyword
 import re
 from dataclasses import dataclass
 
+from domain.language import kebab
 from infra.errors import SamefoldError
 
 COLUMNS = {"name", "line", "what", "events", "count", "index"}
@@ -31,18 +32,22 @@ class Names:
             "thing": self.one,
             "Things": self.many.replace("_", " ").capitalize(),
             "Thing": self.type,
-            "KEBAB": words(self.type).replace("_", "-"),
+            "KEBAB": kebab(self.type),
         }
         return re.sub(r"((?<![a-z])things?|Things?|KEBAB)(?![a-z])", lambda found: mine[found[0]], text)
 
 
-def names_of(context: str) -> Names:
+def check_context(name: str) -> None:
     """Raises BadName unless it is one or more words in lower case, such as `rooms` or `room_bookings`."""
     from api.commands import RESERVED
 
-    module(context, "a context", "rooms", most=30)
-    if context in RESERVED | {"language", "service"}:
-        raise BadName(f"The name '{context}' is reserved.", "Choose another name for the context.")
+    module(name, "a context", "rooms", most=30)
+    if name in RESERVED | {"language", "service"}:
+        raise BadName(f"The name '{name}' is reserved.", "Choose another name for the context.")
+
+
+def names_of(context: str) -> Names:
+    """The words for a context."""
     one = singular(context)
     kind = "".join(word.capitalize() for word in one.split("_"))
     return Names(context, f"{one}_id" if keyword.iskeyword(one) or one in COLUMNS else one, kind)
@@ -84,4 +89,4 @@ def class_name(name: str, what: str, example: str) -> str:
 
 def words(name: str) -> str:
     """`RoomAdded` as `room_added`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return kebab(name).replace("-", "_")

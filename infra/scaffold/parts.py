@@ -16,8 +16,9 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
+from domain.language import kebab
 from infra.errors import SamefoldError
-from infra.scaffold.names import BadName, class_name, module, names_of, words
+from infra.scaffold.names import BadName, check_context, class_name, module, names_of, words
 
 SKELETON = Path(__file__).parent / "skeleton"
 TYPES = {
@@ -79,6 +80,7 @@ class Parts:
 
     def context(self, name: str) -> Written:
         """Raises BadName, AlreadyThere."""
+        check_context(name)
         names = names_of(name)
         file = f"domain/{name}.py"
         texts = {file: _skeleton("context"), f"tests/test_{name}.py": _skeleton("test_context")}
@@ -145,7 +147,7 @@ class Parts:
             f"def test_{words(name)}_leads_to_{words(event) if event else 'nothing_yet'}(command: {name}) -> None:\n"
             f"    assert decide(command, State()) == {decided}\n"
         )
-        path = f"{context}/<id>/{words(name).replace('_', '-')}"
+        path = f"{context}/<id>/{kebab(name)}"
         return self._changed(
             source,
             test,
@@ -213,6 +215,8 @@ class Parts:
 
     def _changed(self, *sources: Source, next: list[str]) -> Written:  # noqa: A002
         for source in sources:
+            source.check()
+        for source in sources:
             source.save()
         return Written([source.file.relative_to(self.root) for source in sources], next)
 
@@ -272,6 +276,10 @@ class Source:
 
     def append(self, text: str) -> None:
         self._lines += ["", "", *text.splitlines()]
+
+    def check(self) -> None:
+        """Raises NoPlace if the file has a syntax error."""
+        self._tree()
 
     def save(self) -> None:
         """Write the file, its imports sorted and merged."""

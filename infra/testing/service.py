@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
+from domain.language import kebab
 from infra.database.migrate import upgrade
 from infra.dev.stack import Stack
 from infra.log import topics
@@ -27,7 +27,6 @@ from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT, world_of
 
 START_S = 60.0
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 class Service:
@@ -40,7 +39,7 @@ class Service:
     def send(self, stream: str, command: object, key: str | None = None) -> dict[str, Any]:
         """Send a command to `<context>/<id>`; the outcome, or the refusal with its `code`, as JSON. `key` is the command's id."""
         context, _, name = stream.partition("/")
-        kind = _HUMP.sub("-", type(command).__name__).lower()
+        kind = kebab(type(command).__name__)
         answer = self.client.post(
             f"/{context}/{quote(name, safe='')}/{kind}",
             content=TypeAdapter(type(command)).dump_json(command),

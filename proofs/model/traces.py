@@ -67,8 +67,8 @@ def retraced(
 
 
 def regenerate() -> None:
-    """Search for all traces again and store them."""
-    found = {}
+    """Search for all traces again and store them. One that is not found in time stays as it was."""
+    found = traces.read(FILE)
     for name in MUTANTS:
         one = search(name)
         if isinstance(one, Found):

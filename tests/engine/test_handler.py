@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from commands import release
-from commands.handler import Handler, HandlerFenced, KafkaClientFailed, LogChanged
+from commands.handler import Handler, HandlerFenced, KafkaClientFailed, TopicsInconsistent
 from commands.intake import reserved_stream
 from infra.database.connect import connect
 from infra.domain_model.contexts import UnreadableState
@@ -271,7 +271,7 @@ def test_a_recreated_commands_topic_is_refused_at_the_start_and_in_the_middle(
         until(lambda: len(openings(world)) == 4, "serving")
         _recreate(world, world.commands_topic)
         ended_with(
-            running, TopicChanged, TopicMissing, LogChanged
+            running, TopicChanged, TopicMissing, TopicsInconsistent
         )  # whichever check sees it first, or that it was gone
     with handler(world) as running:
         error = ended_with(running, ContractBroken)
@@ -335,7 +335,7 @@ def test_a_trimmed_log_is_refused(world: Settings) -> None:
     partition = partition_of("accounts/ada", world.partitions)
     delete(world, world.events_topic, {partition: 2})
     with handler(world) as running:
-        error = ended_with(running, LogChanged)
+        error = ended_with(running, TopicsInconsistent)
     assert "trimmed" in str(error)
 
 
@@ -382,7 +382,7 @@ def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: 
     partition = partition_of("accounts/ada", world.partitions)
     delete(world, world.commands_topic, {partition: 3})
     with handler(world) as running:
-        error = ended_with(running, LogChanged)
+        error = ended_with(running, TopicsInconsistent)
     assert "does not hold the next command" in str(error)
     assert len(commits(world)) == 2, "d3 must not be decided as if d2 had never been"
 

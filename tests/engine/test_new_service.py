@@ -319,6 +319,12 @@ def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tre
     assert hotel.digests() == before
     assert hotel.git("status", "--porcelain") == ""
 
+    hotel.git("config", "status.showUntrackedFiles", "no")
+    (notes := hotel.folder / "notes.txt").write_text("not in git")
+    refused = hotel.samefold("update", "--from", str(newer.folder), "--to", "nowhere", code=1).stderr
+    assert "not committed" in refused
+    notes.unlink()
+
     done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
     assert gone in done.stderr
     assert "git show HEAD:FILE" in done.stdout
@@ -333,6 +339,16 @@ def test_a_service_that_could_not_be_made_leaves_nothing_behind(source: Tree, ho
     (broken.folder / "infra" / "scaffold" / "skeleton" / "context.txt").write_text("State = 1 +\n")
     done = broken.samefold("new", str(tmp_path / "hotel"), "--context", "rooms", code=1)
     assert not (tmp_path / "hotel").exists(), done.stderr
+
+
+def test_a_service_is_made_where_git_signs_commits_and_has_a_hook(source: Tree, tmp_path: Path) -> None:
+    (hook := tmp_path / "hooks" / "pre-commit").parent.mkdir()
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o700)
+    (tmp_path / ".gitconfig").write_text(
+        f"[commit]\n\tgpgsign = true\n[gpg]\n\tprogram = false\n[core]\n\thooksPath = {hook.parent}\n"
+    )
+    Tree(source.folder, tmp_path).samefold("new", str(tmp_path / "hotel"), "--context", "x_rays")
 
 
 def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from domain.language import kebab
 from infra.errors import SamefoldError
 from infra.scaffold import copying
 from infra.scaffold.copying import NotCopied
@@ -48,8 +49,13 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
     assert f"domain.{context} import" in (tmp_path / "tests" / "test_service.py").read_text()
 
 
-def test_the_refusals_code_of_a_context_of_two_words_is_the_one_that_its_class_gets() -> None:
-    assert names_of("room_bookings").apply('"KEBAB-already-added"') == '"room-booking-already-added"'
+@pytest.mark.parametrize(
+    ("context", "one"), [("room_bookings", "room-booking"), ("x_rays", "x-ray"), ("a_b_cs", "abc"), ("top_3s", "top3")]
+)
+def test_a_contexts_names_in_urls_and_codes_are_those_that_its_classes_get(context: str, one: str) -> None:
+    names = names_of(context)
+    assert names.apply("KEBAB-already-added") == kebab(names.apply("ThingAlreadyAdded")) == f"{one}-already-added"
+    assert names.apply("add-KEBAB") == kebab(names.apply("AddThing"))
 
 
 @pytest.mark.parametrize("context", ["language", "views", "health", "docs", "service", "class", "zimmer_ü", "x" * 31])
@@ -108,6 +114,22 @@ def test_a_file_with_a_syntax_error_is_named_and_kept(parts: Parts) -> None:
     with pytest.raises(NoPlace, match=r"rooms\.py has a syntax error in line \d+"):
         parts.event("RoomRenamed", None, ())
     assert file.read_text() == text
+
+
+def test_a_broken_test_file_keeps_the_domain_as_it_is(parts: Parts) -> None:
+    test, before = parts.root / "tests" / "test_rooms.py", (parts.root / "domain" / "rooms.py").read_text()
+    test.write_text("def half(:\n")
+    with pytest.raises(NoPlace, match=r"test_rooms\.py has a syntax error"):
+        parts.event("RoomRenamed", None, ())
+    assert (parts.root / "domain" / "rooms.py").read_text() == before
+
+
+def test_a_context_written_by_hand_gets_views_whatever_its_name(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.context("rooms")
+    (tmp_path / "domain" / "rooms.py").rename(tmp_path / "domain" / "service.py")
+    parts.view("calls", "service", Kind.ENTITY)
+    assert (tmp_path / "projections" / "calls.py").exists()
 
 
 def test_imports_come_after_those_of_the_future(parts: Parts) -> None:

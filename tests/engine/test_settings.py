@@ -40,6 +40,14 @@ def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(tmp_path
     assert Settings().kafka_bootstrap is None
 
 
+def test_a_folder_below_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = Settings(data_dir=Path("~/data"))
+    assert (settings.kafka, settings.data_dir) == ("there:1", tmp_path / "data")
+
+
 def test_a_misspelt_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEFOLD_PARTITON", "3")
     with pytest.raises(BadSettings, match=r"SAMEFOLD_PARTITON .*SAMEFOLD_PARTITIONS\?"):

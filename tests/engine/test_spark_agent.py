@@ -272,7 +272,7 @@ def is_right_after_a_restore(keeper: Bookkeeper, running: Folding, caplog: pytes
                 db.execute(f"truncate {live_table(world, view)}".encode())
 
         def stuck() -> bool:
-            return agent.error is not None or caplog.text.count("but what came begins at") > 2 * world.partitions
+            return agent.error is not None or caplog.text.count("but the records begin at") > 2 * world.partitions
 
         with load(keeper):
             before = sum(topics.describe(world, world.events_topic).end.values())

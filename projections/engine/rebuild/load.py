@@ -41,7 +41,7 @@ FROZEN_S = 60.0
 
 
 class RowsRefused(SamefoldError):
-    """Rows of a view can't be stored. `load_slowly` finds the stream that they come from."""
+    """Rows of a view can't be stored. `_load_slowly` finds the stream that they come from."""
 
     def __init__(self, view: str, error: Exception) -> None:
         super().__init__(f"View '{view}' makes rows that can't be stored: {' '.join(str(error).split())}")
