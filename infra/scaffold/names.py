@@ -6,7 +6,6 @@ import keyword
 import re
 from dataclasses import dataclass
 
-from domain.language import kebab
 from infra.errors import SamefoldError
 
 COLUMNS = {"name", "line", "what", "events", "count", "index"}
@@ -85,6 +84,13 @@ def class_name(name: str, what: str, example: str) -> str:
     if not re.fullmatch(r"([A-Z][a-z0-9]+)+", name) or keyword.iskeyword(name):
         raise BadName(f"{name!r} can't be the name of {what}.", f"Begin each word with a capital, such as `{example}`.")
     return name
+
+
+def kebab(name: str) -> str:
+    """`RoomAdded` as `room-added`, as the API and recorded refusals write it."""
+    from domain import language  # brings pydantic, too slow for the start of every command
+
+    return language.kebab(name)
 
 
 def words(name: str) -> str:

@@ -16,9 +16,8 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
-from domain.language import kebab
 from infra.errors import SamefoldError
-from infra.scaffold.names import BadName, check_context, class_name, module, names_of, words
+from infra.scaffold.names import BadName, check_context, class_name, kebab, module, names_of, words
 
 SKELETON = Path(__file__).parent / "skeleton"
 TYPES = {
