@@ -77,6 +77,7 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
 PLAIN = HistorySpec((ViewSpec("j", (), (Column("c0", "int"),), parks=True, noted=True),), (), long_ids=False, events=())
 
 
+@pytest.mark.slow
 def test_what_is_generated_is_accepted() -> None:
     for number, spec in enumerate(histories(100, NUMBER)):
         assert len(declared(number, spec)) == len(spec.views)
@@ -94,6 +95,7 @@ def test_a_column_that_no_table_can_have_is_refused(letter: str, kind: str, monk
         assert refused.value.hint
 
 
+@pytest.mark.slow
 def test_a_history_gets_smaller() -> None:
     spec = histories(5, NUMBER)[-1]
     some: list[Any] = list(smaller(spec))

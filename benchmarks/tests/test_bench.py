@@ -30,6 +30,8 @@ from infra.testing.fixtures import SEED, Samefold
 from projections.engine.rebuild.engines import Silent
 from tests.engine import spine
 
+pytestmark = pytest.mark.slow
+
 ACCOUNTS = 20
 COUNT = 400
 

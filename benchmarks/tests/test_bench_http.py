@@ -24,6 +24,8 @@ from infra.dev.stack import Stack
 from infra.testing.fixtures import SEED
 from projections.engine.rebuild.engines import Silent
 
+pytestmark = pytest.mark.slow
+
 ACCOUNTS = 5
 COUNT = 300
 

@@ -24,6 +24,8 @@ from infra.domain_model.contexts import contexts
 from infra.log.records import Command
 from tests.engine.oracle import judge
 
+pytestmark = pytest.mark.slow
+
 REAL = real_data()
 
 

@@ -19,6 +19,8 @@ from infra.log.records import Command
 from infra.testing.fixtures import ROOT
 from tests.engine.spine import until
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = [Command(f"meanwhile-{n}", "accounts/1", "Deposit", msgspec.Raw(b"{}")) for n in range(3)]
 KEYS = [("accounts/1", command.id) for command in COMMANDS]
 

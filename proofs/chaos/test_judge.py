@@ -18,6 +18,8 @@ from proofs.chaos.tail import Tail
 from tests.engine import spine
 from tests.engine.log import commit, opening
 
+pytestmark = pytest.mark.slow
+
 ADA = "accounts/ada"
 SENT = [
     Sent(ADA, "open", "OpenAccount", 100, "2026-01-01"),

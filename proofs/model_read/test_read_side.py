@@ -37,8 +37,9 @@ TRACES = traces.read(FILE)
 ANY_NUMBER = 10**6
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # each takes seconds of the processor, however many others want it
-@pytest.mark.parametrize(("preemptions", "least"), [(1, 30), pytest.param(ANY_NUMBER, 400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("preemptions", "least"), [(1, 30), (ANY_NUMBER, 400)])
 def test_two_agents_that_both_own_a_partition_in_every_schedule(preemptions: int, least: int) -> None:
     found = search(SCENARIOS["two agents"], preemptions=[preemptions])
     assert found.broken is None
@@ -46,16 +47,15 @@ def test_two_agents_that_both_own_a_partition_in_every_schedule(preemptions: int
     assert found.schedules > least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.slow_but(
-    "two agents", "switch with readers, kill cut crash timeout", "rebuild, kill cut crash timeout", "replay"
-)
 def test_schedules_of_few_preemptions_and_by_chance(name: str) -> None:
     for found in (search(SCENARIOS[name], seconds=0.7), wander(SCENARIOS[name], SEED, seconds=0.7)):
         assert found.commits > 0
         assert found.broken is None, traces.folded(found.broken.choices)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_again() -> None:
     """Also where statements wait for locks and sessions end: a seed reproduces a run."""
     scenario = SCENARIOS["switch with readers, kill cut crash timeout"]
@@ -73,6 +73,7 @@ def test_without_a_guarantee_its_trace_breaks_a_promise_that_the_real_code_keeps
     assert broken.promise == trace.promise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOON)
 def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(name: str) -> None:
     mutant = MUTANTS[name]

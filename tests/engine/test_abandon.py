@@ -187,7 +187,7 @@ BEFORE_IT_HAS_A_TABLE = {
 
 
 @pytest.mark.parametrize("stage", BEFORE_IT_HAS_A_TABLE.values(), ids=BEFORE_IT_HAS_A_TABLE)
-@pytest.mark.slow_but("claimed, and nothing made")
+@pytest.mark.slow
 def test_one_that_is_ended_before_it_has_a_table_says_who_ended_it(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     with frozen_builder(world, stage) as frozen, connect(world, session_name("rebuild")) as other:
@@ -367,7 +367,7 @@ main()
     ],
     ids=["inside a part", "under the locks", "in the past"],
 )
-@pytest.mark.slow_but("inside a part")
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_harm_and_says_so(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     more = ["--as-of", "0:2", "--no-switch"] if "time_travel" in stage else []

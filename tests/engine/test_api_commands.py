@@ -210,6 +210,7 @@ def test_an_outcome_that_is_not_there_may_come_yet(api: Api) -> None:
     problem(api.client.get("/outcomes/nothing/nobody/k1"), 404, "not-found")
 
 
+@pytest.mark.slow
 def test_when_the_wait_has_passed_the_command_is_in_the_log_and_is_answered_later(world: Settings) -> None:
     set_up(world)
     with serving(world) as api:
@@ -335,6 +336,7 @@ def test_commands_are_refused_while_the_read_model_is_too_far_behind(world: Sett
         )
 
 
+@pytest.mark.slow
 def test_many_who_wait_cost_a_query_a_beat(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hundred at once are answered with far fewer queries."""
     asked: list[int] = []
@@ -474,6 +476,7 @@ def test_a_repeated_command_is_looked_up_at_once(shared_world: Settings, monkeyp
             assert deposit(seldom, name, 5, "again", Prefer="wait=20").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("api")
 def test_without_any_notification_the_poll_finds_the_outcome(
     shared_world: Settings, monkeypatch: pytest.MonkeyPatch
@@ -482,6 +485,7 @@ def test_without_any_notification_the_poll_finds_the_outcome(
         assert deposit(deaf, opened(deaf), 5, Prefer="wait=20").status_code == 200
 
 
+@pytest.mark.slow
 def test_an_agent_that_comes_later_answers_those_who_wait(world: Settings) -> None:
     set_up(world)
     with serving(world) as api:

@@ -147,6 +147,7 @@ def test_a_database_without_our_tables_is_not_ready(api: Api, shared_world: Sett
     until(lambda: failing(api) == {}, "it is ready again")
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_made_anew_is_not_ready(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "COMPARE_S", 0.0)
     set_up(world)
@@ -164,6 +165,7 @@ def test_a_topic_that_was_made_anew_is_not_ready(world: Settings, monkeypatch: p
         until(lambda: failing(api).get("topics") == "topic-changed", "it is noticed")
 
 
+@pytest.mark.slow
 def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Settings) -> None:
     impatient = world.model_copy(update={"api_stall_s": 0.6})
     set_up(world)

@@ -500,6 +500,7 @@ class Flood:
         return int(self.process.memory_info().rss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_refused_and_memory_stays_flat(front: Front, account: str, name: str) -> None:
     flood = Flood(front.port, front.pid)
@@ -546,6 +547,7 @@ def slow_body(target: str) -> bytes:
     return head("POST", target, [("Content-Type", "application/json"), ("Content-Length", "100000")])
 
 
+@pytest.mark.slow
 def test_slow_bodies_end_by_a_deadline_and_hold_up_no_other_client(front: Front, account: str) -> None:
     start = slow_body(f"/{account}/deposit")
     assert trickle(front.port, start, lambda: front.command(account, "deposit", DEPOSIT)) == {408}

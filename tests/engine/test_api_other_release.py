@@ -27,6 +27,8 @@ from tests.engine.api import Api, agent, serving
 from tests.engine.bankviews import BALANCES_2, SUMS, make_tables, view
 from tests.engine.spine import handler, set_up, until
 
+pytestmark = pytest.mark.slow
+
 FAIL = "def fail(event):\n    pass\n"
 _names = count(1)
 

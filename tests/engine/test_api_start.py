@@ -165,6 +165,7 @@ def test_a_head_that_does_not_arrive_in_time_is_refused(world: Settings) -> None
         until(lambda: not api.server.server_state.connections, "the connections are closed")
 
 
+@pytest.mark.slow
 def test_what_follows_an_answer_that_came_early_is_not_read_for_ever(world: Settings) -> None:
     set_up(world)
     head = "POST /accounts/x/deposit HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -196,6 +197,7 @@ def test_a_client_that_does_not_read_its_answers_is_disconnected(
         until(lambda: not api.server.server_state.connections, "it is disconnected")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
     log = tmp_path / "api.log"
     with socket.create_server(("127.0.0.1", 0)) as taken, api_process(world, log, taken.getsockname()[1]) as running:
@@ -203,6 +205,7 @@ def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
     assert "can't listen on port" in log.read_text()
 
 
+@pytest.mark.slow
 def test_no_connection_is_left_behind(world: Settings) -> None:
     set_up(world)
     with serving(world) as api:

@@ -135,7 +135,7 @@ NOT_THERE: dict[str, tuple[str, Callable[[Settings], Settings]]] = {
 
 
 @pytest.mark.parametrize("situation", NOT_THERE)
-@pytest.mark.slow_but("no store is there", "no tables")
+@pytest.mark.slow
 def test_of_a_store_that_is_not_as_it_should_be(
     situation: str, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +149,7 @@ def test_of_a_store_that_is_not_as_it_should_be(
     assert found["GET /views/balances"].json()["code"] == code
 
 
+@pytest.mark.slow
 def test_of_a_database_that_hangs_in_the_midst_of_a_read(
     api: Api, stack: Stack, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_row_comes_with_the_position_it_is_of(api: Api, shared_world: Settings
     assert (line["row"]["cents"], line["row"]["day"], line["parked"]) == (250, "2026-01-02", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a/b", "ä\U0001f600", "..", "%2F", "a b", "a?b#c", "live", "x" * 150])
 def test_a_key_may_hold_anything(api: Api, shared_world: Settings, name: str) -> None:
     folded(shared_world, open_account(name))
@@ -235,6 +236,7 @@ def test_lists_that_no_key_leads_to_leave_room_for_others(
 # what a client has at hand
 
 
+@pytest.mark.slow
 def test_an_etag_stands_for_what_an_answer_holds_and_not_for_its_position(api: Api, shared_world: Settings) -> None:
     folded(shared_world, open_account("tag"))
     for path in ("/views/balances/tag", "/views/balances?account=tag"):
@@ -324,6 +326,7 @@ def test_a_row_and_its_position_are_of_one_moment(
 # a switch
 
 
+@pytest.mark.slow
 def test_a_switch_shows_no_client_an_older_state(
     api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +405,7 @@ def test_a_position_of_another_log_is_refused(api: Api) -> None:
         problem(get(api, f"/views/balances?after={other}"), 409, "other-log")
 
 
+@pytest.mark.slow
 def test_readers_beyond_the_bound_get_429(shared_world: Settings) -> None:
     with serving(shared_world.model_copy(update={"api_max_waiting": 1})) as small, ThreadPoolExecutor(1) as pool:
         ready(small)

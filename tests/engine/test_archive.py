@@ -158,6 +158,7 @@ def test_the_whole_log_is_archived_trimmed_and_read_as_before(bank: Bookkeeper) 
     assert list(history_of(world, "accounts/3"))
 
 
+@pytest.mark.slow
 def test_again_does_only_what_is_new_and_names_follow_the_ranges(bank: Bookkeeper) -> None:
     world = bank.world
     archive_log(world)
@@ -226,6 +227,7 @@ def test_a_topic_id_with_a_slash_is_one_folder(world: Settings) -> None:
     assert write._folder(share) == "events/_a-b_c/partition=0"
 
 
+@pytest.mark.slow
 def test_archivers_at_once_archive_each_record_once(bank: Bookkeeper) -> None:
     world = bank.world
     records = records_of(world, world.events_topic)
@@ -401,7 +403,7 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
 
 
 @pytest.mark.parametrize("state", ["loading", "past-loading"])
-@pytest.mark.slow_but("loading")
+@pytest.mark.slow
 def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) -> None:
     world = bank.world
     archive_log(world)
@@ -418,6 +420,7 @@ def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) 
     assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v1_r3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "done"), [("loading", "ready"), ("past-loading", "past")])
 def test_a_build_that_was_finished_since_it_was_seen_is_not_abandoned(bank: Bookkeeper, state: str, done: str) -> None:
     world = bank.world
@@ -513,6 +516,7 @@ def test_a_handler_takes_over_on_the_archive(world: Settings, tmp_path: Path) ->
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.slow
 def test_an_agent_goes_on_in_the_archive_and_then_in_kafka(bank: Bookkeeper, tmp_path: Path) -> None:
     world = bank.world
     bank.life(ACCOUNTS, 8)

@@ -84,6 +84,7 @@ def test_what_is_configured_is_asked(samefold: Samefold, world: Settings) -> Non
     assert found["PostgreSQL"]["found"] == "answers, version 18"
 
 
+@pytest.mark.slow
 def test_what_does_not_answer_is_a_fault(samefold: Samefold) -> None:
     nobody = Settings(kafka_bootstrap="127.0.0.1:9", database_url="host=127.0.0.1 port=9 connect_timeout=2")
     done = samefold("doctor", "--json", settings=nobody)

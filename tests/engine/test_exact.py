@@ -584,6 +584,7 @@ def start_over(world: Settings, some: Mapping[str, View]) -> None:
     start(world, some)
 
 
+@pytest.mark.slow
 def test_the_same_in_every_batch_size_after_restarts_and_rebuilt(world: Settings) -> None:
     lives(world)
     some = nasty()

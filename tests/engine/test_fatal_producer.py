@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def opened(api: Api, name: str) -> httpx.Response:

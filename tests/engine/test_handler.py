@@ -166,6 +166,7 @@ def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world:
     assert len(answers) == len(wrong)
 
 
+@pytest.mark.slow
 def test_commits_beyond_the_limit_are_rejected_and_nothing_stops(world: Settings) -> None:
     small = world.model_copy(update={"max_commit_bytes": 1_024})
     set_up(world)
@@ -238,6 +239,7 @@ def _restore_to_the_beginning(world: Settings) -> None:
             db.execute(f"delete from {table}")
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     set_up(world)
@@ -279,6 +281,7 @@ def test_a_recreated_commands_topic_is_refused_at_the_start_and_in_the_middle(
     assert len(openings(world)) == 4, "nothing was written"
 
 
+@pytest.mark.slow
 def test_a_recreated_events_topic_is_refused(world: Settings) -> None:
     set_up(world)
     _recreate(world, world.events_topic)
@@ -287,6 +290,7 @@ def test_a_recreated_events_topic_is_refused(world: Settings) -> None:
     assert openings(world) == []
 
 
+@pytest.mark.slow
 def test_a_state_that_this_code_can_not_read_is_named_with_what_to_do(world: Settings) -> None:
     set_up(world)
     send(world, open_account("ada"))
@@ -373,6 +377,7 @@ def test_our_producers_use_murmur2(world: Settings) -> None:
     assert landed != {name: _crc32_partition(world, name) for name in names}
 
 
+@pytest.mark.slow
 def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: Settings) -> None:
     set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 1))
@@ -387,6 +392,7 @@ def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: 
     assert len(commits(world)) == 2, "d3 must not be decided as if d2 had never been"
 
 
+@pytest.mark.slow
 def test_commands_that_were_trimmed_after_they_were_decided_are_not_needed(world: Settings) -> None:
     set_up(world)
     partition = partition_of("accounts/ada", world.partitions)
@@ -401,7 +407,7 @@ def test_commands_that_were_trimmed_after_they_were_decided_are_not_needed(world
 
 
 @pytest.mark.parametrize("turn", range(3))  # a read that comes before the pause is refused late, or never
-@pytest.mark.slow_but("1")
+@pytest.mark.slow
 def test_commands_that_are_trimmed_while_a_handler_starts_never_stop_it_in_silence(
     world: Settings, monkeypatch: pytest.MonkeyPatch, turn: int
 ) -> None:
@@ -427,6 +433,7 @@ def test_commands_that_are_trimmed_while_a_handler_starts_never_stop_it_in_silen
         until(lambda: len(commits(world)) == 7, "decided behind what was trimmed")
 
 
+@pytest.mark.slow
 def test_control_records_among_the_commands_are_passed_over(world: Settings) -> None:
     set_up(world)
     partition = partition_of("accounts/ada", world.partitions)
@@ -451,6 +458,7 @@ def test_an_unknown_format_of_our_own_stops_the_handler_by_name(world: Settings)
     assert f"[{partition}] offset 0" in str(error)
 
 
+@pytest.mark.slow
 def test_garbage_in_the_log_is_void_for_the_handler_too(world: Settings) -> None:
     set_up(world)
     partition = partition_of("accounts/ada", world.partitions)
@@ -531,6 +539,7 @@ def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> 
         until(lambda: len(commits(world)) == 1, "it decides", 60)
 
 
+@pytest.mark.slow
 def test_a_member_that_a_join_by_its_name_has_fenced_ends_the_handler(world: Settings) -> None:
     """Also where nothing that it polls says so."""
     set_up(world)
@@ -576,6 +585,7 @@ async def _coordinator(client: AIOKafkaClient, group: str) -> int:
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a broker's restart librdkafka may know a topic but none of its partitions."""
     failures: list[TopicPartition] = []
@@ -596,6 +606,7 @@ def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings, mo
     assert len(failures) == 5
 
 
+@pytest.mark.slow
 def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(world: Settings) -> None:
     """It is not answered, and neither is what comes behind it in its partition; all others go on."""
     set_up(world)
@@ -627,6 +638,7 @@ def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(
     assert len(commits(world)) == len({(c.stream, c.command_id) for c in commits(world)}) == 7
 
 
+@pytest.mark.slow
 def test_going_back_is_refused_while_handlers_run_that_know_more_commands(world: Settings, samefold: Samefold) -> None:
     set_up(world)
     with connect(world, "test") as db:
@@ -644,6 +656,7 @@ def test_going_back_is_refused_while_handlers_run_that_know_more_commands(world:
         assert live_types(db) == own_types()
 
 
+@pytest.mark.slow
 def test_commands_of_a_handler_that_is_about_to_serve_are_live_before_it_does(world: Settings) -> None:
     set_up(world)
     with connect(world, "test") as db:
@@ -655,6 +668,7 @@ def test_commands_of_a_handler_that_is_about_to_serve_are_live_before_it_does(wo
         assert live_types(db) == own_types()
 
 
+@pytest.mark.slow
 def test_a_database_that_lost_the_live_commands_while_a_handler_serves_gets_them_again(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,6 +309,7 @@ def journey(world: Settings, samefold: Samefold, tmp_path: Path) -> Iterator[Jou
         yield journey
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_at_each_stage_is_there_and_nothing_else_would_do(journey: Journey) -> None:
     stage = None
     for block in blocks():

@@ -70,6 +70,7 @@ def test_upgrades_at_once_take_turns(world: Settings) -> None:
     migrate.check(world)
 
 
+@pytest.mark.slow
 def test_an_upgrade_waits_for_a_longer_one(world: Settings) -> None:
     impatient = world.model_copy(update={"lock_timeout_ms": 50})
     with connect(world, "test") as db, ThreadPoolExecutor(1) as pool:
@@ -160,6 +161,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.usefixtures("scripts")
 def test_a_versions_table_is_never_altered(world: Settings, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
@@ -305,6 +307,7 @@ def test_the_first_migration_is_written_without_a_database(world: Settings, scri
     assert "balances_v1" in tables(world)
 
 
+@pytest.mark.slow
 def test_the_first_migration_is_the_branchs_beginning_with_a_database_too(world: Settings, scripts: Path) -> None:
     for file in scripts.glob("*.py"):
         file.unlink()

@@ -135,6 +135,7 @@ def test_the_rows_are_those_without_the_dropped_events(bank: Bookkeeper) -> None
     assert scalar(world, "select balance from moves where (account, line) = ('1', 6)") == 1125, "the domain's own state"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [replay, drop])
 def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: object) -> None:
     assert _a_batch_around(bank, act) == BatchResult(Fate.FENCED)
@@ -166,6 +167,7 @@ def _a_batch_around(bank: Bookkeeper, act: object) -> BatchResult:
         return committer.apply(db, batches)
 
 
+@pytest.mark.slow
 def test_beside_a_live_agent(bank: Bookkeeper) -> None:
     world, views = bank.world, parking(CORRECTED)
     with live_agent(world, views):

@@ -103,6 +103,7 @@ def test_a_column_of_another_type_is_cast_when_it_is_read(bank: Bookkeeper) -> N
     assert scalar(bank.world, "select cents from balances where account = '3'") == "much"
 
 
+@pytest.mark.slow
 def test_the_switch_refuses_a_table_that_people_would_not_see(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,27 @@ def newcomer() -> Iterator[Newcomer]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(400)
-def test_the_page_from_the_first_command_to_a_new_event(newcomer: Newcomer) -> None:
+def test_the_page_from_the_first_command_to_the_last(newcomer: Newcomer) -> None:
+    _play(newcomer)
+
+
+@pytest.mark.slow
+def test_a_new_event_on_what_the_page_left(newcomer: Newcomer) -> None:
+    run, lines = _play(newcomer)
+    _add_the_event(newcomer)
+    with newcomer.meanwhile(run):
+        change = {"stream": "accounts/ada", "id": "4", "type": "ChangeOverdraftLimit"}
+        change_line = json.dumps(change | {"data": {"overdraft_limit": 100_000, "on": "2026-11-22"}})
+        again = json.dumps(json.loads(lines.splitlines()[2]) | {"id": "5"})
+        (newcomer.folder / "more.jsonl").write_text(f"{change_line}\n{again}\n")
+        assert "accepted 2, rejected 0" in newcomer.types("samefold send more.jsonl --wait")
+        assert "OverdraftLimitChanged" in newcomer.types("samefold history accounts/ada")
+        newcomer.types("samefold verify")
+    assert "ChangeOverdraftLimit" not in newcomer.environment  # nothing but the tree told it
+
+
+def _play(newcomer: Newcomer) -> tuple[str, str]:
+    """All that the page types; the command that runs the service, and the lines that were sent."""
     play = section("Play with it")
     first, run, then = commands(play)[:3], commands(play)[3], commands(play)[4:]
     for line in first:
@@ -127,17 +147,7 @@ def test_the_page_from_the_first_command_to_a_new_event(newcomer: Newcomer) -> N
     posted, read = (json.loads(answer) for line, answer in printed.items() if line.startswith("curl "))
     assert (posted["outcome"], posted["version"]) == ("accepted", 3)
     assert read["row"]["cents"] == 5000 + 1200, "who has the answer reads what was done"
-
-    _add_the_event(newcomer)
-    with newcomer.meanwhile(run):
-        change = {"stream": "accounts/ada", "id": "4", "type": "ChangeOverdraftLimit"}
-        change_line = json.dumps(change | {"data": {"overdraft_limit": 100_000, "on": "2026-11-22"}})
-        again = json.dumps(json.loads(lines.splitlines()[2]) | {"id": "5"})
-        (newcomer.folder / "more.jsonl").write_text(f"{change_line}\n{again}\n")
-        assert "accepted 2, rejected 0" in newcomer.types("samefold send more.jsonl --wait")
-        assert "OverdraftLimitChanged" in newcomer.types("samefold history accounts/ada")
-        newcomer.types("samefold verify")
-    assert "ChangeOverdraftLimit" not in newcomer.environment  # nothing but the tree told it
+    return run, lines
 
 
 def _add_the_event(newcomer: Newcomer) -> None:

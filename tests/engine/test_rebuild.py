@@ -123,6 +123,7 @@ def _behind(world: Settings) -> int:
     return sum(end.values()) - int(scalar(world, "select sum(next_offset) from positions where agent = 'core'"))
 
 
+@pytest.mark.slow
 def test_a_journal_rebuilt_alone_has_the_right_running_balances_in_what_came_meanwhile(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["statement"], all_views(), make_live=False)
@@ -153,6 +154,7 @@ def test_a_new_shape_goes_live_with_the_code_that_has_it(bank: Bookkeeper) -> No
     _nothing_differs(world, new)
 
 
+@pytest.mark.slow
 def test_a_view_that_no_build_ever_had_and_one_that_the_code_lost_change_in_one_switch(bank: Bookkeeper) -> None:
     world = bank.world
     new = with_views(parking(BROKEN), "daily_totals")
@@ -317,6 +319,7 @@ def test_poison_stops_a_build_and_leaves_what_is_live_alone(bank: Bookkeeper) ->
     _nothing_differs(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sums", "moves", "totals"])
 def test_poison_in_a_build_is_parked_for_its_table(bank: Bookkeeper, name: str) -> None:
     world = bank.world
@@ -344,7 +347,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("row", "why"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("on_poison", ["stop", "park"])
-@pytest.mark.slow_but("park-two rows with one key", "stop-a value out of range")
+@pytest.mark.slow
 def test_rows_that_can_not_be_stored_are_poison(bank: Bookkeeper, row: str, why: str, on_poison: str) -> None:
     """Only account 3 makes them. They park their stream in a build as they would in the agent, or stop the build by name."""
     world = bank.world

@@ -30,6 +30,7 @@ def files(root: Path) -> dict[Path, str]:
     return {file: file.read_text() for file in root.rglob("*.py")}
 
 
+@pytest.mark.slow_but("classes", "room_bookings")
 @pytest.mark.parametrize(
     "context", ["classes", "names", "lines", "thing_groups", "counts", "inventory", "room_bookings"]
 )

@@ -127,6 +127,7 @@ def test_a_line_that_is_too_large_names_itself_and_keeps_no_other_back(
     assert len(records_of(world, world.commands_topic)) == 2
 
 
+@pytest.mark.slow
 def test_what_is_not_acknowledged_is_named_and_the_same_file_sent_again_does_nothing_twice(
     world: Settings, stack: Stack
 ) -> None:

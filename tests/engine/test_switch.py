@@ -110,6 +110,7 @@ def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> Non
     assert _differences(bank.world) == 0
 
 
+@pytest.mark.slow
 def test_the_generation_is_one_that_was_never_there_before(bank: Bookkeeper) -> None:
     seen = {scalar(bank.world, "select generation from positions limit 1")}
     for _ in range(3):
@@ -160,6 +161,7 @@ class Reader:
             self.error = error
 
 
+@pytest.mark.slow
 def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bookkeeper) -> None:
     world = bank.world
     with live_agent(world), Reader(world) as reader:
@@ -292,6 +294,7 @@ def test_several_rounds_under_load(bank: Bookkeeper, monkeypatch: pytest.MonkeyP
     assert _differences(bank.world) == 0
 
 
+@pytest.mark.slow
 def test_the_limit_grows_when_there_is_never_a_quiet_moment(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     from projections.engine.rebuild import switch as module
 
@@ -301,6 +304,7 @@ def test_the_limit_grows_when_there_is_never_a_quiet_moment(bank: Bookkeeper, mo
     assert _differences(bank.world) == 0
 
 
+@pytest.mark.slow
 def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
     world = bank.world
     with live_agent(world), ThreadPoolExecutor() as threads:
@@ -326,6 +330,7 @@ def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -
     assert _differences(world) == 0
 
 
+@pytest.mark.slow
 def test_a_transaction_that_catches_up_may_take_longer_than_one_that_agents_wait_for(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +375,7 @@ def test_a_switch_that_stood_still_for_too_long_says_so_and_has_changed_nothing(
     assert live_table(bank.world, "statement") != was
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(PARKING))
 def test_poison_met_while_catching_up_is_parked_for_the_new_table(bank: Bookkeeper, name: str) -> None:
     world = bank.world
@@ -456,6 +462,7 @@ def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
     assert live_table(world, "statement") == "statement_v1"
 
 
+@pytest.mark.slow
 def test_a_frozen_transaction_on_the_positions_delays_the_switch_and_no_more(bank: Bookkeeper) -> None:
     world = bank.world
     [build] = _ready(world, "balances")
@@ -533,6 +540,7 @@ def _bring(world: Settings, agent: str, other: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [8, 10_000])
 def test_more_than_one_read_gives_is_never_switched_to(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, few: int
@@ -595,6 +603,7 @@ def _pointer(name: str, version: int) -> Pointer:
     return Pointer(name, "core", version, f"{name}_v{version}")
 
 
+@pytest.mark.slow
 def test_only_tables_that_nobody_reads_are_dropped(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["balances"], all_views())

@@ -174,6 +174,7 @@ def _from_a_clock(world: Settings, *times: int) -> None:
         assert producer.flush(10) == 0
 
 
+@pytest.mark.slow
 def test_a_clock_that_went_back_does_not_move_the_cut(world: Settings) -> None:
     set_up(world)
     _from_a_clock(world, 1000, 3000, 2000, 4000)
@@ -196,6 +197,7 @@ def test_each_records_time_is_looked_at_whatever_the_brokers_index_says(
     assert _look(world, _at(2500), "balances").positions[0] == (answer or 5)
 
 
+@pytest.mark.slow
 def test_the_past_is_in_the_archive_too(world: Settings, tmp_path: Path) -> None:
     """Of a time that Kafka has trimmed it answers with the first record that it holds."""
     with banks(world, tmp_path) as keeper:
@@ -280,6 +282,7 @@ def test_moments_that_this_log_does_not_have(bank: Bookkeeper) -> None:
 # ── what is kept apart ──
 
 
+@pytest.mark.slow
 def test_nothing_but_a_drop_by_name_touches_a_table_of_the_past(bank: Bookkeeper) -> None:
     world = bank.world
     table = _look(world, {}, "balances").tables["balances"]
@@ -338,7 +341,7 @@ def test_a_view_with_columns_that_were_not_migrated_yet_can_be_looked_at(bank: B
 
 
 @pytest.mark.parametrize("name", ["sums", "moves", "totals"])
-@pytest.mark.slow_but("sums")
+@pytest.mark.slow
 def test_poison_is_parked_for_the_table_and_skips_are_left_out(bank: Bookkeeper, name: str) -> None:
     world = bank.world
     at = fold_all(world)
@@ -404,7 +407,7 @@ look_back(Settings(), [all_views()[name] for name in ("balances", "statement")],
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-@pytest.mark.slow_but("before the keys")
+@pytest.mark.slow
 def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     died = subprocess.run([sys.executable, "-c", DIES, stage], env=os.environ | world.environment(), check=False)

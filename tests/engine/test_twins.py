@@ -20,6 +20,8 @@ from tests.engine.bankviews import rows
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.spine import scalar, set_up, until
 
+pytestmark = pytest.mark.slow
+
 ACCOUNTS = [str(number) for number in range(10)]
 
 

@@ -214,6 +214,7 @@ def test_a_difference_tells_the_key_and_both_values(bank: Bookkeeper) -> None:
     assert difference.found["cents"] == difference.expected["cents"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["epoch", "seq", "command_offset"])
 def test_positions_that_the_log_does_not_lead_to_are_named(bank: Bookkeeper, column: str) -> None:
     _change(bank.world, f"update positions set {column} = {column} + 1 where partition = 2")
@@ -251,6 +252,7 @@ def test_beside_live_traffic_and_a_rebuild(bank: Bookkeeper) -> None:
                 rebuild(bank.world, ["balances", "statement"], all_views())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
 def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
     """The agent goes on between the two: no difference, unless the positions are read apart from the rows."""
@@ -266,6 +268,7 @@ def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pyt
     assert (verify(bank.world, {"balances": all_views()["balances"]}, processes=1).differences > 0) is apart
 
 
+@pytest.mark.slow
 def test_a_table_that_goes_live_during_verification_is_reported(bank: Bookkeeper) -> None:
     engine = Meanwhile(lambda: rebuild(bank.world, ["balances"], all_views()))
     with pytest.raises(NotLive, match="Another table went live during verification, for balances"):

@@ -45,6 +45,7 @@ def test_errors_with_arguments_of_their_own_survive_the_way_between_processes() 
     assert (type(copy), copy.message, copy.hint) == (LogChanged, error.message, error.hint)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_a_named_error() -> None:
     with pytest.raises(WorkerDied, match="--processes"):
         run(die, [1, 2], 2)
@@ -102,7 +103,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.slow_but("9")
+@pytest.mark.slow
 def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path, how: signal.Signals) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path / "worker")],
