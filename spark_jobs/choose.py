@@ -22,7 +22,7 @@ from spark_jobs.session import LOCAL, is_local, session, submitted
 Name = Literal["auto", "local", "spark"]
 
 CORE_PER_S = 100_000
-"""Records that one core folds and loads in a second, roughly: docs/benchmarks.md has 190,000 to 236,000 on two."""
+"""Records that one core folds and loads in a second, roughly: Samefold measured 190,000 to 236,000 on two."""
 WORTH_S = 60.0
 """A load that takes this machine no longer is not worth starting executors for."""
 

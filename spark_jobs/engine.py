@@ -1,6 +1,6 @@
 """The Spark engine: one Spark task per argument, which runs the same function as a local process.
 
-A task reads its part of the log itself (docs/adr/0009) and writes or compares in place. Nothing is shuffled and hardly anything
+A task reads its part of the log itself and writes or compares in place. Nothing is shuffled and hardly anything
 goes through the JVM: Spark distributes tasks, retries those whose process was lost, and returns the results.
 """
 

@@ -352,7 +352,7 @@ class _Fetcher:
     """Fetches records with librdkafka in a thread. Each partition needs a `seek` before its first `take`.
 
     Faust's own client could fetch them too, but a record takes four times as much of the interpreter's lock, which is an agent's
-    bottleneck (docs/benchmarks.md).
+    bottleneck.
     """
 
     def __init__(self, settings: Settings) -> None:
