@@ -31,6 +31,8 @@ from tests.engine.bankviews import build_states, live_table, rows
 from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives, live_agent
 from tests.engine.spine import scalar, until
 
+pytestmark = pytest.mark.slow
+
 ACCOUNTS = [str(number) for number in range(20)]
 
 

@@ -264,6 +264,7 @@ def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: 
     assert "had 4 partitions and has 6" in str(error)
 
 
+@pytest.mark.slow
 def test_a_recreated_commands_topic_is_refused_at_the_start_and_in_the_middle(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +332,7 @@ def _recreate(world: Settings, name: str) -> None:
     until(made, "the topic is recreated")
 
 
+@pytest.mark.slow
 def test_a_trimmed_log_is_refused(world: Settings) -> None:
     set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 1))

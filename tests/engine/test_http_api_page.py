@@ -53,6 +53,7 @@ def _block(text: str) -> Block:
     return Block(arrangement, method, path, headers, body.strip().encode(), int(status), word, answered)
 
 
+@pytest.mark.slow
 def test_every_request_of_the_page_is_answered_as_it_says(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     found = blocks()
     assert len(found) > 25

@@ -260,6 +260,7 @@ def test_a_merge_of_two_migrations_is_the_newest(scripts: Path) -> None:
     assert revisions.heads()[VIEWS] == "9002"
 
 
+@pytest.mark.slow_but("db upgrade")
 @pytest.mark.parametrize(
     "arguments", [("db", "upgrade"), ("db", "revision", "-m", "x"), ("db", "check"), ("run", "all")], ids=" ".join
 )

@@ -21,6 +21,8 @@ from tests.engine.front import free_port, is_ready
 from tests.engine.spine import set_up, until
 from tests.engine.test_readme import blocks, section
 
+pytestmark = pytest.mark.slow
+
 ROUTE = "/accounts/{stream_id}/change-overdraft-limit"
 REFUSAL = "balance-below-limit"
 SENTENCE = "The account is overdrawn by more than the new limit allows."

@@ -101,6 +101,7 @@ def test_the_agent_goes_on_where_the_rebuilt_tables_stand(bank: Bookkeeper) -> N
     _nothing_differs(bank.world)
 
 
+@pytest.mark.slow
 def test_rebuilds_beside_a_writer_and_an_agent_lose_and_double_nothing(bank: Bookkeeper) -> None:
     world = bank.world
     with live_agent(world):

@@ -243,6 +243,7 @@ def test_only_the_views_that_were_asked_for(bank: Bookkeeper) -> None:
     assert verify(bank.world, {"balances": all_views()["balances"]}).differences == len(ACCOUNTS)
 
 
+@pytest.mark.slow
 def test_beside_live_traffic_and_a_rebuild(bank: Bookkeeper) -> None:
     with live_agent(bank.world):
         for number in range(4):
