@@ -320,6 +320,7 @@ async def _wait(waits: OutcomeWaits) -> None:
         await outcome
 
 
+@pytest.mark.slow
 def test_commands_are_refused_while_the_read_model_is_too_far_behind(world: Settings) -> None:
     set_up(world)
     with handler(world):

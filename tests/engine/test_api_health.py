@@ -69,6 +69,7 @@ def nowhere() -> int:
         return int(free.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_process_lives_while_both_stores_are_away_and_says_which_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -481,6 +481,7 @@ def test_a_limit_that_came_after_the_plan_counts(bank: Bookkeeper) -> None:
         assert trim_log(world, topic, cuts) == []
 
 
+@pytest.mark.slow
 def test_trim_never_touches_commands(world: Settings, tmp_path: Path) -> None:
     world = world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
     set_up(world)

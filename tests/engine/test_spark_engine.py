@@ -168,6 +168,7 @@ def test_errors_arrive_as_they_were_at_once_and_are_not_tried_again(
         assert seen(tmp_path, f"ended-{10 * number}") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KafkaUnavailable("Away.", "Wait."), DatabaseUnavailable("Away.", "Wait.")])
 def test_errors_that_may_pass_are_tried_again(
     world: Settings, spark_engine: Spark, tmp_path: Path, error: SamefoldError
