@@ -252,4 +252,6 @@ def database() -> Database:
     settings = Settings(database_url=server.url(), kafka_bootstrap="model:9092", events_topic=TOPIC)
     make_tables(settings, code(1, more=True))
     make_tables(settings, {"balances": code(2)["balances"]})
-    return Database(settings)
+    found = Database(settings)
+    atexit.register(found.observer.close)
+    return found

@@ -63,6 +63,7 @@ def test_a_run_is_the_same_again() -> None:
     assert (one.steps, one.commits) == (other.steps, other.commits)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", KILLED)
 def test_without_a_guarantee_its_trace_breaks_a_promise_that_the_real_code_keeps(name: str) -> None:
     trace = TRACES[name]
@@ -80,8 +81,8 @@ def test_without_a_guarantee_a_search_finds_a_schedule_that_breaks_a_promise(nam
     assert find(SCENARIOS[mutant.scenario], 1, mutant.switch_off, walks=20).broken is not None
 
 
-@pytest.mark.parametrize("name", HARMLESS)
 @pytest.mark.slow
+@pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_to_leave_out_breaks_nothing(name: str) -> None:
     mutant = MUTANTS[name]
     found = search(SCENARIOS[mutant.scenario], mutant.switch_off, seconds=1)
