@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -129,6 +130,7 @@ class World:
             (time, "monotonic", self._for_actors(lambda: self.play.now, time.monotonic)),
             (time, "sleep", self._for_actors(self._sleep, time.sleep)),
             (os, "urandom", self._for_actors(self._chance, os.urandom)),
+            (random, "uniform", self._for_actors(lambda low, high: (low + high) / 2, random.uniform)),
             (clients, "range_consumer", self.log.consumer),
             (topics, "describe", self._describe),
             (workers, "run", self.work),
