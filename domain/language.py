@@ -56,5 +56,5 @@ class Refusal(Exception):
 
 
 def kebab(name: str) -> str:
-    """`AccountClosed` as `account-closed`: how the API and recorded refusals write the name of a class."""
+    """`RoomAdded` as `room-added`: how the API and recorded refusals write the name of a class."""
     return _WORD.sub("-", name).lower().replace("_", "-")
