@@ -4,7 +4,8 @@
 .PHONY: help setup run test test-all check clean demo mutants chaos bench
 
 PYTHON ?= python3
-# Compiled files are kept: without them each process that a test starts would compile all modules first.
+# Compiled files are kept: without them each process that a test starts would compile all modules first. Set-up compiles
+# none: that takes a minute, and most are never imported.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
@@ -47,7 +48,7 @@ $(VENV)/.packages: requirements/build.txt $(REQUIREMENTS)
 	@echo "setup 1/4: Python packages into $(VENV) (PySpark alone is 450 MB; the first time takes minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --require-hashes --requirement requirements/build.txt
-	@$(PIP) install --require-hashes --no-build-isolation --requirement $(REQUIREMENTS)
+	@$(PIP) install --no-compile --require-hashes --no-build-isolation --requirement $(REQUIREMENTS)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml
