@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -703,8 +702,8 @@ class Handler:
                     return None
 
     def _log_progress(self, writer: Writer, what: str, level: int = logging.INFO) -> None:
-        """Log a change once, not at each attempt: numbers alone are no change."""
-        kind = re.sub(r"\d+", "", what)
+        """Log a change once, not at each attempt: another number at its end is no change."""
+        kind = what.rstrip("0123456789")
         if self._progress.get(writer.partition) != kind:
             self._progress[writer.partition] = kind
             log.log(level, "handler %s, partition %d: %s", self.name, writer.partition, what)

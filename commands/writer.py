@@ -193,7 +193,7 @@ class Writer:
         if log_end < position.next_offset:
             return Refuse("events-shorter-than-position")
         if log_end - position.next_offset > self.limits.run_ahead:
-            return Wait(f"the read model is {log_end - position.next_offset} records behind")
+            return Wait(f"the read model is behind by records: {log_end - position.next_offset}")
         self.base = position.next_offset
         self.generation = snapshot.generation
         self.reading = position

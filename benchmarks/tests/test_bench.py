@@ -200,7 +200,6 @@ def tiny(stack: Stack, folder: Path) -> Bench:
     return Bench(Options(rounds=1, scale=0.001, seed=SEED), stack, folder, Silent())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_projecting_is_measured_for_all_contenders_and_void_when_one_cheats(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +217,6 @@ def test_projecting_is_measured_for_all_contenders_and_void_when_one_cheats(
         project.run(tiny(stack, tmp_path))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_handling_is_measured_for_all_contenders(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import handle
@@ -228,7 +226,6 @@ def test_handling_is_measured_for_all_contenders(stack: Stack, tmp_path: Path, m
     assert {contender for contender, _ in result.contenders} == {handle.HANDLER, handle.COMBINED, *handle.PEERS}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rebuilding_is_measured_with_its_memory(stack: Stack, tmp_path: Path) -> None:
     from benchmarks import rebuild
@@ -238,7 +235,6 @@ def test_rebuilding_is_measured_with_its_memory(stack: Stack, tmp_path: Path) ->
     assert all(one.more["peak_memory_mb"] > 10 for one in result.samples if one.contender == rebuild.AFTER_START)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_switches_are_measured_for_readers_and_agents(stack: Stack, tmp_path: Path) -> None:
     from benchmarks import switch
@@ -265,7 +261,6 @@ def test_a_wait_is_that_of_the_answers_under_way_near_a_switch() -> None:
     assert waits == [pytest.approx(200.0)]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_spark_is_measured_beside_its_peers_and_void_when_its_rows_are_wrong(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -287,7 +282,6 @@ def test_spark_is_measured_beside_its_peers_and_void_when_its_rows_are_wrong(
     assert first.more["first_event_s"] >= first.more["session_s"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_spark_s_rows_are_compared_with_the_ledger_for_each_job(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -300,7 +294,6 @@ def test_spark_s_rows_are_compared_with_the_ledger_for_each_job(
         spark.run(tiny(stack, tmp_path))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: Samefold, tmp_path: Path) -> None:
     done = samefold(

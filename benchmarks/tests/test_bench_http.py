@@ -153,7 +153,6 @@ def test_each_deposit_has_a_version_of_its_own() -> None:
             check_versions(wrong, ledger)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_http_is_measured_beside_a_constant_and_divided(stack: Stack, tmp_path: Path) -> None:
     from benchmarks import http

@@ -163,7 +163,6 @@ def wakes_up_and_explains(process: subprocess.Popen[str]) -> tuple[int, str, str
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-@pytest.mark.slow_but("under the locks, all written")
 def test_a_frozen_builder_is_ended_and_does_no_harm_when_it_wakes(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     with frozen_builder(world, stage) as frozen:
@@ -189,7 +188,6 @@ BEFORE_IT_HAS_A_TABLE = {
 
 
 @pytest.mark.parametrize("stage", BEFORE_IT_HAS_A_TABLE.values(), ids=BEFORE_IT_HAS_A_TABLE)
-@pytest.mark.slow
 def test_one_that_is_ended_before_it_has_a_table_says_who_ended_it(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     with frozen_builder(world, stage) as frozen, connect(world, session_name("rebuild")) as other:
@@ -200,7 +198,6 @@ def test_one_that_is_ended_before_it_has_a_table_says_who_ended_it(bank: Bookkee
     assert why.startswith(f"Another process ended this one: samefold rebuild, pid {os.getpid()} on ")
 
 
-@pytest.mark.slow
 def test_and_that_it_was_ended_when_nobody_is_left_to_name(bank: Bookkeeper) -> None:
     with frozen_builder(bank.world, BEFORE_IT_HAS_A_TABLE["while it makes its table"]) as frozen:
         rebuild(bank.world, ["balances"], all_views(), end_others=True)
@@ -209,7 +206,6 @@ def test_and_that_it_was_ended_when_nobody_is_left_to_name(bank: Bookkeeper) -> 
 
 
 @pytest.mark.parametrize("command", ["switch", "views drop", "archive trim"])
-@pytest.mark.slow_but("switch")
 def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str, tmp_path: Path) -> None:
     """Each waits for a lock in the midst of what it does."""
     world = bank.world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
@@ -238,7 +234,6 @@ def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str,
             done.result(30)
 
 
-@pytest.mark.slow
 def test_a_database_that_stops_is_not_taken_for_another_process(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +252,6 @@ def test_a_database_that_stops_is_not_taken_for_another_process(
         is_ended()
 
 
-@pytest.mark.slow
 def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
     """Frozen behind its COMMIT: what it made live stays so until the next one's switch."""
     world = bank.world
@@ -273,7 +267,6 @@ def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
     assert verify(world, all_views()).differences == 0
 
 
-@pytest.mark.slow
 def test_without_ending_its_loaders_a_frozen_part_would_keep_its_table_locked(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +299,6 @@ def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:
     assert verify(world, all_views()).differences == 0
 
 
-@pytest.mark.slow
 def test_what_a_killed_builder_left_is_dropped_by_name(bank: Bookkeeper) -> None:
     world, table = bank.world, "balances_v1_r2"
 
@@ -369,7 +361,6 @@ main()
     ],
     ids=["inside a part", "under the locks", "in the past"],
 )
-@pytest.mark.slow
 def test_ctrl_c_leaves_no_harm_and_says_so(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     more = ["--as-of", "0:2", "--no-switch"] if "time_travel" in stage else []

@@ -129,7 +129,6 @@ def test_a_watch_of_a_view_that_is_not_live_is_refused_and_of_another_one_is_not
     assert (answer.status_code, answer.json()["code"]) == (503, "view-not-live")
 
 
-@pytest.mark.slow
 def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
     releases: tuple[Api, Api], shared_world: Settings
 ) -> None:
@@ -147,7 +146,6 @@ def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
         assert coming.client.get("/views/daily_totals").status_code == 200
 
 
-@pytest.mark.slow
 def test_an_agent_without_live_views_is_ignored(releases: tuple[Api, Api], shared_world: Settings) -> None:
     """The switch that takes its last view retires it: it holds up no process and no trimming, and its worker waits."""
     shipped, coming = releases
@@ -222,7 +220,6 @@ def test_a_command_needs_the_outcomes_and_that_a_handler_knows_it() -> None:
     assert not taken(order, command_outcomes=0)
 
 
-@pytest.mark.slow
 def test_a_command_that_no_handler_knows_yet_is_not_appended(releases: tuple[Api, Api], shared_world: Settings) -> None:
     """A handler of the release before would call it malformed for good, under this id."""
     shipped, _ = releases

@@ -88,7 +88,6 @@ def test_a_handler_opens_again_and_decides_each_command_once(
     assert scalar(world, "select sum(cents) from balances_v1") == 5
 
 
-@pytest.mark.slow
 def test_a_handler_whose_producers_can_never_go_on_ends_by_name(world: Settings) -> None:
     set_up(world)
     with handler(world) as running:
@@ -97,7 +96,6 @@ def test_a_handler_whose_producers_can_never_go_on_ends_by_name(world: Settings)
         ended_with(running, clients.ProducerRefused)
 
 
-@pytest.mark.slow
 def test_an_api_whose_producers_can_never_go_on_ends_by_name(world: Settings) -> None:
     def serve() -> None:
         with unfolded(world) as api:
