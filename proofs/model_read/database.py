@@ -67,7 +67,7 @@ _CATALOG = """
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What is committed at one moment: the rows of each table, as JSON has them, and what the tables and SQL views are."""
+    """What is committed at one moment: the rows of each table, as JSON has them, in order; what the tables and SQL views are."""
 
     tables: Tables
     relations: Mapping[str, tuple[str, str]]
@@ -76,7 +76,7 @@ class State:
     @cached_property
     def content(self) -> int:
         """Equal for states that hold the same."""
-        rows = tuple((name, tuple(sorted(map(repr, rows)))) for name, rows in sorted(self.tables.items()))
+        rows = tuple((name, tuple(map(repr, rows))) for name, rows in sorted(self.tables.items()))
         return hash((rows, tuple(sorted(self.relations.items()))))
 
 
@@ -152,7 +152,8 @@ class Database:
             except psycopg.errors.UndefinedTable:
                 row = None
             if row is not None and row[0] == self._catalog:
-                rows = {name: rows or [] for name, rows in json.loads(row[1]).items()}
+                # a row that was written again stands elsewhere in its table, if there is room: that is no other state
+                rows = {name: sorted(rows or [], key=repr) for name, rows in json.loads(row[1]).items()}
                 rows |= {name: self._last.tables[name] for name in locked & self._last.tables.keys()}
                 self._last = State(rows, self._relations)
                 return self._last
