@@ -70,13 +70,14 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
             body = Body(context, name, command)
             bodies.append(body)
             about = " ".join((body.schema.get("description") or "").split())
+            summary = kebab(name).replace("-", " ").capitalize()
             router.add_api_route(
                 f"/{context.name}/{{stream_id}}/{kebab(name)}",
                 openapi.describe(_route(context, name, command), _stream_id(context), *_HEADERS, openapi.PREFER),
                 methods=["POST"],
                 name=f"{context.name} {name}",
-                summary=openapi.words(name),
-                description=about or f"{openapi.words(name)}.",
+                summary=summary,
+                description=about or f"{summary}.",
                 operation_id=_operation_id(context, name),
                 tags=[context.name],
                 response_model=openapi.Accepted,

@@ -6,7 +6,6 @@ request's way through the framework, so `api/requests.py` parses them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from inspect import Parameter, Signature
 from itertools import groupby
@@ -237,11 +236,6 @@ def _value(schema: Json) -> Any:
             return []
         case _:
             return {}
-
-
-def words(name: str) -> str:
-    """`OpenAccount` as `Open account`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).capitalize()
 
 
 # ── the document ──

@@ -89,6 +89,7 @@ def test_the_document_has_its_fields_its_bounds_and_its_refusals(client: httpx.C
         "title": "",
     }
     assert (sorted(body["required"]), body["additionalProperties"]) == (["on", "overdraft_limit"], False)
+    assert operation["summary"] == "Change overdraft limit"
     assert REFUSAL in str(operation)
     assert SENTENCE in str(document)
 
