@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.stores import CommandNotLive, OtherViewsLive, StoreChecks
+from api.stores import CommandNotLive, HealthSnapshot, OtherViewsLive, StoreChecks
 from infra.archive.trim import _limits
 from infra.database.connect import connect
 from infra.log import topics
@@ -157,11 +157,12 @@ def test_an_agent_without_live_views_is_ignored(releases: tuple[Api, Api], share
         with code(moved_back), agent(shared_world):
             opened(coming, "retired")
             until(lambda: worker.reader.fetching == [], "it holds, at the first batch that is fenced")
+            topic = topics.describe(shared_world, shared_world.events_topic)
             for api in (shipped, coming):
-                until(partial(is_not_waited_for, api), "it is not waited for")
+                until(partial(has_seen, api, topic.end), "a check after the log has moved")
+                assert "side" not in newest(api).positions, "it is not waited for"
                 until(partial(is_ready, api), "the API is ready")
                 assert 'samefold_lag_events{agent="side",partition="0"} 0.0' in api.client.get("/metrics").text
-    topic = topics.describe(shared_world, shared_world.events_topic)
     with connect(shared_world, "test") as db:
         held = [limit.whose for _, limit in _limits(shared_world, topic, db)]
     assert any("'core'" in whose for whose in held)
@@ -185,8 +186,14 @@ def is_ready(api: Api) -> bool:
     return api.client.get("/health/ready").status_code == 200
 
 
-def is_not_waited_for(api: Api) -> bool:
-    return standing_still(api) == 0
+def newest(api: Api) -> HealthSnapshot:
+    found = api.services.stores.seen
+    assert found is not None
+    return found
+
+
+def has_seen(api: Api, ends: Mapping[int, int]) -> bool:
+    return newest(api).ends == ends
 
 
 def standing_still(api: Api) -> float:
