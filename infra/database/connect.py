@@ -200,7 +200,10 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             "Start it (`samefold dev up` for the local one), or correct SAMEFOLD_DATABASE_URL.",
         )
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
-        return DatabaseBehind(f"{place} lacks what this code needs: {text}", "Run `samefold db upgrade`.")
+        return DatabaseBehind(
+            f"{place} lacks what this code needs: {error.diag.message_primary or text}.",
+            "Run `samefold db upgrade`; before it `samefold db revision -m '…'` if a view's migration is not written yet.",
+        )
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("54"):
         return ValueRefused(
             f"A value does not fit {place}: {text}",

@@ -175,5 +175,11 @@ def test_the_difference_of_two_sets_names_the_cure() -> None:
     text = set_difference({"a": 1, "b": 2, "gone": 1}, {"a": 1, "b": 3, "new": 1})
     assert text == (
         "b is live as v2, this code has v3; gone v1 is live, but this code has no such view in this agent; "
-        "new v1 of this code is not live. `samefold rebuild b gone new` with this code makes it live."
+        "new v1 of this code is not live. If newer code made that live, restart this process with it; "
+        "else `samefold rebuild b gone new` with this code makes its own views live."
+    )
+    assert "newer code" in str(set_difference({"a": 2}, {"a": 1}))
+    assert set_difference({"a": 1}, {"a": 2, "new": 1}) == (
+        "a is live as v1, this code has v2; new v1 of this code is not live. "
+        "`samefold rebuild a new` with this code makes it live."
     )

@@ -32,7 +32,7 @@ from infra.processes.faultpoints import reach
 from projections.engine.fold.as_of import Cut
 from projections.engine.fold.fold import Blocked
 from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, claim, release, try_claim
-from projections.engine.store.positions import by_column, read_positions, skips_of
+from projections.engine.store.positions import Positions, by_column, read_positions, skips_of
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.tables import comment_of, table_of
 from projections.engine.views.view import View
@@ -146,6 +146,7 @@ def begin(
     for build in builds_of(connection, names):
         if build.state in (BuildState.LOADING, BuildState.READY):
             abandon(connection, build)
+    _positions(connection, leader, topic)  # before a table is taken that the first start wants
     ids = [create(connection, uuid4(), view, code_set) for view in views]
     return _pin(connection, ids, names, leader, topic)
 
@@ -242,17 +243,23 @@ def _pin(
     with connection.transaction():
         lock_skips(connection, views)
         builds = lock_builds(connection, ids)
-        positions = read_positions(connection, agent, topic)
-        if positions is None:
-            raise NotStarted(
-                f"Agent '{agent}' has not started yet, so there is nothing to build.",
-                "Start it first: `samefold run agent`.",
-            )
+        positions = _positions(connection, agent, topic)
         for build in builds:
             write_positions(connection, build.id, topic, positions.readings)
         pinned = by_id(connection, ids), Pin(positions.readings, read_skips(connection, views))
     reach("build pinned")
     return pinned
+
+
+def _positions(connection: Connection, agent: str, topic: str) -> Positions:
+    """Raises NotStarted."""
+    positions = read_positions(connection, agent, topic)
+    if positions is None:
+        raise NotStarted(
+            f"Agent '{agent}' has not started yet, so there is nothing to build.",
+            "Start it first: `samefold run agent`.",
+        )
+    return positions
 
 
 def lock_skips(connection: Connection, views: Iterable[str]) -> None:
