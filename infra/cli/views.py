@@ -110,7 +110,7 @@ def _text(found: dict[str, Any]) -> Iterator[RenderableType]:
         at = " ".join(f"{partition}:{offset}" for partition, offset in now["positions"].items())
         lag = now["lag"]
         behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"
-        yield f"agent {agent}: {behind}; at {at or 'no position yet'}"
+        yield f"agent {agent}: {f'{behind}; at {at}' if at else 'has not started yet'}"
         if now["difference"]:
             yield Text(f"  {now['difference']}", "yellow")
     for agent in found["retired"]:
