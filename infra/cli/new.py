@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -39,12 +40,13 @@ def new(
     Needs no network. The service is a git repository of its own; `samefold update` brings it newer versions of Samefold.
     """
     from infra.scaffold import copying
-    from infra.scaffold.names import check_context, module, names_of
+    from infra.scaffold.names import check_context, check_service, names_of
     from infra.scaffold.parts import SKELETON, Parts
 
     root = Path(__file__).parents[2]
     folder = folder.expanduser().resolve()
-    name = module(name or folder.name.replace("-", "_"), "a service (--name)", "hotel")
+    name = name or folder.name.replace("-", "_")
+    check_service(name, root / "requirements")
     check_context(context)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderInUse(f"{folder} is not empty.", "Name a new folder.")
@@ -70,7 +72,7 @@ def new(
         typer.echo(f"wrote  {file}")
     typer.echo(
         f"\nNext:\n"
-        f"  1. cd {folder}\n"
+        f"  1. cd {shlex.quote(str(folder))}\n"
         f"  2. make run      sets it up and starts everything; README.md has a command to try\n"
         f"  3. make test     its tests, on a real Kafka and PostgreSQL\n"
         f"  4. Edit domain/{context}.py; `samefold add --help` writes more events, commands and views."

@@ -29,6 +29,10 @@ class NotAService(SamefoldError):
     """The folder was not made by `samefold new`."""
 
 
+class BrokenFile(SamefoldError):
+    """One of Samefold's own notes in a service can't be read."""
+
+
 class NotClean(SamefoldError):
     """The git repository has changes that are not committed."""
 
@@ -58,7 +62,7 @@ def copy(clone: Path, folder: Path, name: str) -> None:
 def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
     """Update Samefold's files to `ref`, by default the newest release.
 
-    Replaces unchanged files and merges changed ones. Raises NotAService, NotClean, NotCopied; the files are then as they were.
+    Replaces unchanged files and merges changed ones. Raises NotAService, BrokenFile, NotClean, NotCopied; files are then as before.
     """
     before = answers(root)
     if git(root, "status", "--porcelain", "--untracked-files=all"):
@@ -74,9 +78,14 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
             fresh = Path(scratch) / "fresh"
             _copier(clone, "copy", "--vcs-ref", after["_commit"], "--data", f"name={after['name']}", PUBLIC, str(fresh))
             (root / MANIFEST).write_text(_manifest(fresh))
-    except BaseException:
+    except BaseException as error:
         git(root, "reset", "--quiet", "--hard")
         git(root, "clean", "--quiet", "-d", "--force")
+        if ref is None and isinstance(error, NotCopied) and "downgrad" in error.message.lower():
+            raise NotCopied(
+                "This service is newer than Samefold's newest release.",
+                "Wait for the next release, or take what is newer than any: `samefold update --to main`.",
+            ) from None
         raise
     conflicts = sorted({line.partition("\t")[2] for line in git(root, "ls-files", "--unmerged").splitlines()})
     removed = [name for name in mine if not (root / name).exists()]
@@ -84,24 +93,35 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
 
 
 def answers(root: Path) -> Mapping[str, str]:
-    """What `.samefold.yml` holds: the service's name, and its commit of Samefold. Raises NotAService."""
+    """What `.samefold.yml` holds: the service's name, and its commit of Samefold. Raises NotAService, BrokenFile."""
     import yaml  # comes with Copier, which a production image does not hold
 
     try:
-        found: dict[str, str] = yaml.safe_load((root / ANSWERS).read_text())
+        found = yaml.safe_load((root / ANSWERS).read_text())
     except FileNotFoundError:
         raise NotAService(
             f"{root} has no {ANSWERS}: `samefold new` did not make it.", "Run this in a service's folder."
         ) from None
+    except (yaml.YAMLError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not {"name", "_commit"} <= found.keys():
+        raise _broken(ANSWERS)
     return {key: str(value) for key, value in found.items()}
 
 
 def changed(root: Path) -> list[str] | None:
-    """Samefold's files that were changed or removed here; None without a manifest, as in Samefold itself."""
+    """Samefold's files that were changed or removed here; None without a manifest, as in Samefold itself. Raises BrokenFile."""
     if not (root / MANIFEST).exists():
         return None
-    lines = (line.split("  ", 1) for line in (root / MANIFEST).read_text().splitlines())
-    return [name for digest, name in lines if not (root / name).is_file() or _digest(root / name) != digest]
+    try:
+        lines = [line.split("  ", 1) for line in (root / MANIFEST).read_text().splitlines()]
+        return [name for digest, name in lines if not (root / name).is_file() or _digest(root / name) != digest]
+    except ValueError:
+        raise _broken(MANIFEST) from None
+
+
+def _broken(name: str) -> BrokenFile:
+    return BrokenFile(f"{name} can't be read.", f"Restore it as it was committed: `git checkout HEAD -- {name}`.")
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from infra.errors import SamefoldError
 
@@ -34,6 +36,17 @@ class Names:
             "KEBAB": kebab(self.type),
         }
         return re.sub(r"((?<![a-z])things?|Things?|KEBAB)(?![a-z])", lambda found: mine[found[0]], text)
+
+
+def check_service(name: str, requirements: Path) -> None:
+    """Raises BadName unless it is a name such as `hotel`, and no package that the service installs has it."""
+    module(name, "a service (--name)", "hotel")
+    pinned = "".join((requirements / file).read_text() for file in ("build.txt", "development.txt"))
+    installed = re.findall(r"^([\w.-]+)(?:\[.*\])?==", pinned, re.MULTILINE)
+    if name in {"pip", *(re.sub(r"[.-]", "_", package.lower()) for package in installed)}:
+        raise BadName(
+            f"'{name}' is the name of a package that the service installs.", "Choose another name with `--name`."
+        )
 
 
 def check_context(name: str) -> None:
@@ -81,8 +94,13 @@ def module(name: str, what: str, example: str, most: int = 40) -> str:
 
 def class_name(name: str, what: str, example: str) -> str:
     """A name for a class. Raises BadName."""
-    if not re.fullmatch(r"([A-Z][a-z0-9]+)+", name) or keyword.iskeyword(name):
-        raise BadName(f"{name!r} can't be the name of {what}.", f"Begin each word with a capital, such as `{example}`.")
+    if not re.fullmatch(r"([A-Z][a-z0-9]+)+", name) or keyword.iskeyword(name) or len(name) > 40:
+        raise BadName(
+            f"{name!r} can't be the name of {what}.",
+            f"Begin each word with a capital, at most 40 characters, such as `{example}`.",
+        )
+    if hasattr(builtins, name):
+        raise BadName(f"{name!r} is a name of Python's own.", f"Choose another name for {what}.")
     return name
 
 

@@ -33,6 +33,7 @@ TYPES = {
     "CentsOrZero": "domain.language",
 }
 """Types of fields, and the modules that they are imported from."""
+RESTART = "Restart `make run` (Ctrl-C, then `make run`), or deploy: running processes have the old code."
 
 
 class AlreadyThere(SamefoldError):
@@ -116,6 +117,7 @@ class Parts:
                 f"Edit `evolve` in domain/{context}.py: how does {name} change the state? If it does, raise STATE_VERSION.",
                 f"If a view shows it: add {name} to the annotation of its function, add a `case`, raise its VERSION.",
                 f"Add a command that leads to it: `samefold add command … --event {name}`.",
+                *_new_table(words(name), "If you raised a version, its table"),
             ],
         )
 
@@ -131,7 +133,12 @@ class Parts:
         decided = "[]"
         if event:
             of_event = source.fields(event)
-            own = own | {field: kind for field, kind in of_event.items() if field not in own}
+            for field in [field for field, kind in own.items() if of_event.get(field, kind) != kind]:
+                raise BadName(
+                    f"'{field}:{own[field]}' is not of {event}'s type, which is {of_event[field]}.",
+                    "Leave the field out: the command gets it from the event.",
+                )
+            own = own | of_event
             decided = f"[{event}({', '.join(f'{field}=command.{field}' for field in of_event)})]"
         source.add_fact(name, "Command", own)
         source.add_case("decide", f"case {name}():", f"return {decided}")
@@ -152,6 +159,7 @@ class Parts:
             test,
             next=[
                 f"Edit `decide` in domain/{context}.py: when is {name} refused, and which events does it lead to?",
+                RESTART,
                 f"Over HTTP it is `POST /{path}` (GET /docs shows it).",
             ],
         )
@@ -266,7 +274,10 @@ class Source:
         functions = [node for node in self._tree().body if isinstance(node, ast.FunctionDef) and node.name == function]
         matches = [node for found in functions for node in found.body if isinstance(node, ast.Match)]
         if not matches:
-            raise self._no_place(f"no `match` in a function `{function}`", "Write the new case there by hand.")
+            raise self._no_place(
+                f"no `match` in a function `{function}`",
+                "Nothing was written. Give the function a `match`, or write the class, its case and its test by hand.",
+            )
         last = matches[-1].cases[-1]
         is_wildcard = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None
         place = last.pattern.lineno - 1 if is_wildcard else last.body[-1].end_lineno or 0
@@ -359,8 +370,9 @@ def _skeleton(name: str) -> str:
     return (SKELETON / f"{name}.txt").read_text()
 
 
-def _new_table(what: str) -> list[str]:
+def _new_table(what: str, of: str = "Its table") -> list[str]:
     return [
-        f'Its table: `samefold db revision -m "{what}"`, then `samefold db upgrade`.',
-        "If the service is deployed: deploy, then `samefold rebuild`.",
+        f'{of}: `samefold db revision -m "{what}"`, then `samefold db upgrade`.',
+        RESTART,
+        "Where the service has data: `samefold rebuild`, after the restart.",
     ]

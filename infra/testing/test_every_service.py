@@ -58,7 +58,7 @@ def impurities(source: str) -> Iterator[str]:
                 found = [module]
             case ast.Attribute(attr=name) if name in CLOCKS:
                 found = [name]
-            case ast.Name(id=name) if name in REACHES_OUT:
+            case ast.Name(id=name, ctx=ast.Load()) if name in REACHES_OUT:  # a field may have the name
                 found = [name]
             case _:
                 continue

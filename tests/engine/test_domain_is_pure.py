@@ -29,3 +29,7 @@ from infra.testing.test_every_service import impurities
 def test_the_check_catches(line: str) -> None:
     source = Path(domain.__path__[0], "accounts.py").read_text() + f"\ndef decide_otherwise():\n    {line}\n"
     assert len(list(impurities(source))) == 1
+
+
+def test_a_field_with_a_builtins_name_is_no_call() -> None:
+    assert list(impurities("@fact\nclass HouseOpened:\n    open: bool\n    print: Text\n")) == []

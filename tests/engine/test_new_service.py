@@ -232,10 +232,28 @@ def test_one_command_runs_it_and_one_ctrl_c_ends_it(hotel: Tree, data: Path) -> 
         assert client.get("/views/room_names/12").json()["row"] == {"room": "12", "name": "Room 12"}
 
 
+def test_what_the_readme_says_to_type_grows_a_running_service(hotel: Tree, data: Path) -> None:
+    growing = (hotel.folder / "README.md").read_text().split("## Grow it")[1]
+    first, after_restart = re.findall(r"^```console\n(.*?)^```", growing, re.MULTILINE | re.DOTALL)
+    adding = first.replace("$ source .venv/bin/activate\n", "").replace("$ ", "")
+    with service(hotel, data) as client:
+        assert add_room(client, "12")["outcome"] == "accepted"
+        hotel.run("sh", "-ec", adding)
+    with service(hotel, data) as client:
+        hotel.run("sh", "-ec", after_restart.replace("$ ", ""))
+        renamed = client.post("/rooms/12/rename-room", json={"name": "Twelve"}, headers={"Idempotency-Key": '"2"'})
+        assert renamed.json()["outcome"] == "accepted"
+        assert [line["what"] for line in client.get("/views/room_changes").json()["items"]] == [
+            "RoomAdded",
+            "RoomRenamed",
+        ]
+
+
 def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hotel: Tree, data: Path) -> None:
     told = [
         hotel.samefold("add", "event", "RoomRenamed", "name:Text"),
         hotel.samefold("add", "command", "RenameRoom", "--event", "RoomRenamed"),
+        hotel.samefold("add", "event", "TestTaken", "open:bool"),
         *(hotel.samefold("add", "view", f"room_{kind}", "--kind", kind) for kind in ("entity", "journal", "summary")),
         hotel.samefold("add", "context", "guests"),
         hotel.samefold("add", "view", "guest_list", "--context", "guests"),
@@ -313,6 +331,7 @@ def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tre
     newer = Tree(Path(shutil.copytree(source.folder, tmp_path / "newer", symlinks=True)), tmp_path)
     newer.git("rm", "--quiet", gone)
     newer.commit("One file less")
+    newer.git("tag", "v1.0.0", "HEAD~1")
 
     refused = hotel.samefold("update", "--from", str(newer.folder), "--to", "nowhere", code=1).stderr
     assert "invalid reference: nowhere" in refused
@@ -331,6 +350,8 @@ def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tre
     hotel.commit("A newer Samefold")
     older = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD~1", code=1).stderr
     assert "revert the commit of the update" in " ".join(older.split())
+    unreleased = hotel.samefold("update", "--from", str(newer.folder), code=1).stderr
+    assert "newer than Samefold's newest release" in " ".join(unreleased.split())
     assert hotel.git("status", "--porcelain") == ""
 
 
@@ -383,6 +404,7 @@ def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: P
         (("new", "{here}", "--context", "rooms"), "is not empty"),
         (("new", "{empty}", "--context", "Rooms"), "can't be the name of a context"),
         (("new", "{empty}", "--context", "rooms", "--name", "no name"), "can't be the name of a service"),
+        (("new", "{empty}", "--context", "rooms", "--name", "rich"), "name of a package"),
         (("new", "{empty}", "--context", "views"), "is reserved"),
         (("add", "event", "roomBooked"), "can't be the name of an event"),
         (("add", "event", "AccountOpened"), "has the name AccountOpened already"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from domain.language import kebab
 from infra.errors import SamefoldError
 from infra.scaffold import copying
-from infra.scaffold.copying import NotCopied
-from infra.scaffold.names import BadName, names_of
+from infra.scaffold.copying import BrokenFile, NotCopied
+from infra.scaffold.names import BadName, check_service, names_of
 from infra.scaffold.parts import AlreadyThere, Kind, NoPlace, Parts
+from infra.testing.fixtures import ROOT
 
 
 @pytest.fixture
@@ -88,6 +90,9 @@ def test_a_view_whose_test_has_no_place_is_not_written_either(parts: Parts) -> N
         ("State", ()),
         ("Text", ()),
         ("Decimal", ()),
+        ("Exception", ()),
+        ("ValueError", ()),
+        ("NameGiven" * 5, ()),
         ("NameGiven", ("class:Text",)),
         ("NameGiven", ("name:Text", "name:Text")),
         ("NameGiven", ("größe:Text",)),
@@ -107,6 +112,64 @@ def test_an_event_that_would_break_its_file_is_refused(parts: Parts, name: str, 
 def test_a_command_leads_to_an_event_and_to_no_other_class(parts: Parts) -> None:
     with pytest.raises(NoPlace, match="no event State"):
         parts.command("RenameRoom", None, (), "State")
+
+
+def test_a_field_of_another_type_than_the_events_is_refused(parts: Parts) -> None:
+    before = files(parts.root)
+    with pytest.raises(BadName, match="'name:int' is not of RoomAdded's type, which is Text"):
+        parts.command("NumberRoom", None, ("name:int",), "RoomAdded")
+    assert files(parts.root) == before
+
+
+def test_without_a_match_nothing_is_written(parts: Parts) -> None:
+    file = parts.root / "domain" / "rooms.py"
+    file.write_text(file.read_text().replace("    match event:", "    for event in [event]:\n      match event:"))
+    before = files(parts.root)
+    with pytest.raises(NoPlace) as refused:
+        parts.event("RoomRenamed", None, ())
+    assert refused.value.hint.startswith("Nothing was written")
+    assert files(parts.root) == before
+
+
+@pytest.mark.parametrize("context", ["x" * 30, "this_is_a_name_of_thirty_chars"])
+def test_what_is_written_under_the_longest_names_passes_the_linter(tmp_path: Path, context: str) -> None:
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    parts = Parts(tmp_path)
+    parts.service(context)
+    event, command = ("ThisIsTheNameOfaThingWithAllFortyChars" + end for end in ("Ev", "Co"))
+    parts.event(event, None, ("name:Text", "on:date"))
+    parts.command(command, None, (), event)
+    for kind in Kind:
+        parts.view(f"this_is_a_view_with_a_name_of_40_{kind:x<7}", None, kind)
+    for arguments in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *arguments, "."], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["rich", "faust_streaming", "typing_extensions", "pip", "setuptools", "no name"])
+def test_a_service_is_not_named_like_a_package_that_it_installs(name: str) -> None:
+    with pytest.raises(BadName):
+        check_service(name, ROOT / "requirements")
+
+
+def test_other_names_of_services_are_taken() -> None:
+    check_service("hotel", ROOT / "requirements")
+
+
+@pytest.mark.parametrize("text", [b"", b"[a, b]", b"name: [", b"name: hotel\n", b"\xff"], ids=repr)
+def test_broken_answers_are_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / copying.ANSWERS).write_bytes(text)
+    with pytest.raises(BrokenFile, match=r"\.samefold\.yml can't be read"):
+        copying.answers(tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"half a line", b"\xff"], ids=repr)
+def test_a_broken_manifest_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / copying.MANIFEST).write_bytes(text)
+    with pytest.raises(BrokenFile, match=r"\.samefold\.sha256 can't be read"):
+        copying.changed(tmp_path)
 
 
 def test_a_file_with_a_syntax_error_is_named_and_kept(parts: Parts) -> None:

@@ -54,7 +54,8 @@ class UnknownEvent(EngineStop):
         what = f"an event '{kind}'" if kind else "events of a context"
         super().__init__(
             f"{stream} has {what} that this code does not know (partition {partition}, offset {offset}).",
-            "Run the code that knows it: a newer release, or one that still has the deleted class.",
+            "Run the code that knows it: a newer release, or one that still has the deleted class. A renamed class needs "
+            "its old name in `stored_as`; a log that only you have is removed by `samefold dev reset`.",
             partition=partition,
             offset=offset,
         )
