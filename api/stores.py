@@ -145,7 +145,7 @@ class StoreChecks:
     def require_live(self, *views: str) -> None:
         """Raises ReadModelNotSetUp, OtherViewsLive unless all of these are live in this code's version."""
         if not self.live:
-            raise ReadModelNotSetUp("No view is live yet.", "Start an agent: `samefold run agent`.")
+            raise ReadModelNotSetUp("No view is live yet.", "If no agent is starting, start one: `samefold run agent`.")
         now = {name: self.live[name].version for name in views if name in self.live}
         if difference := set_difference(now, {name: self._versions[name] for name in views}):
             what, _, hint = difference.partition(". ")
@@ -233,7 +233,9 @@ class StoreChecks:
 
     def _is_wrong(self, subject: str, error: SamefoldError, kind: str = "") -> None:
         self.failures[subject] = error
-        self._status.wrong(subject, str(error), kind)
+        # a new service is in this state until its first agent has started
+        level = logging.INFO if isinstance(error, ReadModelNotSetUp) else logging.WARNING
+        self._status.wrong(subject, str(error), kind, level)
 
     def _is_well(self, subject: str) -> None:
         self.failures.pop(subject, None)

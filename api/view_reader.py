@@ -134,7 +134,9 @@ class ViewReader:
     def _not_live(self, view: View, version: int | None) -> ViewNotLive:
         self._tables.pop(view.name, None)
         if version is None:
-            return ViewNotLive(f"View '{view.name}' is not live yet.", "Start an agent: `samefold run agent`.")
+            return ViewNotLive(
+                f"View '{view.name}' is not live yet.", "If no agent is starting, start one: `samefold run agent`."
+            )
         return ViewNotLive(
             f"View '{view.name}' is live as version {version}, and this code has version {view.version}.",
             "A deployment is under way, or was never finished: `samefold views` and `samefold rebuild`.",

@@ -52,7 +52,9 @@ def live_table(connection: psycopg.Connection[Any], view: str) -> str:
     """The table that is live for a view. Raises ReadModelNotSetUp."""
     row = connection.execute("select table_name from live where view = %s", (view,)).fetchone()
     if row is None:
-        raise ReadModelNotSetUp(f"View '{view}' is not live yet.", "Start an agent: `samefold run agent`.")
+        raise ReadModelNotSetUp(
+            f"View '{view}' is not live yet.", "If no agent is starting, start one: `samefold run agent`."
+        )
     return str(row[0])
 
 

@@ -180,7 +180,7 @@ class Writer:
         """The database's position, read before the opening is appended: so it can't lie beyond the opening."""
         position = snapshot.positions.get(self.partition)
         if position is None:
-            return Wait("the read model has no positions yet; start an agent")
+            return Wait("waits for the first agent: the read model has no positions yet")
         if not snapshot.fits:
             return Wait("the live write model is another version than this code's")
         if self.left and self.left[1] in snapshot.unknown and position.command_offset < self.left[0]:

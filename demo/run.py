@@ -23,7 +23,7 @@ from demo.report import Reporter
 from demo.sending import Sending
 from demo.watch import Watch
 from infra.database import migrate
-from infra.dev.stack import Stack
+from infra.dev.stack import Stack, make_folder
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.records import Command
@@ -158,7 +158,7 @@ def money(cents: int) -> str:
 @contextmanager
 def _stack(folder: Path, reporter: Reporter) -> Iterator[Stack]:
     """One demo at a time in a data folder: the next one would remove the data under this one's feet. Raises DemoRuns."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     stack = Stack(folder)
     with folder.with_suffix(".lock").open("w") as handle:
         try:

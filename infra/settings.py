@@ -1,8 +1,12 @@
 """All settings, in one class: `Settings()` reads them, `Settings(partitions=4)` overrides them.
 
-The first source that has a value counts: an argument, the environment (`SAMEFOLD_PARTITIONS=4`), the file `.env`
-in the working directory, the file `dev.env` in the data folder (written by `samefold dev up`), the service's own defaults in
-pyproject.toml (`[tool.samefold]`), the default.
+The first source that has a value counts: an argument, the environment (`SAMEFOLD_PARTITIONS=4`), the file `.env`,
+the file `dev.env` in the data folder (written by `samefold dev up`), the service's own defaults in pyproject.toml
+(`[tool.samefold]`), the default.
+
+`.env` and the default data folder `.samefold` are in the service's root, from whichever of its folders a command is run; outside of
+the service, in the working directory. Relative paths in `.env` and pyproject.toml are relative to the same folder, those of
+arguments and the environment to the working directory.
 """
 
 import difflib
@@ -17,6 +21,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
@@ -26,7 +31,8 @@ from infra.errors import BadSettings, NotConfigured
 
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
-SERVICE = Path(__file__).parents[1] / "pyproject.toml"
+SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
+PATHS = "data_dir", "archive_url", "kafka_ssl_ca_location"
 HINT = "All settings, with what they mean: .env.example."
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
@@ -41,7 +47,6 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         dotenv_filtering="match_prefix",  # others keep their variables in .env too, docker compose for one
-        env_file=".env",
         env_file_encoding="utf-8",
         env_ignore_empty=True,
         extra="forbid",
@@ -50,7 +55,8 @@ class Settings(BaseSettings):
     )
 
     data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
-        Path(".samefold"), description="Where the development stack keeps its data and dev.env"
+        default_factory=lambda: _root() / ".samefold",
+        description="Where the development stack keeps its data and dev.env",
     )
 
     kafka_bootstrap: str | None = Field(None, description="Kafka's brokers: host:port, several with commas")
@@ -163,7 +169,7 @@ class Settings(BaseSettings):
     @property
     def kafka(self) -> str:
         """The brokers to connect to. Raises NotConfigured."""
-        return self.kafka_bootstrap or _not_configured("Kafka", "kafka_bootstrap")
+        return self.kafka_bootstrap or self._not_configured("Kafka", "kafka_bootstrap")
 
     @property
     def archive(self) -> str:
@@ -174,8 +180,15 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """The connection string, secrets and all. Raises NotConfigured."""
         if self.database_url is None:
-            _not_configured("PostgreSQL", "database_url")
+            self._not_configured("PostgreSQL", "database_url")
         return self.database_url.get_secret_value()
+
+    def _not_configured(self, what: str, field: str) -> NoReturn:
+        raise NotConfigured(
+            f"No {what} is configured.",
+            f"Run `samefold dev up` (data folder: {self.data_dir.absolute()}), or set {PREFIX}{field.upper()} "
+            "to an existing one.",
+        )
 
     def environment(self) -> dict[str, str]:
         """These very settings, secrets too, as the environment of another process."""
@@ -189,20 +202,31 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        before = (init_settings, env_settings, dotenv_settings)
-        # the data folder, where dev.env is, may come from any of the sources before it
-        data_dir = next((found for source in before if (found := source().get("data_dir"))), ".samefold")
-        dev_env = DotEnvSettingsSource(settings_cls, env_file=Path(data_dir).expanduser() / DEV_ENV)
-        return (*before, dev_env, PyprojectTomlConfigSettingsSource(settings_cls, SERVICE))
+        dot_env = DotEnvSettingsSource(settings_cls, env_file=_root() / ".env")
+        project = PyprojectTomlConfigSettingsSource(settings_cls, SERVICE)
+        before = (init_settings, env_settings, _paths(dot_env), dot_env)
+        after = (_paths(project), project)
+        # the data folder, where dev.env is, may come from any of the sources
+        data_dir = next((found for source in (*before, *after) if (found := source().get("data_dir"))), None)
+        folder = Path(data_dir).expanduser() if data_dir else _root() / ".samefold"
+        return (*before, DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV), *after)
 
 
-def _not_configured(what: str, field: str) -> NoReturn:
-    raise NotConfigured(
-        f"No {what} is configured.", f"Run `samefold dev up`, or set {PREFIX}{field.upper()} to an existing one."
-    )
+def _paths(source: PydanticBaseSettingsSource) -> InitSettingsSource:
+    """The source's relative paths, made absolute."""
+    values = source()
+    paths = {name: str(values[name]) for name in PATHS if name in values and "://" not in str(values[name])}
+    absolute = {name: str(_root() / Path(path).expanduser()) for name, path in paths.items()}
+    return InitSettingsSource(source.settings_cls, absolute)
+
+
+def _root() -> Path:
+    """The service's root for a working directory in it, else the working directory."""
+    here = Path.cwd()
+    return SERVICE.parent if here.is_relative_to(SERVICE.parent) else here
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:

@@ -80,7 +80,7 @@ def choose(engine: str, master: str | None, processes: int | None, records: int)
     if engine == "local":
         return False, "engine: local, as asked"
     seconds = records / (CORE_PER_S * (processes or os.cpu_count() or 1))
-    size = f"{records:,} records take this machine about {_duration(seconds)}"
+    size = f"{records:,} records take this machine {_duration(seconds)}"
     if master is None or is_local(master):
         return False, f"engine: local; {size}, and no cluster is configured (--master, SAMEFOLD_SPARK_MASTER)"
     if seconds <= WORTH_S:
@@ -91,7 +91,7 @@ def choose(engine: str, master: str | None, processes: int | None, records: int)
 def _duration(seconds: float) -> str:
     if seconds < 1:
         return "less than a second"
-    return f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
+    return f"about {seconds:,.0f} s" if seconds < 120 else f"about {seconds / 60:,.0f} min"
 
 
 def _print(text: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class AlreadyRunning(SamefoldError):
-    """Another `samefold dev run` has this data folder, or another program the API's port."""
+    """Another `samefold dev run` has this data folder, or it or another program the API's port."""
 
 
 class OtherServices(SamefoldError):
-    """`samefold dev run` would migrate and run on services that are not the development stack's."""
+    """The settings name services that are not the development stack's."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +40,10 @@ def register(app: typer.Typer) -> None:
 
 def up() -> None:
     """Start both, or repair what was killed; quick when they run."""
+    from infra.settings import Settings
+
     stack = _stack()
+    _require_own(stack, Settings())
     stack.up()
     typer.echo(f"Kafka       {stack.kafka.bootstrap}")
     typer.echo(f"PostgreSQL  {stack.postgres.url()}")
@@ -50,16 +56,12 @@ def run() -> None:
     from infra.cli.run import run_all
     from infra.database.migrate import upgrade
     from infra.log.topics import ensure
+    from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings
 
     stack, settings = _stack(), Settings()
-    configured = {settings.kafka_bootstrap, settings.database_url and settings.database}
-    if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
-        raise OtherServices(
-            "The settings name another Kafka or database than the development stack's.",
-            "Unset SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL, or use `samefold run all`.",
-        )
-    with _only_one(settings):
+    _require_own(stack, settings)
+    with _only_one(settings), one_interrupt():
         try:
             stack.up()
             settings = Settings()
@@ -72,22 +74,47 @@ def run() -> None:
             stack.down()
 
 
+def _require_own(stack: Stack, settings: Settings) -> None:
+    """Raises OtherServices where the stack would not be what the settings name."""
+    configured = {settings.kafka_bootstrap, settings.database_url and settings.database}
+    if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
+        raise OtherServices(
+            "The settings name another Kafka or database than the development stack's.",
+            "Unset SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL, or use `samefold run all`.",
+        )
+
+
 @contextmanager
 def _only_one(settings: Settings) -> Iterator[None]:
-    """Refuse a second run, which at its end would stop the first one's Kafka and PostgreSQL. Raises AlreadyRunning."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with (settings.data_dir / "run.lock").open("w") as lock:
+    """Refuse a second run, which at its end would stop the first one's Kafka and PostgreSQL, and one on a port that is taken.
+
+    The port has a lock too: another service that has just started does not listen yet. Raises AlreadyRunning, FolderUnusable.
+    """
+    from infra.dev.stack import make_folder
+
+    make_folder(settings.data_dir)
+    port = f"samefold-{os.getuid()}-{settings.api_host}-{settings.api_port}.lock"
+    port_in_use = AlreadyRunning(
+        f"Port {settings.api_port} of {settings.api_host} is in use.",
+        "Stop what listens there, or set SAMEFOLD_API_PORT.",
+    )
+    with (
+        (settings.data_dir / "run.lock").open("w") as lock,
+        (Path(tempfile.gettempdir()) / port).open("w") as port_lock,
+    ):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyRunning(
                 f"The service in {settings.data_dir} is already running.", "Stop it first: Ctrl-C in its terminal."
             ) from None
+        if settings.api_port:  # 0: each takes a free one
+            try:
+                fcntl.flock(port_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise port_in_use from None
         with suppress(OSError), socket.create_connection((settings.api_host, settings.api_port), 1):
-            raise AlreadyRunning(
-                f"Port {settings.api_port} of {settings.api_host} is in use.",
-                "Stop what listens there, or set SAMEFOLD_API_PORT.",
-            )
+            raise port_in_use
         yield
 
 

@@ -91,9 +91,10 @@ def drop(view: ViewName, stream: StreamName, yes: Yes = False, as_json: Json = F
     from infra.settings import Settings
     from projections.engine.operate.replaying import drop as run
 
+    known = _view(view)
     if not yes:
         typer.confirm(f"Leave the poisonous event of {stream} out of '{view}' for good?", abort=True, err=True)
-    _tell(run(Settings(), _view(view), stream), as_json=as_json)
+    _tell(run(Settings(), known, stream), as_json=as_json)
 
 
 def _tell(done: Replayed, *, as_json: bool) -> None:

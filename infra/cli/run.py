@@ -72,6 +72,8 @@ def agent(
         raise typer.BadParameter(
             "one query has a task for each partition: give it a larger --master", param_hint="--count"
         )
+    if agent not in (known := _agents()):
+        raise typer.BadParameter(f"no view names agent '{agent}': give one of {', '.join(known)}", param_hint="--agent")
     _supervise(
         name,
         metrics_port,
@@ -107,9 +109,8 @@ def run_all(
 ) -> None:
     """Run handlers, agents for every agent that a view names, and the HTTP API."""
     from infra.processes.supervisor import agents, api, handlers
-    from projections.engine.views.core_views import all_views
 
-    names = sorted({view.agent for view in all_views().values()})
+    names = _agents()
     _supervise(
         name,
         metrics_port,
@@ -121,11 +122,19 @@ def run_all(
     )
 
 
+def _agents() -> list[str]:
+    """The agents that views name."""
+    from projections.engine.views.core_views import all_views
+
+    return sorted({view.agent for view in all_views().values()})
+
+
 def _supervise(
     name: str, metrics_port: int | None, children: Callable[[str], list[Child]], *, needs_port: bool = False
 ) -> None:
     from infra.database import revisions
     from infra.observability import logs
+    from infra.processes.interrupts import ending_signals
     from infra.processes.supervisor import Supervisor, place
     from infra.settings import Settings
 
@@ -137,6 +146,6 @@ def _supervise(
     logs.configure(settings.log_level, settings.log_format)
     with place(settings.group_prefix) as here:
         supervisor = Supervisor(children(name or here), metrics_port=settings.metrics_port)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             signal.signal(number, lambda *_: supervisor.stop())
         supervisor.run()

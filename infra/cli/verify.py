@@ -27,15 +27,13 @@ def verify(
     """Compare rows and positions with a fold of the log while agents keep working. Exit code 1 if anything differs."""
     from infra.settings import Settings
     from infra.terminal import Stages, plain, show
-    from projections.engine.rebuild.rebuild import UnknownView
+    from projections.engine.rebuild.rebuild import views_named
     from projections.engine.verify.verify import verify as run
     from projections.engine.views.core_views import all_views
     from spark_jobs.choose import engine_for
 
     known = all_views()
-    if unknown := [name for name in views or [] if name not in known]:
-        raise UnknownView(f"There is no view {', '.join(unknown)}.", f"The views are {', '.join(known)}.")
-    asked = {name: known[name] for name in views or known}
+    asked = {view.name: view for view in views_named(views or known, known)}
     why: list[str] = []
     tell = why.append if as_json else None
     with Stages(quiet=as_json) as stages, engine_for(engine, master, processes, tell=tell) as engines:

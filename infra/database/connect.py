@@ -179,7 +179,7 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
     """The named error for one of psycopg's."""
     known = conninfo_to_dict(settings.database)
     place = f"PostgreSQL ({known.get('dbname') or 'default database'} at {known.get('host') or 'the local socket'})"
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).rstrip(".") + "."
     if error.sqlstate == "57P01":
         return SessionEnded(
             f"{place} ended this session: {text}",
@@ -201,7 +201,7 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
         )
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn):
         return DatabaseBehind(
-            f"{place} lacks what this code needs: {error.diag.message_primary or text}.",
+            f"{place} lacks what this code needs: {error.diag.message_primary or text.rstrip('.')}.",
             "Run `samefold db upgrade`; before it `samefold db revision -m '…'` if a view's migration is not written yet.",
         )
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("54"):

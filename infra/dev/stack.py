@@ -8,6 +8,7 @@
 The folder holds `kafka/`, `postgres/`, and while the stack is up `dev.env`, where `Settings` finds the endpoints.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -20,7 +21,12 @@ from typing import Any, TypedDict
 from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
 from infra.dev.process import runs
+from infra.errors import SamefoldError
 from infra.settings import DEV_ENV, PREFIX, Settings
+
+
+class FolderUnusable(SamefoldError):
+    """The data folder can't be created, or not be written to."""
 
 
 class ServiceStatus(TypedDict):
@@ -48,7 +54,7 @@ class Stack:
     def up(self) -> None:
         """Start what does not run; 0.1 s when both do.
 
-        Raises StartFailed, JavaMissing, JarsMissing, PostgresMissing.
+        Raises FolderUnusable, StartFailed, JavaMissing, JarsMissing, PostgresMissing.
         """
         with self._alone(), ThreadPoolExecutor(2) as pool:
             # Both at once: each of them waits mostly for itself.
@@ -101,13 +107,26 @@ class Stack:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process at a time changes the stack. The kernel frees the lock however its holder ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Create the data folder if it is not there. Raises FolderUnusable."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise FolderUnusable(
+            f"The data folder {folder} can't be written to: {error.strerror}.",
+            "Set SAMEFOLD_DATA_DIR to a folder of yours.",
+        ) from None
 
 
 def _status(service: Kafka | Postgres, endpoint: str) -> ServiceStatus:

@@ -74,12 +74,12 @@ class StatusLog:
         self._who = who
         self._now: dict[str, str] = {}
 
-    def wrong(self, subject: str, what: str, kind: str = "") -> None:
+    def wrong(self, subject: str, what: str, kind: str = "", level: int = logging.WARNING) -> None:
         """`kind` identifies the problem if the text `what` differs from try to try."""
         kind = kind or what
         if self._now.get(subject) != kind:
             self._now[subject] = kind
-            self._log.warning("%s: %s", self._who, what)
+            self._log.log(level, "%s: %s", self._who, what)
 
     def well(self, subject: str, what: str) -> None:
         """Log that the subject's problem is over."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for commands that start others and must stop them in order."""
+"""Ctrl-C, SIGTERM and the end of the terminal (SIGHUP), for commands that start others and must stop them in order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+def ending_signals() -> list[signal.Signals]:
+    """The signals that end a command; not SIGHUP where it is ignored, as under `nohup`."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
 @contextmanager
 def one_interrupt(is_ending: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Either signal raises KeyboardInterrupt in the block, once, and not while it is ending."""
+    """Each of these signals raises KeyboardInterrupt in the block, once, and not while it is ending."""
     interrupted = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -19,7 +25,7 @@ def one_interrupt(is_ending: Callable[[], bool] = lambda: False) -> Iterator[Non
             interrupted = True
             raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         signal.signal(number, interrupt)
     try:
         yield

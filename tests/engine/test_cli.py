@@ -117,3 +117,16 @@ def test_each_module_of_the_command_line_adds_a_command_with_a_help() -> None:
     commands = getattr(group, "commands", {})
     assert modules <= set(commands)
     assert [name for name, one in commands.items() if not one.help] == []
+
+
+def test_an_agent_that_no_view_names_is_refused_before_anything_starts(samefold: Samefold) -> None:
+    done = samefold("run", "agent", "--agent", "nosuch")
+    assert done.returncode == 2
+    assert "no view names agent 'nosuch': give one of core" in done.stderr
+
+
+def test_an_unknown_view_is_named_before_a_question(samefold: Samefold) -> None:
+    for command in (("parked", "drop", "nosuch", "accounts/1"), ("verify", "nosuch")):
+        done = samefold(*command)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("unknown-view: There is no view 'nosuch'."), command

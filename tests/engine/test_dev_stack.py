@@ -282,9 +282,12 @@ def test_reset_asks_and_removes_nothing_but_the_stacks_own(own_stack: Stack, sam
     assert topics(own_stack) == set()
 
 
-def test_dev_run_starts_nothing_where_the_settings_name_other_services(samefold: Samefold, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_nothing_is_started_where_the_settings_name_other_services(
+    samefold: Samefold, tmp_path: Path, command: str
+) -> None:
     elsewhere = Settings(data_dir=tmp_path / "data", database_url=SecretStr("postgresql://production/bank"))
-    done = samefold("dev", "run", settings=elsewhere)
+    done = samefold("dev", command, settings=elsewhere)
     assert done.returncode == 1
     assert "other-services" in done.stderr
     assert not (tmp_path / "data").exists()
@@ -308,3 +311,55 @@ def test_dev_run_names_a_port_that_is_in_use(tmp_path: Path, samefold: Samefold)
     assert done.returncode == 1
     assert f"Port {settings.api_port}" in done.stderr
     assert [file.name for file in settings.data_dir.iterdir()] == ["run.lock"]
+
+
+STARTING = """
+import sys, time
+from infra.cli import main
+from infra.dev.stack import Stack
+
+def up(self):
+    print("starting", flush=True)
+    time.sleep(60)
+
+Stack.up = up
+sys.argv = ["samefold", "dev", "run"]
+main()
+"""
+
+
+def test_dev_run_refuses_the_port_of_a_service_that_has_just_started(tmp_path: Path, samefold: Samefold) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    settings = {"SAMEFOLD_DATA_DIR": str(tmp_path / "first"), "SAMEFOLD_API_PORT": str(port)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings
+    with subprocess.Popen([sys.executable, "-c", STARTING], env=environment, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        done = samefold("dev", "run", settings=Settings(data_dir=tmp_path / "second", api_port=port))
+        first.kill()
+    assert done.returncode == 1
+    assert f"Port {port}" in done.stderr
+    assert [file.name for file in (tmp_path / "second").iterdir()] == ["run.lock"]
+
+
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path, samefold: Samefold, command: str) -> None:
+    (tmp_path / "file").touch()
+    done = samefold("dev", command, settings=Settings(data_dir=tmp_path / "file" / "data"))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"folder-unusable: The data folder {tmp_path}/file/data can't be written to")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
+    own_stack.down()
+    command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "run"]
+    settings = {"SAMEFOLD_DATA_DIR": str(own_stack.folder), "SAMEFOLD_API_PORT": "0"}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)} | settings) as run:
+        started = psutil.Process(run.pid)
+        wait(lambda: any("api" in child.cmdline() for child in started.children()), 90)
+        run.send_signal(signal.SIGHUP)
+        assert run.wait(60) == 0
+    assert processes_of(own_stack) == []

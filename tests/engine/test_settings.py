@@ -40,6 +40,30 @@ def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(tmp_path
     assert Settings().kafka_bootstrap is None
 
 
+def test_a_folder_in_the_service_has_the_settings_of_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
+    (tmp_path / ".samefold").mkdir()
+    (tmp_path / ".samefold" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")
+    (tmp_path / ".env").write_text("SAMEFOLD_PARTITIONS=5\nSAMEFOLD_ARCHIVE_URL=archive\n")
+    (tmp_path / "domain").mkdir()
+    monkeypatch.chdir(tmp_path / "domain")
+    found = Settings()
+    assert (found.kafka, found.partitions, found.data_dir) == ("there:1", 5, tmp_path / ".samefold")
+    assert found.archive == str(tmp_path / "archive")
+    (tmp_path / ".env").write_text("SAMEFOLD_DATA_DIR=data\n")
+    assert Settings().data_dir == tmp_path / "data"
+    monkeypatch.setenv("SAMEFOLD_DATA_DIR", "mine")
+    assert Settings().data_dir.absolute() == tmp_path / "domain" / "mine"
+
+
+def test_the_data_folder_of_pyproject_is_where_dev_env_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
+    (tmp_path / "pyproject.toml").write_text('[tool.samefold]\ndata_dir = "data"\n')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")
+    assert (Settings().kafka, Settings().data_dir) == ("there:1", tmp_path / "data")
+
+
 def test_a_folder_below_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")
@@ -118,8 +142,9 @@ def test_the_example_file_names_every_setting_with_its_default() -> None:
     example = dict(line.removeprefix("#").split("=", 1) for line in lines if re.match(rf"#?{PREFIX}\w+=", line))
     assert set(example) == {PREFIX + name.upper() for name in Settings.model_fields}
     for name, field in Settings.model_fields.items():
-        if field.default is not None:
-            assert example[PREFIX + name.upper()] == str(field.default)
+        default = field.get_default(call_default_factory=True)
+        if default is not None:
+            assert example[PREFIX + name.upper()] == str(default).removeprefix(f"{Path.cwd()}/")
 
 
 def test_the_example_file_says_what_each_described_setting_is_for() -> None:
