@@ -355,11 +355,20 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path, samefold: Sa
 @pytest.mark.timeout(180)
 def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
     own_stack.down()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def is_served() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
     command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "run"]
-    settings = {"SAMEFOLD_DATA_DIR": str(own_stack.folder), "SAMEFOLD_API_PORT": "0"}
+    settings = {"SAMEFOLD_DATA_DIR": str(own_stack.folder), "SAMEFOLD_API_PORT": str(port)}
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)} | settings) as run:
-        started = psutil.Process(run.pid)
-        wait(lambda: any("api" in child.cmdline() for child in started.children()), 90)
-        run.send_signal(signal.SIGHUP)
-        assert run.wait(60) == 0
+        try:
+            wait(is_served, 90)
+            run.send_signal(signal.SIGHUP)
+            assert run.wait(60) == 0
+        finally:
+            run.terminate()
     assert processes_of(own_stack) == []
