@@ -19,6 +19,7 @@ MASTER = "spark://somewhere:7077"
         ("auto", "local[8]", MANY, False, "no cluster is configured"),
         ("auto", MASTER, FEW, False, "too little to be worth a cluster"),
         ("auto", MASTER, MANY, True, f"spark ({MASTER}); {MANY:,} records take this machine about 10 min"),
+        ("auto", None, 1, False, "1 records take this machine less than a second"),
         ("local", None, MANY, False, "as asked"),
         ("spark", None, 1, True, "as asked"),
         ("spark", MASTER, 1, True, MASTER),
