@@ -5,7 +5,7 @@ the file `dev.env` in the data folder (written by `samefold dev up`), the servic
 (`[tool.samefold]`), the default.
 
 `.env` and the default data folder `.samefold` are in the service's root, from whichever of its folders a command is run; outside of
-the service, in the working directory. Relative paths in `.env` and pyproject.toml are relative to the same folder, those of
+the service, in the working directory. Relative paths in a file are relative to the file's folder, those of
 arguments and the environment to the working directory.
 """
 
@@ -150,6 +150,8 @@ class Settings(BaseSettings):
             # Not its own text, and `from None`: pydantic quotes the input, which may be a secret.
             told = "; ".join(_told(wrong) for wrong in error.errors(include_input=False))
             raise BadSettings(f"Wrong settings: {told}.", HINT) from None
+        except (OSError, RuntimeError) as error:  # a file that may not be read, or `~` of nobody
+            raise BadSettings(f"The settings can't be read: {error}.", HINT) from None
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
@@ -207,25 +209,28 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         dot_env = DotEnvSettingsSource(settings_cls, env_file=_root() / ".env")
         project = PyprojectTomlConfigSettingsSource(settings_cls, SERVICE)
-        before = (init_settings, env_settings, _paths(dot_env), dot_env)
-        after = (_paths(project), project)
+        before = (init_settings, env_settings, _paths(dot_env, _root()), dot_env)
+        after = (_paths(project, SERVICE.parent), project)
         # the data folder, where dev.env is, may come from any of the sources
         data_dir = next((found for source in (*before, *after) if (found := source().get("data_dir"))), None)
         folder = Path(data_dir).expanduser() if data_dir else _root() / ".samefold"
         return (*before, DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV), *after)
 
 
-def _paths(source: PydanticBaseSettingsSource) -> InitSettingsSource:
-    """The source's relative paths, made absolute."""
+def _paths(source: PydanticBaseSettingsSource, root: Path) -> InitSettingsSource:
+    """The source's paths, relative ones below `root`."""
     values = source()
     paths = {name: str(values[name]) for name in PATHS if name in values and "://" not in str(values[name])}
-    absolute = {name: str(_root() / Path(path).expanduser()) for name, path in paths.items()}
+    absolute = {name: str(root / Path(path).expanduser()) for name, path in paths.items()}
     return InitSettingsSource(source.settings_cls, absolute)
 
 
 def _root() -> Path:
     """The service's root for a working directory in it, else the working directory."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return SERVICE.parent
     return SERVICE.parent if here.is_relative_to(SERVICE.parent) else here
 
 

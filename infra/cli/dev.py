@@ -80,7 +80,8 @@ def _require_own(stack: Stack, settings: Settings) -> None:
     if not configured <= {None, stack.kafka.bootstrap, stack.postgres.url(), *stack.dev_env()}:
         raise OtherServices(
             "The settings name another Kafka or database than the development stack's.",
-            "Unset SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL, or use `samefold run all`.",
+            "Remove SAMEFOLD_KAFKA_BOOTSTRAP and SAMEFOLD_DATABASE_URL from the environment and .env; to use those services, "
+            "`samefold run all`.",
         )
 
 
@@ -93,7 +94,7 @@ def _only_one(settings: Settings) -> Iterator[None]:
     from infra.dev.stack import make_folder
 
     make_folder(settings.data_dir)
-    port = f"samefold-{os.getuid()}-{settings.api_host}-{settings.api_port}.lock"
+    port = f"samefold-{os.getuid()}-port-{settings.api_port}.lock"
     port_in_use = AlreadyRunning(
         f"Port {settings.api_port} of {settings.api_host} is in use.",
         "Stop what listens there, or set SAMEFOLD_API_PORT.",

@@ -84,7 +84,7 @@ def update(root: Path, ref: str | None, clone: Path | None) -> Updated:
         if ref is None and isinstance(error, NotCopied) and "downgrad" in error.message.lower():
             raise NotCopied(
                 "This service is newer than Samefold's newest release.",
-                "Wait for the next release, or take what is newer than any: `samefold update --to main`.",
+                "Wait for the next release, or take what is newer: `samefold update --to main`, with `--from` where it was given.",
             ) from None
         raise
     conflicts = sorted({line.partition("\t")[2] for line in git(root, "ls-files", "--unmerged").splitlines()})
@@ -121,7 +121,10 @@ def changed(root: Path) -> list[str] | None:
 
 
 def _broken(name: str) -> BrokenFile:
-    return BrokenFile(f"{name} can't be read.", f"Restore it as it was committed: `git checkout HEAD -- {name}`.")
+    return BrokenFile(
+        f"{name} can't be read.",
+        f"Restore it from a commit in which it was right: `git log -- {name}`, then `git checkout COMMIT -- {name}`.",
+    )
 
 
 def git(folder: Path, *arguments: str) -> str:

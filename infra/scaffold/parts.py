@@ -374,5 +374,5 @@ def _new_table(what: str, of: str = "Its table") -> list[str]:
     return [
         f'{of}: `samefold db revision -m "{what}"`, then `samefold db upgrade`.',
         RESTART,
-        "Where the service has data: `samefold rebuild`, after the restart.",
+        "Unless it has never run: `samefold rebuild`, after the restart.",
     ]

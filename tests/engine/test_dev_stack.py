@@ -58,6 +58,7 @@ def wait(until: Callable[[], bool], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
 
 
 def topics(stack: Stack) -> set[str]:
@@ -362,7 +363,8 @@ def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
         with socket.socket() as client:
             return client.connect_ex(("127.0.0.1", port)) == 0
 
-    command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "run"]
+    heeding = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # these tests may run under nohup
+    command = [sys.executable, "-c", f"{heeding}; from infra.cli import main; main()", "dev", "run"]
     settings = {"SAMEFOLD_DATA_DIR": str(own_stack.folder), "SAMEFOLD_API_PORT": str(port)}
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)} | settings) as run:
         try:

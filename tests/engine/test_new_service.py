@@ -241,8 +241,14 @@ def test_what_the_readme_says_to_type_grows_a_running_service(hotel: Tree, data:
         hotel.run("sh", "-ec", adding)
     with service(hotel, data) as client:
         hotel.run("sh", "-ec", after_restart.replace("$ ", ""))
-        renamed = client.post("/rooms/12/rename-room", json={"name": "Twelve"}, headers={"Idempotency-Key": '"2"'})
-        assert renamed.json()["outcome"] == "accepted"
+
+        def renamed() -> dict[str, Any]:
+            body, key = {"name": "Twelve"}, {"Idempotency-Key": '"2"'}
+            found: dict[str, Any] = client.post("/rooms/12/rename-room", json=body, headers=key).json()
+            return found
+
+        until(lambda: renamed().get("code") != "command-not-live", "the handler has seen what is live")
+        assert renamed()["outcome"] == "accepted"
         assert [line["what"] for line in client.get("/views/room_changes").json()["items"]] == [
             "RoomAdded",
             "RoomRenamed",

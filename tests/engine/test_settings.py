@@ -64,6 +64,21 @@ def test_the_data_folder_of_pyproject_is_where_dev_env_is(tmp_path: Path, monkey
     assert (Settings().kafka, Settings().data_dir) == ("there:1", tmp_path / "data")
 
 
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("SAMEFOLD_ARCHIVE_URL=~nobody-has-this-name/archive\n")
+    with pytest.raises(BadSettings, match="can't be read"):
+        Settings()
+
+
+def test_a_working_directory_that_is_gone_is_no_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert Settings(data_dir=tmp_path, partitions=3).partitions == 3
+
+
 def test_a_folder_below_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")

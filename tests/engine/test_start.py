@@ -178,7 +178,9 @@ def test_the_difference_of_two_sets_names_the_cure() -> None:
         "new v1 of this code is not live. If newer code made that live, restart this process with it; "
         "else `samefold rebuild b gone new` with this code makes its own views live."
     )
-    assert "newer code" in str(set_difference({"a": 2}, {"a": 1}))
+    assert "`samefold rebuild audit live_rooms` with" in str(
+        set_difference({"audit": 2}, {"audit": 1, "live_rooms": 1})
+    )
     assert set_difference({"a": 1}, {"a": 2, "new": 1}) == (
         "a is live as v1, this code has v2; new v1 of this code is not live. "
         "`samefold rebuild a new` with this code makes it live."

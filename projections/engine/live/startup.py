@@ -135,9 +135,11 @@ def set_difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | No
         rebuilds.append(name)
     if not changes:
         return None
-    hint = f"`samefold rebuild {' '.join(rebuilds)}` with this code makes it live."
+    hint = f"`samefold rebuild {' '.join(rebuilds)}` with this code makes"
     if any(name not in code or live.get(name, 0) > code[name] for name in rebuilds):
-        hint = f"If newer code made that live, restart this process with it; else {hint.replace('it live', 'its own views live')}"
+        hint = f"If newer code made that live, restart this process with it; else {hint} its own views live."
+    else:
+        hint += " it live."
     return f"{'; '.join(changes)}. {hint}"
 
 

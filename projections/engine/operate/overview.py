@@ -78,17 +78,24 @@ def overview(settings: Settings, views: Mapping[str, View]) -> Overview:
             )
             for name in sorted({*views, *live})
         ),
-        {agent: _agent(settings, agent, positions[agent], topic, views) for agent in agents},
+        {agent: _agent(settings, agent, positions[agent], topic, views, live) for agent in agents},
         tuple(agent for (agent,) in retired),
     )
 
 
 def _agent(
-    settings: Settings, agent: str, positions: Positions | None, topic: topics.Topic, views: Mapping[str, View]
+    settings: Settings,
+    agent: str,
+    positions: Positions | None,
+    topic: topics.Topic,
+    views: Mapping[str, View],
+    live: Mapping[str, Pointer],
 ) -> AgentNow:
     wanted = code_set({name: view for name, view in views.items() if view.agent == agent})
-    if positions is None or not positions.live:
-        return AgentNow({}, AgentLag(sum(topic.end.values()), 0.0), set_difference({}, wanted))
+    if positions is None:
+        is_new = not live.keys() & wanted.keys()
+        hint = f"Start it: `samefold run agent --agent {agent}`." if is_new else set_difference({}, wanted)
+        return AgentNow({}, AgentLag(sum(topic.end.values()), 0.0), hint)
     return AgentNow(
         positions.readings, _lag(settings, positions.readings, topic), set_difference(positions.live_set, wanted)
     )
