@@ -22,7 +22,7 @@ help: ## this list
 
 setup: $(VENV)/.installed $(VENV)/kafka/.verified $(VENV)/spark-kafka/.verified ## install everything into .venv (the first time takes minutes, then nothing)
 
-run: setup ## Kafka, PostgreSQL, handler, agent and HTTP API on this machine; Ctrl-C stops all
+run: setup ## Kafka, PostgreSQL and all processes of the service on this machine; Ctrl-C stops all
 	@$(BIN)/samefold dev run
 
 test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes

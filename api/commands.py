@@ -38,7 +38,7 @@ from api.problems import (
 from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
-from commands.intake import bad_name, fingerprint_of, holds_nul, validator
+from commands.intake import bad_client_name, fingerprint_of, holds_nul, validator
 from domain.language import kebab
 from infra.domain_model.contexts import BadContext, Context, refusals_of
 from infra.errors import SamefoldError
@@ -119,7 +119,7 @@ def _ref(request: Request, context: Context) -> CommandRef:
     """The stream and the command's id. Raises Problem 400, 422."""
     stream_id = requests.segment(request, "stream_id")
     key, is_callers = requests.idempotency_key(request)
-    if problem := bad_name(f"{context.name}/{stream_id}", key):
+    if problem := bad_client_name(f"{context.name}/{stream_id}", key):
         raise INVALID(f"{problem[:1].upper()}{problem[1:]}.", errors=[{"at": "stream_id", "problem": problem}])
     return CommandRef(context, stream_id, key, is_callers)
 

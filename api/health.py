@@ -79,7 +79,7 @@ class Readiness:
         if seen is not None and seen is not self._seen:
             self._seen = seen
             self._lags.saw(seen.at, seen.positions, seen.ends)
-            tell_lags(self._lags.now, {view: seen.parked.get(view, 0) for view in seen.live})
+            tell_lags(self._lags.now, seen.parked)
         for name, error in self.checks().items():
             metrics.READY.labels(name).set(error is None)
 

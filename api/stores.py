@@ -27,9 +27,11 @@ from infra.log import clients, topics
 from infra.log.topics import Topic
 from infra.observability.logs import StatusLog
 from infra.settings import Settings
+from projections.engine.live.lag import PARKED
 from projections.engine.live.startup import Contract, require_promised, set_difference
 from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType
+from projections.engine.store.positions import AGENTS
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
 
@@ -78,11 +80,11 @@ class HealthSnapshot:
     live: Mapping[str, Pointer]
     """By view."""
     positions: Mapping[str, Mapping[int, int]]
-    """{agent: {partition: next offset}}, of agents with live views."""
+    """{agent: {partition: next offset}}, of agents with live views, and of policies."""
     ends: Mapping[int, int]
     """Of the log, by partition; read after the positions, so never behind them."""
     parked: Mapping[str, int]
-    """How many streams a live view leaves out, by view; only views with some."""
+    """How many streams a live view or a policy leaves out, by view."""
 
     def behind(self, agent: str) -> int:
         """Records that the log holds and the agent has not folded."""
@@ -273,13 +275,13 @@ def _require_contract(now: tuple[Topic, Topic], promised: Mapping[str, Contract]
             require_promised(promise, Contract.of(topic))
 
 
-_SEEN = """
+_SEEN = f"""
 select
   (select json_agg(json_build_array(agent, partition, next_offset))
-     from positions where topic = %s and agent in (select agent from live)),
+     from positions where topic = %s and agent in {AGENTS}),
   (select json_agg(json_build_array(view, agent, version, table_name)) from live),
   (select json_agg(json_build_array(topic, topic_id, partitions, partitioner)) from topics where topic = any(%s)),
   (select json_agg(json_build_array(view, streams))
-     from (select l.view, count(*) as streams from parked join live l using (table_name) group by l.view) p),
+     from ({PARKED}) p),
   (select json_agg(json_build_array(context, type)) from command_types)
-"""
+"""  # noqa: S608

@@ -29,7 +29,7 @@ update positions set next_offset = next_offset + 1, seq = seq + 1, command_offse
 returning pg_notify('samefold_floor', '0:1')
 """
 _STATE = """
-insert into streams_accounts_v1 as t (stream, version, state, _partition) values (%s, %s, %s::json, 0)
+insert into streams_accounts_v2 as t (stream, version, state, _partition) values (%s, %s, %s::json, 0)
     on conflict (stream) do update set version = excluded.version, state = excluded.state
 """
 _ROW = """

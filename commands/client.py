@@ -18,7 +18,7 @@ import psycopg
 from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET, UnsetType
 
-from commands.intake import bad_name, bad_relation, fingerprint_of
+from commands.intake import bad_client_name, bad_relation, fingerprint_of
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
 from infra.database.connect import connect
 from infra.errors import SamefoldError
@@ -255,7 +255,7 @@ def _command(line: bytes, where: str) -> Command:
             f"{where}: not a command: {error}.",
             'A line is {"stream": "<context>/<name>", "id": "…", "type": "…", "data": {…}}. Nothing was sent.',
         ) from error
-    problem = bad_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id)
+    problem = bad_client_name(fields.stream, fields.id) or bad_relation(fields.correlation_id, fields.causation_id)
     if problem:
         raise BadCommandLine(f"{where}: {problem}.", "Nothing was sent.")
     # a copy: msgspec's Raw is a view into the line

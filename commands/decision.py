@@ -98,4 +98,5 @@ def _commit(
         seq=seq,
         correlation_id=received.correlation_id,
         causation_id=received.causation_id,
+        depth=received.depth,
     )

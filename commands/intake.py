@@ -30,6 +30,7 @@ MAX_MESSAGE = 500
 
 _ID = re.compile(r"[^\x00-\x1f\x7f-\x9f]+").fullmatch
 _STREAM = re.compile(r"[a-z][a-z0-9_]*/[^\x00-\x1f\x7f-\x9f]+").fullmatch
+_OF_POLICY = re.compile(r"[a-z][a-z0-9_]*~").match
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -59,6 +60,7 @@ class Received(msgspec.Struct, frozen=True):
     """Its type if this code does not know it; another release may."""
     correlation_id: str | UnsetType = UNSET
     causation_id: str | UnsetType = UNSET
+    depth: int | UnsetType = UNSET
     headers: Headers | None = None
     """The trace's headers, for the commit's record."""
 
@@ -78,12 +80,15 @@ def receive(record: Record, intake: Intake) -> Received:
         )
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
-    if envelope.correlation_id is UNSET and envelope.causation_id is UNSET:
+    if envelope.correlation_id is UNSET and envelope.causation_id is UNSET and envelope.depth is UNSET:
         return _validated(record, envelope, intake)
     received = _validated(record, envelope, intake)
     if wrong := bad_relation(envelope.correlation_id, envelope.causation_id):
         return msgspec.structs.replace(received, command=None, rejection=reason("malformed", wrong))
-    return msgspec.structs.replace(received, correlation_id=envelope.correlation_id, causation_id=envelope.causation_id)
+    relation = envelope.correlation_id, envelope.causation_id, envelope.depth
+    return msgspec.structs.replace(
+        received, **dict(zip(("correlation_id", "causation_id", "depth"), relation, strict=True))
+    )
 
 
 def bad_name(stream: str, command_id: str) -> str | None:
@@ -92,6 +97,13 @@ def bad_name(stream: str, command_id: str) -> str | None:
     if plain and len(stream) <= MAX_ID_BYTES and 0 < len(command_id) <= MAX_ID_BYTES and _STREAM(stream):
         return None  # almost all are plain, and this check takes half the time
     return _problem("stream", stream, _STREAM, "'<context>/<id>'") or _problem("id", command_id)
+
+
+def bad_client_name(stream: str, command_id: str) -> str | None:
+    """The same for a client's command: ids of the form `<policy>~…` are the policies' own."""
+    if _OF_POLICY(command_id):
+        return "the id begins like those of policies' commands, with lower case letters and ~"
+    return bad_name(stream, command_id)
 
 
 def bad_relation(correlation_id: str | UnsetType, causation_id: str | UnsetType) -> str | None:

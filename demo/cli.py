@@ -31,7 +31,10 @@ def demo(
         bool, typer.Option("--json", help="Print the proof as one JSON object, as the last line.")
     ] = False,
 ) -> None:
-    """Load a bank's transactions, kill handlers and agents on the way, and prove that nothing was lost or doubled.
+    """Load a bank's transactions and transfers, kill handlers, agents, policies and the API on the way, and prove that nothing was
+    lost or doubled.
+
+    Transfers that were refused or refunded count as failed.
 
     Then the next release of the code changes a read model, is rolled out in parallel, rebuilds with Spark and takes over.
 

@@ -1,4 +1,4 @@
-"""Handlers, agents and the API as supervised processes that can be killed and frozen one by one."""
+"""Handlers, agents, policies and the API as supervised processes that can be killed and frozen one by one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Literal, Self
 
 from infra.errors import SamefoldError
 from infra.processes import supervisor
-from infra.processes.supervisor import Child, Supervisor, agents, api, handlers
+from infra.processes.supervisor import Child, Supervisor, agents, api, handlers, policies
 from infra.settings import Settings
 
-Role = Literal["handler", "agent", "api"]
+Role = Literal["handler", "agent", "policies", "api"]
 
 HOST = "127.0.0.1"
 DIES_WITHIN_S = 10.0
@@ -40,16 +40,18 @@ class Crew:
         *,
         handler_count: int = 2,
         agent_count: int = 2,
+        policies_count: int = 2,
         api_port: int | None = None,
         place: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.handlers = handlers(handler_count, place or settings.group_prefix)
         self.agents = agents(agent_count, place or settings.group_prefix)
+        self.policies = policies(policies_count, place or settings.group_prefix)
         self.folder = folder
         self.apis = [] if api_port is None else [api(place or settings.group_prefix, HOST, api_port)]
         theirs = settings.environment() | dict(environment or {})
-        self._supervisor = Supervisor([*self.handlers, *self.agents, *self.apis], theirs, folder)
+        self._supervisor = Supervisor([*self.handlers, *self.agents, *self.policies, *self.apis], theirs, folder)
         self._thread = threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True)
         self._log: logging.Handler | None = None
 
@@ -76,7 +78,7 @@ class Crew:
             self._log = None
 
     def members(self, role: Role) -> list[Child]:
-        return {"handler": self.handlers, "agent": self.agents, "api": self.apis}[role]
+        return {"handler": self.handlers, "agent": self.agents, "policies": self.policies, "api": self.apis}[role]
 
     def check(self) -> None:
         """Raises CrewGone if the supervisor has ended."""

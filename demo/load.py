@@ -1,4 +1,4 @@
-"""Sends the commands, and kills handlers, agents and the API meanwhile."""
+"""Sends the commands, and kills handlers, agents, policies and the API meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kill:
 
     `at` is the visible progress, 0 to 1; `on_the_way` counts commands that were sent and not visible yet, for an API the requests
     that it broke off. `back_after_s` is when its successor had done work, None until then: a handler a commit that counts, an
-    agent a batch, an API an answer.
+    agent and policies a batch, an API an answer.
     """
 
     role: Role
@@ -62,10 +62,10 @@ class Loaded:
 class Load:
     """One load of a bank's commands, through `sending`.
 
-    `kills` is how many handlers, how many agents and how often the API are to be killed, in turn, each when the successor of the
-    last one is back at work. Then commands are sent slice by slice, so that each kill hits processes that have work before
-    them, and that each successor finds some; the last slices only after the last kill. `advance` is told of commands newly
-    visible, `after_kills` is called when only the last slices are left to send; it must not block.
+    `kills` is how many handlers, agents and processes of policies, and how often the API, are to be killed, in turn, each when the
+    successor of the last one is back at work. Then commands are sent slice by slice, so that each kill hits processes that have
+    work before them, and that each successor finds some; the last slices only after the last kill. `advance` is told of commands
+    newly visible, `after_kills` is called when only the last slices are left to send; it must not block.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Load:
         self._planned = len(self._victims)
         self._down: Kill | None = None
         # two slices a kill, one that it hits and one that is sent while the process is down, and some for the end
-        self._slice = -(-len(commands) // (6 * kills + 10)) if kills else len(commands)
+        self._slice = -(-len(commands) // (8 * kills + 10)) if kills else len(commands)
         self._sent = 0
         self._visible = 0
 
@@ -123,6 +123,11 @@ class Load:
                 )
         self.loaded.seconds = time.monotonic() - started
         return self.loaded
+
+    @property
+    def visible(self) -> int:
+        """How many commands have their outcome, as of the last look."""
+        return self._visible
 
     def _see(self) -> bool:
         """Whether anything new became visible."""

@@ -16,6 +16,7 @@ from commands.outcomes import live_table
 from demo.data import Transaction
 from demo.generate import Totals
 from demo.sending import Answer
+from demo.transfers import OURS
 from domain.accounts import OpenAccount
 from infra.database.connect import connect
 from infra.log.records import Command
@@ -83,36 +84,43 @@ class Proof:
 
 
 def rows_of(settings: Settings) -> Rows:
-    """The live tables, in one snapshot. Raises ReadModelNotSetUp, DatabaseUnavailable."""
+    """The live tables, in one snapshot, without what transfers left there. Raises ReadModelNotSetUp, DatabaseUnavailable."""
     with connect(settings, "samefold demo") as connection, connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
 
-        def rows(view: str, columns: str) -> list[tuple[Any, ...]]:
-            query = sql.SQL("select {} from {}")
+        def rows(view: str, columns: str, which: str = "true") -> list[tuple[Any, ...]]:
+            query = sql.SQL("select {} from {} where {}")
             table = sql.Identifier(live_table(connection, view))
-            return connection.execute(query.format(sql.SQL(columns), table)).fetchall()
+            return connection.execute(query.format(sql.SQL(columns), table, sql.SQL(which))).fetchall()
 
-        outcomes = rows("command_outcomes", "stream, command_id, outcome, version, code")
-        lines = rows("statement", "account, line, cents, balance")
-        balances = rows("balances", "account, cents, transactions")
+        outcomes = rows(
+            "command_outcomes", "stream, command_id, outcome, version, code", f"command_id not like '{OURS}%'"
+        )
+        lines = rows("statement", "account, line, cents, balance", f"account not like '{OURS}-%'")
+        balances = rows("balances", "account, cents, transactions", f"account not like '{OURS}-%'")
         [daily] = rows("daily_totals", "coalesce(sum(count), 0), coalesce(sum(cents), 0)")
+        [moved] = rows("statement", "count(*), coalesce(sum(cents), 0)", f"account like '{OURS}-%'")
     return Rows(
         {(stream, command_id): Answer(*answer) for stream, command_id, *answer in outcomes},
         {(account, line): Line(*sums) for account, line, *sums in lines},
         {account: Balance(*sums) for account, *sums in balances},
-        DailySums(*map(int, daily)),
+        DailySums(*(int(all_of - ours) for all_of, ours in zip(daily, moved, strict=True))),
     )
 
 
 def counted_in(settings: Settings) -> Counter[Key]:
-    """How many commits of each command count in the log, by the reading rule. Raises KafkaUnavailable, UnreadableRecord."""
+    """How many commits of each command count in the log, by the reading rule, without those for transfers.
+
+    Raises KafkaUnavailable, UnreadableRecord.
+    """
     topic = describe(settings, settings.events_topic)
     found: Counter[Key] = Counter()
     for partition, end in topic.end.items():
         reading = START
         for records in read_range(settings, topic.name, partition, 0, end):
             reading, counted, _ = read(reading, records)
-            found.update((one.commit.stream, one.commit.command_id) for one in counted)
+            commits = [one.commit for one in counted if not one.commit.command_id.startswith(OURS)]
+            found.update((commit.stream, commit.command_id) for commit in commits)
     return found
 
 

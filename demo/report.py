@@ -67,7 +67,7 @@ def show_proof(result: Result) -> None:
         f"{one.view}, {one.what}: {one.key} should be {one.expected} and is {one.found}"
         for one in chain(verified.positions, *(view.differences for view in verified.views.values()))
     ]
-    for wrong in [*result.proof.disagreements, *different][:SHOWN]:
+    for wrong in [*result.proof.disagreements, *result.transfers.violations, *different][:SHOWN]:
         stdout.print(f"  [red]{escape(wrong)}[/red]")
     if result.holds:
         took = f"Visible in {result.loaded.seconds:.1f} s."
@@ -90,9 +90,12 @@ def _kill(kill: Kill) -> str:
 
 
 def _proof(result: Result) -> Table:
-    proof, kills = result.proof, result.as_dict()["kills"]
+    proof, kills, moved = result.proof, result.as_dict()["kills"], result.transfers
     rows = sum(view.rows for view in result.verified.views.values())
-    by_role = f"{kills['handler']} handlers, {kills['agent']} agents and {kills['api']} times the API"
+    by_role = f"{kills['handler']} handlers, {kills['agent']} agents, {kills['policies']} policies, {kills['api']} times the API"
+    ended = (
+        f"completed, {moved.failed:,} failed or refunded, {moved.in_flight:,} in flight; in {moved.snapshots} snapshots"
+    )
     return _grid(
         ("accounts", f"{proof.accounts:,}", "opened"),
         ("transactions", f"{proof.accepted:,}", f"accepted, {proof.rejected:,} rejected"),
@@ -106,6 +109,7 @@ def _proof(result: Result) -> Table:
         ("statement", f"{proof.statement['within_0_50']:,}", "lines within 0.50 of the bank's own running balance,"),
         ("", f"{proof.statement['within_1_00']:,}", "more within 1.00,"),
         ("", f"{proof.statement['beyond']:,}", "beyond"),
+        ("transfers", f"{moved.completed:,}", ended),
         *([("killed", str(sum(kills.values())), by_role)] if result.options.kills else []),
         (
             "over HTTP",

@@ -1,4 +1,4 @@
-"""The demo: a bank's transactions go through API, handlers and agents that are killed, and nothing is lost or doubled."""
+"""The demo: a bank's transactions and transfers go through processes that are killed, and nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from demo.proof import Proof, counted_in, prove, rows_of
 from demo.release import Released, release
 from demo.report import Reporter
 from demo.sending import Sending
+from demo.transfers import Moved, Transfers
 from demo.watch import Watch
 from infra.database import migrate
 from infra.dev.stack import Stack, make_folder
@@ -45,7 +47,7 @@ class DemoRuns(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`overdraft_limit` in cents; `kills` of handlers, as many of agents and of the API; a `seed` asks for generated data.
+    """`overdraft_limit` in cents; `kills` of handlers, as many of agents, policies and the API; a `seed` asks for generated data.
 
     `release` is whether the next release is rolled out behind the proof.
     """
@@ -70,6 +72,7 @@ class Result:
     bank: Bank
     loaded: Loaded
     proof: Proof
+    transfers: Moved
     rebuilt: Rebuilt
     verified: Verified
     took: dict[str, float]
@@ -77,8 +80,8 @@ class Result:
 
     @property
     def differences(self) -> int:
-        """Rows that differ from a fold of the log, and sums that differ from each other or from the file."""
-        return self.verified.differences + len(self.proof.disagreements)
+        """Rows that differ from a fold of the log, and sums that differ from each other or from the file, now or in a snapshot."""
+        return self.verified.differences + len(self.proof.disagreements) + len(self.transfers.violations)
 
     @property
     def is_proven(self) -> bool:
@@ -96,6 +99,7 @@ class Result:
         }
         del found["disagreements"]
         return found | {
+            "transfers": dict(list(self.transfers._asdict().items())[:4]),
             "kills": {role: self.loaded.effective(role) for role in get_args(Role)},
             "differences": self.differences,
             "seconds": round(self.loaded.seconds, 2),
@@ -132,18 +136,24 @@ def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
         with reporter.timed("transactions read"):
             read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
         port = _free_port()
+        day = max((transaction.on for transaction in read.transactions), default=date.min)
+        transfers = Transfers(demo, len(read.transactions), day)
         with Crew(demo, folder / "logs", api_port=port) as crew, Watch(demo) as watch, reporter.until_the_end():
-            with Sending(demo, HOST, port) as sending:
-                with reporter.timed("2 handlers, 2 agents and the API at work"):
-                    watch.wait_until(lambda: watch.is_ready(crew.handlers, crew.agents) and sending.is_served(), crew)
-                loaded, rebuilt = _load(demo, read.commands, crew, watch, sending, options.kills, reporter)
+            with Sending(demo, HOST, port) as sending, transfers:
+                with reporter.timed("2 handlers, 2 agents, policies and the API at work"):
+                    others = [*crew.agents, *crew.policies]
+                    watch.wait_until(lambda: watch.is_ready(crew.handlers, others) and sending.is_served(), crew)
+                    transfers.open_accounts()
+                loaded, rebuilt = _load(demo, read.commands, crew, watch, sending, transfers, options.kills, reporter)
             with reporter.timed("all rows compared with a fold of the log (verify)"):
                 verified = verify(demo, all_views())
             with reporter.timed("file, log and rows compared"):
                 found = counted_in(demo), rows_of(demo)
                 proof = prove(read.transactions, read.commands, *found, read.expected, sending.answers)
             url = f"http://{settings.api_host}:{settings.api_port}"
-            result = Result(options, folder, url, read, loaded, proof, rebuilt, verified, reporter.took)
+            result = Result(
+                options, folder, url, read, loaded, proof, transfers.moved(), rebuilt, verified, reporter.took
+            )
             report.show_proof(result)
             if options.release and result.is_proven and read.transactions:
                 result.released = release(demo, folder, crew, watch, read, proof, reporter)
@@ -190,6 +200,7 @@ def _load(
     crew: Crew,
     watch: Watch,
     sending: Sending,
+    transfers: Transfers,
     kills: int,
     reporter: Reporter,
 ) -> tuple[Loaded, Rebuilt]:
@@ -207,10 +218,17 @@ def _load(
 
         with progress("visible", len(commands)) as advance:
             after_kills = begin if kills else lambda: None
-            load = Load(sending, commands, crew, watch, kills=kills, advance=advance, after_kills=after_kills)
+
+            def visible(count: int) -> None:
+                advance(count)
+                transfers.advance(load.visible / len(commands))
+
+            load = Load(sending, commands, crew, watch, kills=kills, advance=visible, after_kills=after_kills)
             loaded = load.run()
             sending.finish()
         reporter.done(f"{len(commands):,} commands sent and visible", loaded.seconds)
+        with reporter.timed(f"{len(transfers.requests):,} transfers have ended"):
+            transfers.finish(watch)
         if not rebuilding:
             begin()
         return loaded, rebuilding[0].result()

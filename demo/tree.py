@@ -14,16 +14,16 @@ VIEW = "balances"
 COLUMN = "spent"
 """The next release's additional column: all that was ever withdrawn from an account, in cents."""
 
-PACKAGES = ("domain", "commands", "projections", "api", "spark_jobs", "infra")
+PACKAGES = ("domain", "commands", "policies", "projections", "api", "spark_jobs", "infra")
 CHANGED = "projections/balances.py"
 EDITS = (
     ("VERSION = 1\n", "VERSION = 2\n"),
     ("    closed_on: date | None\n", f"    closed_on: date | None\n    {COLUMN}: int\n"),
     ("event.on, event.on, 0, None)", "event.on, event.on, 0, None, 0)"),
     (
-        "            return Balance(row.account, cents, row.overdraft_limit, row.opened_on, on, count, row.closed_on)\n",
-        f"            {COLUMN} = row.{COLUMN} + max(-change(event), 0)\n"
-        f"            return Balance(row.account, cents, row.overdraft_limit, row.opened_on, on, count, row.closed_on, {COLUMN})\n",
+        "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on)\n",
+        f"    {COLUMN} = row.{COLUMN} + max(-change(event), 0)\n"
+        f"    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, {COLUMN})\n",
     ),
 )
 

@@ -21,7 +21,7 @@ from infra.log.records import Opening, Record, decode_event
 from infra.log.rule import START, Reading, read
 from infra.processes.supervisor import Child
 from infra.settings import Settings
-from projections.engine.views.view import CORE
+from policies.engine.policy import discover
 
 BATCH = 10_000
 TIMEOUT_S = 10.0
@@ -51,11 +51,12 @@ class Watch:
     def __init__(self, settings: Settings) -> None:
         self._topic = topics.describe(settings, settings.events_topic)
         self._database = connect(settings, "samefold demo watch")
-        self._database.execute(f"listen {CORE_CHANNEL}")
+        for listened in (CORE_CHANNEL, *(f"samefold_{policy.agent}" for policy in discover().values())):
+            self._database.execute(f"listen {listened}")
         self._consumer = clients.range_consumer(settings)
         self._admin = clients.admin(settings)
         self._asked = topics.Admin(settings)
-        self._groups = f"{settings.group_prefix}-{CORE}-"
+        self._groups = f"{settings.group_prefix}-"
         self._consumer.assign([TopicPartition(self._topic.name, p, 0) for p in self._topic.end])
         self._readings: dict[int, Reading] = dict.fromkeys(self._topic.end, START)
         self._openings: dict[str, list[tuple[int, int]]] = {}
@@ -71,12 +72,13 @@ class Watch:
         self._database.close()
 
     def visible(self) -> int:
-        """How many commands have their outcome in the read model."""
+        """How many commands of the bank have their outcome in the read model."""
         try:
             table = live_table(self._database, "command_outcomes")
         except ReadModelNotSetUp:
             return 0
-        row = self._database.execute(sql.SQL("select count(*) from {}").format(sql.Identifier(table))).fetchone()
+        query = sql.SQL("select count(*) from {} where command_id not like 'transfer%'").format(sql.Identifier(table))
+        row = self._database.execute(query).fetchone()
         return int(row[0]) if row else 0
 
     def decided(self) -> int:
@@ -111,13 +113,13 @@ class Watch:
         for name, pid in self._database.execute("select application_name, pid from pg_stat_activity"):
             self._seen.setdefault(name, set()).add(pid)
 
-    def is_ready(self, handlers: Sequence[Child], agents: Sequence[Child]) -> bool:
-        """Whether every partition was opened, every handler has opened one, and every agent has some."""
+    def is_ready(self, handlers: Sequence[Child], others: Sequence[Child]) -> bool:
+        """Whether every partition was opened, every handler has opened one, and all others have some."""
         opened = {partition for epochs in self._openings.values() for partition, _ in epochs}
         return (
             opened == self._readings.keys()
             and all(_name(handler) in self._openings for handler in handlers)
-            and all(self._memberships(agent) for agent in agents)
+            and all(self._memberships(other) for other in others)
         )
 
     def before(self, child: Child) -> Before:
@@ -145,7 +147,7 @@ class Watch:
         return self._seen.get(f"samefold {_name(child)}"[:63], set())
 
     def _memberships(self, child: Child) -> set[str]:
-        """The group's ids of members that have partitions in this child's name; who comes back gets a new one."""
+        """The groups' ids of members that have partitions in this child's name; who comes back gets a new one."""
         groups = self._admin.list_consumer_groups(request_timeout=TIMEOUT_S).result().valid
         names = [group.group_id for group in groups if group.group_id.startswith(self._groups)]
         asked = self._admin.describe_consumer_groups(names, request_timeout=TIMEOUT_S) if names else {}

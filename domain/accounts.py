@@ -3,7 +3,7 @@
 Money is in minor units (cents). Days come with the command.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Literal, TypeAlias, assert_never
 
@@ -40,9 +40,12 @@ class MoneyDeposited:
 
 @fact
 class MoneyWithdrawn:
+    """With a hold, which is a reference, the money may come back until the hold is released."""
+
     cents: Cents
     on: date
     details: Details = NO_DETAILS
+    hold: Text = ""
 
 
 @fact
@@ -60,12 +63,29 @@ class FeeCharged:
 
 
 @fact
+class MoneyReturned:
+    """What a hold kept is back on the account."""
+
+    hold: Text
+    cents: Cents
+    on: date
+    details: Details = NO_DETAILS
+
+
+@fact
+class HoldReleased:
+    """The money has arrived elsewhere and will not come back."""
+
+    hold: Text
+
+
+@fact
 class AccountClosed:
     on: date
 
 
-Movement: TypeAlias = MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged
-Event: TypeAlias = AccountOpened | Movement | AccountClosed
+Movement: TypeAlias = MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged | MoneyReturned
+Event: TypeAlias = AccountOpened | Movement | HoldReleased | AccountClosed
 
 
 # Commands: what a client asks for.
@@ -89,6 +109,7 @@ class Withdraw:
     cents: Cents
     on: date
     details: Details = NO_DETAILS
+    hold: Text = ""
 
 
 @fact
@@ -108,11 +129,27 @@ class ChargeFee:
 
 
 @fact
+class ReturnMoney:
+    """Never refused while there is the hold: deposits leave room for the money."""
+
+    hold: Text
+    on: date
+    details: Details = NO_DETAILS
+
+
+@fact
+class ReleaseHold:
+    hold: Text
+
+
+@fact
 class CloseAccount:
     on: date
 
 
-Command: TypeAlias = OpenAccount | Deposit | Withdraw | CreditInterest | ChargeFee | CloseAccount
+Command: TypeAlias = (
+    OpenAccount | Deposit | Withdraw | CreditInterest | ChargeFee | ReturnMoney | ReleaseHold | CloseAccount
+)
 
 
 # Errors: why a command is refused.
@@ -142,11 +179,28 @@ class BalanceTooLarge(Refusal):
     """The balance would become larger than the bank can keep."""
 
 
+class HoldExists(Refusal):
+    """The account has a hold with this reference already."""
+
+
+class TooManyHolds(Refusal):
+    """The account has as many holds as it can have at a time."""
+
+
+class NoSuchHold(Refusal):
+    """The account has no hold with this reference: its money came back, or the hold was released."""
+
+
+class MoneyOnHold(Refusal):
+    """Money that was withdrawn may still come back: an account can be closed when it has no holds."""
+
+
 # State: what decisions need, and no more. Its defaults are an account that was never opened.
 
-STATE_VERSION = 1  # raised when State changes, or what evolve makes of an event
+STATE_VERSION = 2  # raised when State changes, or what evolve makes of an event
 
 LARGEST_BALANCE = 10**17  # cents, either side of zero: a balance always fits into 64 bits
+MOST_HOLDS = 1_000  # at a time: each state and each fold carries them
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +208,8 @@ class State:
     status: Literal["new", "open", "closed"] = "new"
     balance: int = 0
     overdraft_limit: int = 0
+    holds: dict[str, int] = field(default_factory=dict)
+    """Cents by reference. Never changed in place: states share it."""
 
 
 # Decide: the events a command leads to, or a refusal.
@@ -171,27 +227,46 @@ def decide(command: Command, state: State) -> list[Event]:
                 raise AccountAlreadyOpen
             return [AccountOpened(overdraft_limit=limit, on=on)]
         case Deposit(cents=cents, on=on, details=details):
-            if state.balance + cents > LARGEST_BALANCE:
+            if cents > room(state):
                 raise BalanceTooLarge
             return [MoneyDeposited(cents=cents, on=on, details=details)]
-        case Withdraw(cents=cents, on=on, details=details):
+        case Withdraw(cents=cents, on=on, details=details, hold=hold):
             if state.balance - cents < -state.overdraft_limit:
                 raise InsufficientFunds
-            return [MoneyWithdrawn(cents=cents, on=on, details=details)]
+            if hold in state.holds:
+                raise HoldExists
+            if hold and len(state.holds) >= MOST_HOLDS:
+                raise TooManyHolds
+            return [MoneyWithdrawn(cents=cents, on=on, details=details, hold=hold)]
         case CreditInterest(cents=cents, on=on, details=details):
-            if state.balance + cents > LARGEST_BALANCE:
+            if cents > room(state):
                 raise BalanceTooLarge
             return [InterestCredited(cents=cents, on=on, details=details)]
         case ChargeFee(cents=cents, on=on, details=details):
             if state.balance - cents < -LARGEST_BALANCE:
                 raise BalanceTooLarge
             return [FeeCharged(cents=cents, on=on, details=details)]
+        case ReturnMoney(hold=hold, on=on, details=details):
+            if hold not in state.holds:
+                raise NoSuchHold
+            return [MoneyReturned(hold=hold, cents=state.holds[hold], on=on, details=details)]
+        case ReleaseHold(hold=hold):
+            if hold not in state.holds:
+                raise NoSuchHold
+            return [HoldReleased(hold=hold)]
         case CloseAccount(on=on):
+            if state.holds:
+                raise MoneyOnHold
             if state.balance != 0:
                 raise BalanceNotZero
             return [AccountClosed(on=on)]
         case _:
             assert_never(command)
+
+
+def room(state: State) -> int:
+    """What can still be credited, in cents. Money on hold has its place kept: it may come back."""
+    return LARGEST_BALANCE - state.balance - sum(state.holds.values())
 
 
 # Evolve: what an event makes of the state. It never refuses: what is in the log has happened.
@@ -201,19 +276,30 @@ def evolve(state: State, event: Event) -> State:
     match event:
         case AccountOpened(overdraft_limit=limit):
             return replace(state, status="open", overdraft_limit=limit)
-        case MoneyDeposited() | MoneyWithdrawn() | InterestCredited() | FeeCharged():
-            # Not `replace`, which takes twice as long: every fold of the log spends its time here.
-            return State(state.status, state.balance + change(event), state.overdraft_limit)
+        # Not `replace`, which takes twice as long: every fold of the log spends its time here.
+        case MoneyDeposited() | InterestCredited() | FeeCharged():
+            return State(state.status, state.balance + change(event), state.overdraft_limit, state.holds)
+        case MoneyWithdrawn(cents=cents, hold=hold):
+            holds = {**state.holds, hold: cents} if hold else state.holds
+            return State(state.status, state.balance - cents, state.overdraft_limit, holds)
+        case MoneyReturned(hold=hold, cents=cents):
+            return replace(state, balance=state.balance + cents, holds=without(state.holds, hold))
+        case HoldReleased(hold=hold):
+            return replace(state, holds=without(state.holds, hold))
         case AccountClosed():
             return replace(state, status="closed")
         case _:
             assert_never(event)
 
 
+def without(holds: dict[str, int], hold: str) -> dict[str, int]:
+    return {reference: cents for reference, cents in holds.items() if reference != hold}
+
+
 def change(event: Movement) -> int:
     """What a movement adds to the balance, in cents; negative where money goes out."""
     match event:
-        case MoneyDeposited(cents=cents) | InterestCredited(cents=cents):
+        case MoneyDeposited(cents=cents) | InterestCredited(cents=cents) | MoneyReturned(cents=cents):
             return cents
         case MoneyWithdrawn(cents=cents) | FeeCharged(cents=cents):
             return -cents
@@ -221,7 +307,7 @@ def change(event: Movement) -> int:
             assert_never(event)
 
 
-def kind(event: Movement) -> Literal["deposit", "withdrawal", "interest", "fee"]:
+def kind(event: Movement) -> Literal["deposit", "withdrawal", "interest", "fee", "return"]:
     """The kind of a movement without an operation in the books."""
     match event:
         case MoneyDeposited():
@@ -232,5 +318,7 @@ def kind(event: Movement) -> Literal["deposit", "withdrawal", "interest", "fee"]
             return "interest"
         case FeeCharged():
             return "fee"
+        case MoneyReturned():
+            return "return"
         case _:
             assert_never(event)

@@ -9,19 +9,34 @@ the service, in the working directory. Relative paths in a file are relative to 
 arguments and the environment to the working directory.
 """
 
+import base64
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
@@ -39,6 +54,54 @@ _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+
+ENDPOINT_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+EndpointName = Annotated[str, StringConstraints(pattern=ENDPOINT_NAME)]
+
+
+class Endpoint(BaseModel):
+    """Where webhooks are posted to, and the secret that signs them. Some URLs are secrets themselves, so no URL is shown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: SecretStr
+    secret: SecretStr
+    timeout_s: float = Field(15.0, gt=0, le=300)
+
+    @field_validator("url")
+    @classmethod
+    def _require_url(cls, url: SecretStr) -> SecretStr:
+        text = url.get_secret_value()
+        try:
+            parts = urlsplit(text)
+            _ = parts.port
+        except ValueError:
+            raise ValueError("it is not a URL") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or not text.isascii() or re.search(r"\s", text):
+            raise ValueError("write http://… or https://…, in ASCII and without spaces")
+        if "@" in parts.netloc or "#" in text:
+            raise ValueError("it must hold no user, password or fragment")
+        return url
+
+    @field_validator("secret")
+    @classmethod
+    def _require_secret(cls, secret: SecretStr) -> SecretStr:
+        prefix, key = secret.get_secret_value()[:6], secret.get_secret_value()[6:]
+        try:
+            size = len(base64.b64decode(key, validate=True))
+        except ValueError:
+            size = 0
+        if prefix != "whsec_" or not 24 <= size <= 64:
+            raise ValueError("write whsec_ and 24 to 64 random bytes in base64")
+        return secret
+
+
+def _json(value: object) -> object:
+    """A text of the environment or a file as the object that it holds. Its own error would quote the text, secrets and all."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
 
 
 class Settings(BaseSettings):
@@ -77,6 +140,8 @@ class Settings(BaseSettings):
 
     commands_topic: Topic = Field("commands", description="The topic of commands")
     events_topic: Topic = Field("events", description="The topic of commits: the log")
+    policies_topic: Topic = Field("policies", description="The topic that records when policies were made live")
+    public_topic: Topic = Field("public", description="The topic that the publisher writes for other teams")
     partitions: int = Field(8, ge=1, le=4096, description="Of both topics; cannot be changed once there is data")
     replication_factor: int = Field(1, ge=1, le=9, description="Of both topics; 3 in production")
     min_insync_replicas: int = Field(1, ge=1, le=9, description="Of both topics; 2 in production")
@@ -129,6 +194,11 @@ class Settings(BaseSettings):
         30, ge=0, description="How far back a database may be restored: younger archive files are never trimmed on"
     )
 
+    webhooks: Annotated[dict[EndpointName, Endpoint], NoDecode, BeforeValidator(_json)] = Field(
+        default_factory=dict,
+        description='Endpoints of webhooks by name, as JSON: {"billing": {"url": "https://…", "secret": "whsec_…"}}',
+    )
+
     metrics_port: int | None = Field(
         None,
         ge=0,
@@ -155,8 +225,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
-        if self.commands_topic == self.events_topic:
-            raise ValueError("commands_topic and events_topic must differ")
+        topics = [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic]
+        if len({*topics}) < len(topics):
+            raise ValueError("commands_topic, events_topic, policies_topic and public_topic must differ")
         if self.min_insync_replicas > self.replication_factor:
             raise ValueError("min_insync_replicas must not be above replication_factor")
         if self.api_wait_s > self.api_max_wait_s:
@@ -195,8 +266,7 @@ class Settings(BaseSettings):
     def environment(self) -> dict[str, str]:
         """These very settings, secrets too, as the environment of another process."""
         values = ((name, getattr(self, name)) for name in type(self).model_fields)
-        plain = ((name, v.get_secret_value() if isinstance(v, SecretStr) else v) for name, v in values)
-        return {PREFIX + name.upper(): str(value) for name, value in plain if value is not None}
+        return {PREFIX + name.upper(): _plain(value) for name, value in values if value is not None}
 
     @classmethod
     def settings_customise_sources(
@@ -215,6 +285,15 @@ class Settings(BaseSettings):
         data_dir = next((found for source in (*before, *after) if (found := source().get("data_dir"))), None)
         folder = Path(data_dir).expanduser() if data_dir else _root() / ".samefold"
         return (*before, DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV), *after)
+
+
+def _plain(value: object) -> str:
+    """A setting as text, secrets too."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return json.dumps({name: {key: _plain(part) for key, part in endpoint} for name, endpoint in value.items()})
+    return str(value)
 
 
 def _paths(source: PydanticBaseSettingsSource, root: Path) -> InitSettingsSource:
@@ -245,8 +324,11 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
 def _told(error: ErrorDetails) -> str:
     if not error["loc"]:
         return error["msg"].removeprefix("Value error, ")
-    name = str(error["loc"][0])
-    return _unknown(name) if error["type"] == "extra_forbidden" else f"{PREFIX}{name.upper()}: {error['msg']}"
+    name, *inside = map(str, error["loc"])
+    if error["type"] == "extra_forbidden" and not inside:
+        return _unknown(name)
+    where = ", ".join([PREFIX + name.upper(), *inside])
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _unknown(name: str) -> str:

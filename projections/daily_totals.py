@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import date
 from typing import NamedTuple
 
-from domain.accounts import FeeCharged, InterestCredited, MoneyDeposited, MoneyWithdrawn, change, kind
+from domain.accounts import Movement, change, kind
 from projections.engine import At, Key, Max, Sum
 
 VERSION = 1
@@ -18,8 +18,5 @@ class DailyTotal(NamedTuple):
     largest: Max[int]  # the largest single movement, either way
 
 
-def delta(
-    event: MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged,
-    at: At,
-) -> Iterable[DailyTotal]:
+def delta(event: Movement, at: At) -> Iterable[DailyTotal]:
     yield DailyTotal(event.on, event.details.operation or kind(event), 1, change(event), event.cents)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import date
 from typing import NamedTuple
 
-from domain.accounts import FeeCharged, InterestCredited, MoneyDeposited, MoneyWithdrawn, State, change, kind
+from domain.accounts import Movement, State, change, kind
 from projections.engine import At, Key
 
 VERSION = 1
@@ -23,9 +23,7 @@ class Line(NamedTuple):
     balance: int
 
 
-def rows(
-    event: MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged, after: State, at: At
-) -> Iterable[Line]:
+def rows(event: Movement, after: State, at: At) -> Iterable[Line]:
     yield Line(
         account=at.id,
         line=at.version,

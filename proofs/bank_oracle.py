@@ -6,6 +6,7 @@ in `proofs/one_fold/oracle.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -15,14 +16,30 @@ import msgspec
 import psycopg
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-VIEWS = ("balances", "command_outcomes", "daily_totals", "statement", "streams_accounts")
-SIGNS = {"MoneyDeposited": 1, "InterestCredited": 1, "MoneyWithdrawn": -1, "FeeCharged": -1}
+VIEWS = (
+    *("balances", "command_outcomes", "daily_totals", "statement", "transfers"),
+    *("streams_accounts", "streams_standing_orders", "streams_transfers"),
+)
+SIGNS = {"MoneyDeposited": 1, "InterestCredited": 1, "MoneyWithdrawn": -1, "FeeCharged": -1, "MoneyReturned": 1}
 CALLED = {
     "MoneyDeposited": "deposit",
     "InterestCredited": "interest",
     "MoneyWithdrawn": "withdrawal",
     "FeeCharged": "fee",
+    "MoneyReturned": "return",
 }
+STEPS = {
+    "TransferRequested": "requested",
+    "SourceDebited": "debited",
+    "TransferTimedOut": "timed-out",
+    "SourceDebitedTooLate": "refunding",
+    "CreditRefused": "refunding",
+    "TransferCompleted": "completed",
+    "TransferFailed": "failed",
+    "TransferRefunded": "refunded",
+}
+"""Where a transfer is after an event."""
+ENDED = ("completed", "failed", "refunded")
 ENVELOPE = b'{"samefold":"'
 _decode = msgspec.json.Decoder().decode
 
@@ -92,7 +109,12 @@ class At(NamedTuple):
     time: datetime
 
     @property
+    def context(self) -> str:
+        return self.stream.partition("/")[0]
+
+    @property
     def account(self) -> str:
+        """The stream's name within its context."""
         return self.stream.partition("/")[2]
 
 
@@ -102,6 +124,7 @@ class Account:
     status: str = "new"
     balance: int = 0
     limit: int = 0
+    holds: dict[str, int] = field(default_factory=dict)
 
 
 class Bank:
@@ -112,6 +135,14 @@ class Bank:
         self.accounts: dict[str, Account] = {}
         self.rows: dict[str, dict[Row, Row | None]] = {view: {} for view in VIEWS}
         self.commits = 0
+        self.brought = 0
+        """Cents that clients brought, less what they took: all that the accounts must hold when no transfer is under way."""
+        self.debits: Counter[str] = Counter()
+        """By the command that requested the transfer."""
+        self.credits: Counter[str] = Counter()
+        """And refunds."""
+        self.ends: Counter[str] = Counter()
+        """By transfer."""
 
     @property
     def places(self) -> list[Place]:
@@ -143,7 +174,25 @@ class Bank:
         self.put("command_outcomes", (stream, command), (stream, command, *answer, time, partition))
         for event in commit["events"]:
             account.version += 1
-            self._happened(At(stream, account.version, partition, offset, time), account, event["type"], event["data"])
+            at = At(stream, account.version, partition, offset, time)
+            self._count(at, commit, event["type"], event["data"])
+            match at.context:
+                case "transfers":
+                    self._transfer(at, event["type"], event["data"])
+                case "standing_orders":
+                    self._standing_order(at, event["type"], event["data"])
+                case _:
+                    self._happened(at, account, event["type"], event["data"])
+
+    def _count(self, at: At, commit: Mapping[str, Any], kind: str, data: Mapping[str, Any]) -> None:
+        """What is once only for each transfer, and the money that is not a transfer's."""
+        if STEPS.get(kind) in ENDED:
+            self.ends[at.account] += 1
+        elif kind in SIGNS and not commit.get("depth"):  # a client's
+            self.brought += SIGNS[kind] * data.get("cents", 0)
+        elif kind in SIGNS:
+            moved = self.debits if SIGNS[kind] < 0 else self.credits
+            moved[str(commit.get("correlation_id"))] += 1
 
     # ── what others make of it ──
 
@@ -174,9 +223,20 @@ class Bank:
         elif kind == "AccountClosed":
             account.status = "closed"
         else:
-            account.balance += SIGNS[kind] * data["cents"]
-        state = {"status": account.status, "balance": account.balance, "overdraft_limit": account.limit}
+            account.balance += SIGNS.get(kind, 0) * data.get("cents", 0)
+        if kind in ("MoneyReturned", "HoldReleased"):
+            account.holds.pop(data["hold"], None)
+        elif data.get("hold"):
+            account.holds[data["hold"]] = data["cents"]
+        state = {
+            "status": account.status,
+            "balance": account.balance,
+            "overdraft_limit": account.limit,
+            "holds": dict(account.holds),
+        }
         self.put("streams_accounts", (at.stream,), (at.stream, at.version, state, at.partition))
+        if kind == "HoldReleased":
+            return
         on = date.fromisoformat(data["on"])
         self._balance(at, kind, data, on)
         details = {"operation": "", "purpose": "", "counter_bank": "", "counter_account": ""} | data.get("details", {})
@@ -220,3 +280,30 @@ class Bank:
         _, _, count, total, largest, _ = self.rows["daily_totals"].get(key) or (on, "", 0, 0, 0, 0)
         day = (count + 1, total + SIGNS[kind] * cents, max(largest, cents))
         self.put("daily_totals", key, (*key[:2], *day, at.partition))
+
+    def _transfer(self, at: At, kind: str, data: Mapping[str, Any]) -> None:
+        key, step = (at.account,), STEPS[kind]
+        if kind == "TransferRequested":
+            asked, refusal, since = {name: data[name] for name in ("source", "target", "cents", "on")}, "", at.time
+        else:
+            row = self.rows["transfers"][key]
+            assert row is not None, f"{at}: {kind} of a transfer that was never requested"
+            _, _, source, target, cents, on, refusal, since, _, _ = row
+            asked = {"source": source, "target": target, "cents": cents, "on": on.isoformat()}
+        refusal = "timed-out" if kind == "TransferTimedOut" else data.get("refusal", refusal)
+        self.put("streams_transfers", (at.stream,), (at.stream, at.version, {"step": step, **asked}, at.partition))
+        *words, on = asked.values()
+        moved = (at.account, step, *words, date.fromisoformat(on), refusal, since, at.time, at.partition)
+        self.put("transfers", key, moved)
+
+    def _standing_order(self, at: At, kind: str, data: Mapping[str, Any]) -> None:
+        key = (at.stream,)
+        if kind == "StandingOrderPlaced":
+            asked = {name: data[name] for name in ("source", "target", "cents")}
+            state = {"status": "active", **asked, "day": int(data["first"][-2:]), "following": data["first"]}
+        else:
+            row = self.rows["streams_standing_orders"][key]
+            assert row is not None, f"{at}: {kind} of an order that was never placed"
+            changed = {"following": data["following"]} if kind == "InstalmentDue" else {"status": "cancelled"}
+            state = row[2] | changed
+        self.put("streams_standing_orders", key, (at.stream, at.version, state, at.partition))

@@ -1,7 +1,9 @@
 """The sample bank: given these events, when this command, then those events or that refusal."""
 
+from dataclasses import replace
 from datetime import date
 from functools import reduce
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from domain import accounts
 from domain.accounts import (
     LARGEST_BALANCE,
+    MOST_HOLDS,
     AccountAlreadyOpen,
     AccountClosed,
     AccountIsClosed,
@@ -28,12 +31,20 @@ from domain.accounts import (
     Details,
     Event,
     FeeCharged,
+    HoldExists,
+    HoldReleased,
     InsufficientFunds,
     InterestCredited,
     MoneyDeposited,
+    MoneyOnHold,
+    MoneyReturned,
     MoneyWithdrawn,
+    NoSuchHold,
     OpenAccount,
+    ReleaseHold,
+    ReturnMoney,
     State,
+    TooManyHolds,
     Withdraw,
     decide,
     evolve,
@@ -158,7 +169,77 @@ def test_a_fee_down_to_what_the_bank_can_keep_is_charged() -> None:
     assert decide(ChargeFee(cents=1, on=TODAY), state) == [FeeCharged(cents=1, on=TODAY)]
 
 
+# Holds
+
+HELD = MoneyWithdrawn(cents=60, on=TODAY, hold="t1")
+
+
+def test_a_withdrawal_with_a_hold_remembers_what_may_come_back() -> None:
+    command = Withdraw(cents=60, on=TODAY, hold="t1")
+    assert decide(command, given(OPENED)) == [HELD]
+    assert given(OPENED, HELD) == State("open", -60, 200, {"t1": 60})
+
+
+def test_a_withdrawal_without_a_hold_remembers_nothing() -> None:
+    assert given(OPENED, MoneyWithdrawn(cents=60, on=TODAY)) == State("open", -60, 200)
+
+
+def test_a_reference_holds_once_at_a_time() -> None:
+    command = Withdraw(cents=1, on=TODAY, hold="t1")
+    with pytest.raises(HoldExists):
+        decide(command, given(OPENED, HELD))
+    assert decide(command, given(OPENED, HELD, HoldReleased(hold="t1")))
+
+
+def test_an_account_has_a_bounded_number_of_holds() -> None:
+    full_of_holds = State("open", 500, 0, {str(number): 1 for number in range(MOST_HOLDS)})
+    with pytest.raises(TooManyHolds):
+        decide(Withdraw(cents=1, on=TODAY, hold="one more"), full_of_holds)
+    assert decide(Withdraw(cents=1, on=TODAY), full_of_holds)
+
+
+def test_what_is_on_hold_comes_back_as_it_went() -> None:
+    returned = MoneyReturned(hold="t1", cents=60, on=TODAY)
+    assert decide(ReturnMoney(hold="t1", on=TODAY), given(OPENED, HELD)) == [returned]
+    assert given(OPENED, HELD, returned) == given(OPENED)
+
+
+def test_a_released_hold_is_gone_and_the_money_too() -> None:
+    assert decide(ReleaseHold(hold="t1"), given(OPENED, HELD)) == [HoldReleased(hold="t1")]
+    assert given(OPENED, HELD, HoldReleased(hold="t1")) == State("open", -60, 200)
+
+
+@pytest.mark.parametrize("command", [ReturnMoney(hold="t2", on=TODAY), ReleaseHold(hold="t2"), ReleaseHold(hold="")])
+def test_without_a_hold_nothing_comes_back_or_is_released(command: Command) -> None:
+    with pytest.raises(NoSuchHold):
+        decide(command, given(OPENED, HELD))
+
+
+def test_money_comes_back_once() -> None:
+    with pytest.raises(NoSuchHold):
+        decide(ReturnMoney(hold="t1", on=TODAY), given(OPENED, HELD, MoneyReturned(hold="t1", cents=60, on=TODAY)))
+
+
+@pytest.mark.parametrize("credit", [Deposit(cents=1, on=TODAY), CreditInterest(cents=1, on=TODAY)])
+def test_what_may_come_back_has_its_room_in_the_balance(credit: Command) -> None:
+    state = State("open", LARGEST_BALANCE - 60, 0, {"t1": 60})
+    with pytest.raises(BalanceTooLarge):
+        decide(credit, state)
+    [returned] = decide(ReturnMoney(hold="t1", on=TODAY), state)
+    assert evolve(state, returned).balance == LARGEST_BALANCE
+
+
 # Close
+
+
+@pytest.mark.parametrize("events", [[deposited(60), HELD], [HELD]], ids=["empty", "overdrawn"])
+def test_an_account_is_not_closed_while_money_may_come_back(events: list[Event]) -> None:
+    with pytest.raises(MoneyOnHold):
+        decide(CloseAccount(on=TODAY), given(OPENED, *events))
+
+
+def test_an_account_whose_hold_was_released_is_closed() -> None:
+    assert decide(CloseAccount(on=TODAY), given(OPENED, deposited(60), HELD, HoldReleased(hold="t1"))) == [CLOSED]
 
 
 def test_an_empty_account_is_closed() -> None:
@@ -182,13 +263,34 @@ def test_an_account_is_closed_once() -> None:
 
 EVERY_COMMAND = pytest.mark.parametrize("cls", members(Command), ids=lambda cls: cls.__name__)
 
-any_command = st.one_of([facts(cls) for cls in members(Command)])
-any_event = st.one_of([facts(cls) for cls in members(Event)])
+references = st.sampled_from(["", "t1", "t2", "t3"])
+
+
+def of_few_holds(union: Any) -> st.SearchStrategy[Any]:
+    """Facts of a union, whose holds meet."""
+    return st.one_of(
+        [
+            st.builds(replace, facts(cls), **({"hold": references} if hasattr(cls, "hold") else {}))
+            for cls in members(union)
+        ]
+    )
+
+
+def sound(status: str, balance: int, limit: int, holds: dict[str, int]) -> State:
+    """A closed account has no holds, and there is always room for what may come back."""
+    if status != "open":
+        return State(status, balance, limit)  # type: ignore[arg-type]
+    return State("open", min(balance, LARGEST_BALANCE - sum(holds.values())), limit, holds)
+
+
+any_command = of_few_holds(Command)
+any_event = of_few_holds(Event)
 any_state = st.builds(
-    State,
+    sound,
     st.sampled_from(["new", "open", "closed"]),
     st.integers(-LARGEST_BALANCE, LARGEST_BALANCE),
     st.integers(0, 10**14),
+    st.dictionaries(st.sampled_from(["t1", "t2", "t3"]), st.integers(1, 10**14)),
 )
 
 
@@ -211,6 +313,7 @@ def test_whatever_is_asked_for_the_account_stays_sound(state: State, commands: l
         try:
             events = decide(command, state)
         except Refusal:
+            assert not (isinstance(command, ReturnMoney) and command.hold in state.holds), "money can always come back"
             continue
         for event in events:
             state = evolve(state, event)
@@ -218,6 +321,7 @@ def test_whatever_is_asked_for_the_account_stays_sound(state: State, commands: l
                 assert state.balance >= -state.overdraft_limit
             if isinstance(event, AccountClosed):
                 assert state.balance == 0
+                assert not state.holds
         assert abs(state.balance) <= LARGEST_BALANCE
 
 
@@ -241,6 +345,8 @@ STORED = [
     ("MoneyWithdrawn", '{"cents": 5, "on": "1993-01-31"}', MoneyWithdrawn(cents=5, on=TODAY)),
     ("InterestCredited", '{"cents": 5, "on": "1993-01-31"}', InterestCredited(cents=5, on=TODAY)),
     ("FeeCharged", '{"cents": 5, "on": "1993-01-31"}', FeeCharged(cents=5, on=TODAY)),
+    ("MoneyReturned", '{"hold": "t1", "cents": 5, "on": "1993-01-31"}', MoneyReturned(hold="t1", cents=5, on=TODAY)),
+    ("HoldReleased", '{"hold": "t1"}', HoldReleased(hold="t1")),
     ("AccountClosed", '{"on": "1993-01-31"}', CLOSED),
     (
         "MoneyWithdrawn",
@@ -248,6 +354,7 @@ STORED = [
         '"counter_bank": "YZ", "counter_account": "87144583"}}',
         MoneyWithdrawn(cents=5, on=TODAY, details=RENT),
     ),
+    ("MoneyWithdrawn", '{"cents": 60, "on": "1993-01-31", "hold": "t1"}', HELD),
 ]
 
 

@@ -1,13 +1,14 @@
 """The sample views: given these events of one account, those rows."""
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 
 import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from domain import transfers
 from domain.accounts import (
     AccountClosed,
     AccountOpened,
@@ -15,8 +16,10 @@ from domain.accounts import (
     Details,
     Event,
     FeeCharged,
+    HoldReleased,
     InterestCredited,
     MoneyDeposited,
+    MoneyReturned,
     MoneyWithdrawn,
     Movement,
     OpenAccount,
@@ -25,12 +28,24 @@ from domain.accounts import (
     evolve,
 )
 from domain.language import Refusal
+from domain.transfers import (
+    CreditRefused,
+    SourceDebited,
+    SourceDebitedTooLate,
+    TransferCompleted,
+    TransferFailed,
+    TransferRefunded,
+    TransferRequested,
+    TransferTimedOut,
+)
 from infra.testing.facts import facts, members
 from projections import balances, daily_totals, statement
+from projections import transfers as transfers_view
 from projections.balances import Balance
 from projections.daily_totals import DailyTotal
 from projections.engine import At
 from projections.statement import Line
+from projections.transfers import Transfer
 
 MONDAY, TUESDAY, FRIDAY, SUNDAY = (date(1993, 2, day) for day in (1, 2, 5, 7))
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")
@@ -117,7 +132,62 @@ def test_a_movement_counts_for_its_day_and_operation() -> None:
     ]
 
 
-# All three
+# Money that was on hold
+
+
+HELD: list[Event] = [
+    AccountOpened(overdraft_limit=500, on=MONDAY),
+    MoneyWithdrawn(cents=300, on=MONDAY, hold="t1"),
+    MoneyWithdrawn(cents=40, on=MONDAY, hold="t2"),
+    MoneyReturned(hold="t1", cents=300, on=TUESDAY),
+    HoldReleased(hold="t2"),
+]
+
+
+def test_money_that_comes_back_is_a_movement_and_a_released_hold_is_none() -> None:
+    assert balance_after(HELD) == Balance("576", -40, 500, MONDAY, TUESDAY, 3, None)
+    assert lines_of(HELD)[2:] == [Line("576", 4, TUESDAY, "return", "", "", "", "", 300, -40)]
+    assert increments_of(HELD)[2:] == [DailyTotal(TUESDAY, "return", count=1, cents=300, largest=300)]
+
+
+# Transfers
+
+SECONDS = [datetime(2026, 11, 23, 12, 0, second, tzinfo=UTC) for second in range(4)]
+REQUESTED = TransferRequested(source="ada", target="bob", cents=500, on=MONDAY)
+DEBITED = SourceDebited(source="ada", target="bob", cents=500, on=MONDAY)
+TOO_LATE = SourceDebitedTooLate(source="ada", on=MONDAY)
+REFUSED = CreditRefused(source="ada", on=MONDAY, refusal="account-is-closed")
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "refusal"),
+    [
+        ([], "requested", ""),
+        ([DEBITED], "debited", ""),
+        ([DEBITED, TransferCompleted(source="ada")], "completed", ""),
+        ([TransferFailed(refusal="insufficient-funds")], "failed", "insufficient-funds"),
+        ([TransferTimedOut()], "timed-out", "timed-out"),
+        ([TransferTimedOut(), TransferFailed(refusal="account-not-open")], "failed", "account-not-open"),
+        ([TransferTimedOut(), TOO_LATE], "refunding", "timed-out"),
+        ([TransferTimedOut(), TOO_LATE, TransferRefunded()], "refunded", "timed-out"),
+        ([DEBITED, REFUSED], "refunding", "account-is-closed"),
+        ([DEBITED, REFUSED, TransferRefunded()], "refunded", "account-is-closed"),
+    ],
+)
+def test_a_transfer_shows_its_state_since_when_and_why(events: list[transfers.Event], state: str, refusal: str) -> None:
+    row = None
+    for version, event in enumerate([REQUESTED, *events]):
+        at = At("transfers/7", version + 1, int(SECONDS[version].timestamp() * 1000))
+        row = transfers_view.evolve(row, event, at)
+    assert row == Transfer("7", state, "ada", "bob", 500, MONDAY, refusal, SECONDS[0], SECONDS[len(events)])
+
+
+def test_a_log_without_the_request_is_noticed() -> None:
+    with pytest.raises(ValueError, match=r"transfers/7: SourceDebited of a transfer that was never requested"):
+        transfers_view.evolve(None, DEBITED, At("transfers/7"))
+
+
+# All three views of an account
 
 
 @settings(deadline=None)

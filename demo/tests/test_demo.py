@@ -29,7 +29,7 @@ from tests.engine.spine import until
 FILES = ["generated", *(["real"] if real_data() else [])]
 LIMIT = Decimal(5_000)
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -77,12 +77,19 @@ def expected(verdict: Verdict, kills: int) -> dict[str, Any]:
             "beyond": verdict.statement["beyond"],
         },
         "over_http": {"accepted": sum(over_http), "rejected": len(over_http) - sum(over_http)},
-        "kills": {"handler": kills, "agent": kills, "api": kills},
+        "kills": {"handler": kills, "agent": kills, "policies": kills, "api": kills},
         "lost": 0,
         "doubled": 0,
         "differences": 0,
         "release": None,
     }
+
+
+def assert_all_ended(transfers: dict[str, int], transactions: int) -> None:
+    assert transfers["requested"] == min(2_000, transactions // 8)
+    assert transfers["completed"] > transfers["failed"] > 0
+    assert transfers["completed"] + transfers["failed"] == transfers["requested"]
+    assert transfers["in_flight"] == 0
 
 
 def running_in(folder: Path) -> list[list[str]]:
@@ -154,20 +161,22 @@ def is_spark_running_in(folder: Path) -> bool:
 
 @pytest.mark.parametrize("file", FILES, indirect=True)
 def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, process_s=240)
+    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, process_s=480)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last.pop("seconds") > 0
+    assert_all_ended(last.pop("transfers"), last["accepted"] + last["rejected"])
     assert last == expected(judge(file, LIMIT), kills=5)
     assert "Nothing was lost" in done.stdout
     assert running_in(place.data_dir) == []
 
 
 def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, process_s=240)
+    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, process_s=480)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     found = last.pop("release")
+    assert_all_ended(last.pop("transfers"), last["accepted"] + last["rejected"])
     verdict = judge(few, LIMIT)
     assert found["commands"] > 100
     assert (found["lost"], found["doubled"], found["differences"]) == (0, 0, 0)
@@ -197,11 +206,12 @@ def test_without_kills_and_without_overdraft_a_second_demo_takes_the_first_ones_
         done = samefold(
             *("demo", *source, "--no-kill", "--no-release", "--overdraft-limit", "0", "--json"),
             settings=place,
-            process_s=240,
+            process_s=480,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         last = json.loads(done.stdout.splitlines()[-1])
         assert last.pop("seconds") > 0
+        assert_all_ended(last.pop("transfers"), last["accepted"] + last["rejected"])
         generated = place.data_dir / "demo" / "transactions.csv.gz"
         verdict = judge(few if "--data" in source else generated, Decimal(0))
         assert last == expected(verdict, kills=0)

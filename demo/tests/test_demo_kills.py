@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
@@ -104,19 +104,19 @@ def load(world: World, kills: int = 5, commands: Sequence[Command] = COMMANDS) -
     ).run()
 
 
-def effective(loaded: Loaded) -> tuple[int, int, int]:
-    return loaded.effective("handler"), loaded.effective("agent"), loaded.effective("api")
+def effective(loaded: Loaded) -> tuple[int, ...]:
+    return tuple(loaded.effective(role) for role in get_args(Role))
 
 
-def test_handlers_agents_and_the_api_are_killed_in_turn_over_the_whole_load() -> None:
+def test_handlers_agents_policies_and_the_api_are_killed_in_turn_over_the_whole_load() -> None:
     world = World()
     loaded = load(world)
-    assert effective(loaded) == (5, 5, 5)
-    assert world.killed[:6] == ["handler-1", "agent-1", "api-1", "handler-2", "agent-2", "api-2"]
-    assert [kill.role for kill in loaded.kills] == ["handler", "agent", "api"] * 5
+    assert effective(loaded) == (5, 5, 5, 5)
+    assert world.killed[:6] == ["handler-1", "agent-1", "policies-1", "api-1", "handler-2", "agent-2"]
+    assert [kill.role for kill in loaded.kills] == [*get_args(Role)] * 5
     assert all(kill.on_the_way > 0 for kill in loaded.kills)
     for number, kill in enumerate(loaded.kills, start=1):
-        assert number / 17 <= kill.at < (number + 1) / 17
+        assert number / 22 <= kill.at < (number + 1) / 22
     assert (world.seen, world.told) == (len(COMMANDS), 1)
 
 
@@ -128,26 +128,26 @@ def test_without_kills_everything_is_sent_at_once() -> None:
 
 def test_a_kill_that_hit_nobody_does_not_count() -> None:
     world = World(dies=False)
-    assert effective(load(world)) == (0, 0, 0)
+    assert effective(load(world)) == (0, 0, 0, 0)
     assert world.seen == len(COMMANDS)
 
 
 def test_a_kill_at_the_end_of_the_load_does_not_count() -> None:
     world = World()
     loaded = load(world, kills=33, commands=COMMANDS[:99])
-    assert 0 < sum(effective(loaded)) < 3 * 33, "each takes two commands"
+    assert 0 < sum(effective(loaded)) < 4 * 33, "each takes two commands"
     assert len(world.killed) > sum(effective(loaded))
 
 
 def test_an_api_that_nobody_asks_anything_is_not_killed() -> None:
     world = World(asking=False)
-    assert effective(load(world))[2] == 0
+    assert effective(load(world))[3] == 0
     assert not any(name.startswith("api") for name in world.killed)
 
 
 def test_an_api_s_kill_that_broke_no_request_off_does_not_count_and_is_tried_again() -> None:
     world = World(breaks_off=False)
-    assert effective(load(world))[2] == 0
+    assert effective(load(world))[3] == 0
     assert sum(name.startswith("api") for name in world.killed) > 1
 
 
@@ -162,7 +162,7 @@ def test_an_api_s_successor_that_has_work_gets_no_more(
     assert (world.sent == len(COMMANDS)) == all_sent
 
 
-@pytest.mark.parametrize("role", ["handler", "agent", "api"])
+@pytest.mark.parametrize("role", get_args(Role))
 def test_a_kill_whose_successor_does_no_work_does_not_count(role: Role) -> None:
     loaded = load(World(works=lambda child: not child.name.startswith(role)))
     assert loaded.effective(role) == 0

@@ -14,10 +14,12 @@ from demo.load import Loaded
 from demo.proof import Balance, DailySums, Key, Line, Proof, Rows, prove
 from demo.run import Options, Result, money
 from demo.sending import Answer
+from demo.transfers import Moved
 from projections.engine.rebuild.rebuild import Rebuilt
 from projections.engine.verify.verify import Difference, Verified
 
 Found = tuple[Counter[Key], Rows]
+NO_TRANSFERS = Moved()
 
 
 @pytest.fixture
@@ -223,9 +225,11 @@ def test_an_answer_that_never_came_is_lost(small: Bank) -> None:
     assert (proof.lost, proof.over_http) == (1, {"accepted": 19, "rejected": 0})
 
 
-def result_of(of: Bank, found: Found, kills: int = 0, verified: Verified | None = None) -> Result:
+def result_of(
+    of: Bank, found: Found, kills: int = 0, verified: Verified | None = None, moved: Moved = NO_TRANSFERS
+) -> Result:
     proof = proof_of(of, found)
-    return Result(Options(kills=kills), Path(), "", of, Loaded(), proof, Rebuilt(), verified or Verified(), {})
+    return Result(Options(kills=kills), Path(), "", of, Loaded(), proof, moved, Rebuilt(), verified or Verified(), {})
 
 
 def test_the_last_line_has_money_with_two_decimals(small: Bank) -> None:
@@ -240,7 +244,8 @@ def test_the_last_line_has_money_with_two_decimals(small: Bank) -> None:
         "balance": f"{totals.balance / 100:.2f}",
         "statement": {"within_0_50": 400, "within_1_00": 0, "beyond": 0},
         "over_http": {"accepted": 0, "rejected": 0},
-        "kills": {"handler": 0, "agent": 0, "api": 0},
+        "transfers": {"requested": 0, "completed": 0, "failed": 0, "in_flight": 0},
+        "kills": {"handler": 0, "agent": 0, "policies": 0, "api": 0},
         "lost": 0,
         "doubled": 0,
         "differences": 0,
@@ -260,6 +265,7 @@ def test_the_proof_holds_only_if_all_of_it_does(small: Bank) -> None:
     assert not result_of(small, flawless(small), kills=1).holds, "a kill that was asked for"
     differing = Difference("balances", "extra", 0, {}, None, None)
     assert not result_of(small, flawless(small), verified=Verified(positions=[differing])).holds
+    assert not result_of(small, flawless(small), moved=Moved(violations=("P: …",))).holds
     for change in (without_line, with_second_line, lambda _log, rows: with_other_amount(rows)):
         found = flawless(small)
         change(*found)

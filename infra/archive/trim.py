@@ -30,6 +30,7 @@ from projections.engine.live.startup import require_contract
 from projections.engine.rebuild.build_locks import builder, by_whom
 from projections.engine.rebuild.builds import FILLING, abandon_dead, builds_of, claim_of
 from projections.engine.rebuild.engines import Progress, Silent
+from projections.engine.store.positions import AGENTS
 
 
 class TrimRefused(SamefoldError):
@@ -167,9 +168,7 @@ def _limits(settings: Settings, topic: Topic, connection: Connection) -> Iterato
                 "its manifest would lack what was archived since",
             ),
         )
-    agents = (
-        "select partition, next_offset, agent from positions where topic = %s and agent in (select agent from live)"
-    )
+    agents = f"select partition, next_offset, agent from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
     for partition, offset, agent in connection.execute(agents, (topic.name,)).fetchall():
         yield partition, Limit(offset, f"agent '{agent}', which goes on there")
     for build in builds_of(connection):

@@ -1,4 +1,4 @@
-"""`samefold add context | event | command | view`: write a new part of the service, with its test."""
+"""`samefold add context | event | command | view | policy`: write a new part of the service, with its test."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     group.command()(event)
     group.command()(command)
     group.command()(view)
+    group.command()(policy)
     app.add_typer(group, name="add")
 
 
@@ -64,6 +65,13 @@ def view(
 ) -> None:
     """Write a view of a context, projections/NAME.py."""
     _print(_parts().view(name, context, kind))
+
+
+def policy(
+    name: Annotated[str, typer.Argument(help="In lower case, such as reminders.")], context: Context = None
+) -> None:
+    """Write a policy, policies/NAME.py: what follows from which event of a context."""
+    _print(_parts().policy(name, context))
 
 
 def _parts() -> Parts:

@@ -52,12 +52,13 @@ def up() -> None:
 
 
 def run() -> None:
-    """Start both, bring tables and topics up to date, and run handler, agent and HTTP API. One Ctrl-C stops all; the data stays."""
+    """Start both, bring tables and topics up to date, and run all processes. One Ctrl-C stops all; the data stays."""
     from infra.cli.run import run_all
     from infra.database.migrate import upgrade
     from infra.log.topics import ensure
     from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings
+    from policies.engine.activations import start_all
 
     stack, settings = _stack(), Settings()
     _require_own(stack, settings)
@@ -67,6 +68,7 @@ def run() -> None:
             settings = Settings()
             upgrade(settings)
             ensure(settings)
+            start_all(settings)
             url = f"http://{settings.api_host}:{settings.api_port}"
             typer.echo(f"The API: {url}/docs. What it takes and shows: {url}/openapi.json. Ctrl-C stops everything.")
             run_all()

@@ -1,4 +1,4 @@
-"""`samefold parked`: streams that a view could not take, and what to do about them."""
+"""`samefold parked`: streams that a view or a policy could not take, and what to do about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     parked = typer.Typer(
-        help='Streams that a view with ON_POISON = "park" left out from a poisonous event on.', no_args_is_help=True
+        help='Streams that a view or policy with ON_POISON = "park" left out from a poisonous event on.',
+        no_args_is_help=True,
     )
     parked.command("list")(list_)
     for command in (show, replay, drop):
@@ -129,8 +130,14 @@ def _parked() -> list[ParkedStream]:
 
 
 def _view(name: str) -> View:
+    from policies.engine.operate import policy_named
+    from policies.engine.outbox import view_of, without_outcomes
+    from policies.engine.policy import discover
+    from projections.engine.fold.errors import POLICY
     from projections.engine.rebuild.rebuild import views_named
     from projections.engine.views.core_views import all_views
 
+    if name.startswith(POLICY):
+        return without_outcomes(view_of(policy_named(name.removeprefix(POLICY), discover())))
     [view] = views_named([name], all_views())
     return view

@@ -1,4 +1,4 @@
-"""`samefold run handler | agent | api | all`: the long-running processes, supervised."""
+"""`samefold run handler | agent | policies | publisher | api | all`: the long-running processes, supervised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from infra.processes.supervisor import Child
 
 run = typer.Typer(
-    help="Run handlers, agents and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly.",
+    help="Run handlers, agents, policies and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly.",
     no_args_is_help=True,
 )
 
@@ -24,6 +24,9 @@ class On(StrEnum):
     FAUST = "faust"
     SPARK = "spark"
 
+
+IDLE = "nothing runs until there is one and this is started again."
+"""Not an error: a container that ended would be started again and again."""
 
 Count = Annotated[int, typer.Option("--count", "-n", min=1, max=64, help="How many processes.")]
 Host = Annotated[str | None, typer.Option(help="The address that the API listens on; by default SAMEFOLD_API_HOST.")]
@@ -82,6 +85,28 @@ def agent(
 
 
 @run.command()
+def policies(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None) -> None:
+    """Run policies: they react to events with commands and webhooks. Each process runs all; several share the partitions."""
+    from infra.processes.supervisor import policies
+
+    if not _has_policies():
+        typer.echo(f"policies/ holds no policy; {IDLE} `samefold add policy NAME` writes one.", err=True)
+        count = 0
+    _supervise(name, metrics_port, lambda place: policies(count, place))
+
+
+@run.command()
+def publisher(name: Name = "", metrics_port: MetricsPort = None) -> None:
+    """Run the publisher: it writes what policies/public.py names into the public topic."""
+    from infra.processes.supervisor import publisher
+
+    there = _has_public()
+    if not there:
+        typer.echo(f"There is no policies/public.py; {IDLE} docs/policies.md shows one.", err=True)
+    _supervise(name, metrics_port, lambda place: [publisher(place)] if there else [])
+
+
+@run.command()
 def api(host: Host = None, port: Port = None, name: Name = "") -> None:
     """Run the HTTP API: commands in, their outcomes and the read models out."""
     from infra.processes.supervisor import api
@@ -101,22 +126,27 @@ def exporter(name: Name = "", metrics_port: MetricsPort = None) -> None:
 def run_all(
     handler_count: Annotated[int, typer.Option("--handlers", min=0, max=64, help="How many handlers.")] = 1,
     agent_count: Annotated[int, typer.Option("--agents", min=0, max=64, help="How many processes of each agent.")] = 1,
+    policy_count: Annotated[
+        int, typer.Option("--policies", min=0, max=64, help="How many processes of the policies, if there are any.")
+    ] = 1,
     with_api: Annotated[bool, typer.Option("--api/--no-api", help="Whether to run the HTTP API too.")] = True,
     host: Host = None,
     port: Port = None,
     name: Name = "",
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Run handlers, agents for every agent that a view names, and the HTTP API."""
-    from infra.processes.supervisor import agents, api, handlers
+    """Run handlers, agents for every agent that a view names, policies and publisher if there are any, and the HTTP API."""
+    from infra.processes.supervisor import agents, api, handlers, policies, publisher
 
-    names = _agents()
+    names, with_policies, with_public = _agents(), _has_policies(), _has_public()
     _supervise(
         name,
         metrics_port,
         lambda place: [
             *handlers(handler_count, place),
             *(child for agent in names for child in agents(agent_count, place, agent)),
+            *(policies(policy_count, place) if with_policies else ()),
+            *((publisher(place),) if with_public else ()),
             *((api(place, host, port),) if with_api else ()),
         ],
     )
@@ -127,6 +157,21 @@ def _agents() -> list[str]:
     from projections.engine.views.core_views import all_views
 
     return sorted({view.agent for view in all_views().values()})
+
+
+def _has_policies() -> bool:
+    """Raises BadPolicy, as every process of theirs would."""
+    from policies.engine.policy import discover
+
+    return bool(discover())
+
+
+def _has_public() -> bool:
+    from importlib.util import find_spec
+
+    from policies.engine.policy import PUBLIC
+
+    return find_spec(f"policies.{PUBLIC}") is not None
 
 
 def _supervise(

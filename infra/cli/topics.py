@@ -22,13 +22,14 @@ def topics(
     as_json: Json = False,
 ) -> None:
     """Show and check the topics: ids, partitions, offsets, and whether their settings keep the promises. Exit code 1 if not."""
-    from infra.log.topics import check, describe, ensure
+    from infra.log.topics import check, describe, ensure, ensure_policies
     from infra.settings import Settings
     from infra.terminal import plain, show, table
 
     settings = Settings()
     if create:
         found = ensure(settings)
+        ensure_policies(settings)
     else:
         found = describe(settings, settings.commands_topic), describe(settings, settings.events_topic)
         check(settings)

@@ -132,6 +132,72 @@ topics = sa.Table(
     comment="The contract: positions mean nothing in another topic, with other partitions or another partitioner",
 )
 
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("id", sa.Text(collation="C"), primary_key=True, comment="of the command or webhook: `<policy>~…`"),
+    sa.Column("policy", sa.Text(collation="C"), nullable=False),
+    sa.Column("kind", sa.Text, comment="send or post; null while only the outcome is known"),
+    sa.Column("partition", sa.Integer, comment="of the event that the wish came from, like stream and version"),
+    sa.Column("stream", sa.Text(collation="C")),
+    sa.Column("version", sa.BigInteger),
+    sa.Column("number", sa.Integer, comment="of the wish among those of one event: 0, 1, 2, …"),
+    sa.Column("target", sa.Text(collation="C"), comment="the command's stream, or the webhook's endpoint"),
+    sa.Column("type", sa.Text),
+    sa.Column("body", sa.Text, comment="JSON"),
+    sa.Column("fingerprint", sa.Text, comment="of the command; null where its body is made later"),
+    sa.Column("due", sa.DateTime(timezone=True)),
+    sa.Column("depth", sa.Integer, comment="how many wishes led to this one since the last timer or client"),
+    sa.Column("correlation_id", sa.Text),
+    sa.Column("causation_id", sa.Text),
+    sa.Column("wished_at", sa.DateTime(timezone=True), comment="the broker's time of the event"),
+    sa.Column("then_type", sa.Text),
+    sa.Column("then_body", sa.Text),
+    sa.Column("then_fingerprint", sa.Text),
+    sa.Column("otherwise_type", sa.Text),
+    sa.Column("otherwise_body", sa.Text, comment="JSON, without the refusal"),
+    sa.Column("otherwise_fingerprint", sa.Text, comment="null where the refusal becomes a field of it"),
+    sa.Column("outcome", sa.Text, comment="accepted or rejected; null while only the wish is known"),
+    sa.Column("refusal", sa.Text, comment="the rejection's code"),
+    sa.Column("outcome_depth", sa.Integer),
+    sa.Column("outcome_fingerprint", sa.Text),
+    sa.Column("sent_at", sa.DateTime(timezone=True), comment="acknowledged by Kafka or by the endpoint"),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("next_attempt", sa.DateTime(timezone=True)),
+    sa.Column("dead", sa.Text, comment="why it is a dead letter: a code and what happened"),
+    sa.Index(
+        "outbox_unsent",
+        *("policy", "partition"),
+        postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is null"),
+    ),
+    sa.Index(
+        "outbox_timers",
+        *("policy", "partition", "due"),
+        postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is not null"),
+    ),
+    sa.Index(
+        "outbox_posts",
+        *("target", "policy", "stream", "version", "number"),
+        postgresql_where=sa.text("kind = 'post' and sent_at is null and dead is null"),
+    ),
+    comment="Wishes of policies under way, and outcomes whose wish has not been read yet",
+    postgresql_with={"fillfactor": "50"},
+)
+
+activations = sa.Table(
+    "activations",
+    metadata,
+    sa.Column("policy", sa.Text(collation="C"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False, comment="1, 2, 3, … of the policy"),
+    sa.Column(
+        "version", sa.Integer, nullable=False, comment="in force from the positions on; 0: the policy was removed"
+    ),
+    sa.Column("positions", JSONB, nullable=False, comment="{partition: [next_offset, epoch, seq, command_offset]}"),
+    sa.Column("log_offset", sa.BigInteger, comment="of its record in the topic of policies; null before it is there"),
+    _now(),
+    comment="Which version of a policy reacts to which events: a copy of the topic of policies",
+)
+
 archive_files = sa.Table(
     "archive_files",
     metadata,

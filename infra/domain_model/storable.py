@@ -205,8 +205,8 @@ class _Conditions:
         return self._named(
             value,
             lambda v: (
-                f"{v}.__class__ is {made} and {self._all(keys, v, f'{where} key')}{same(v)}"
-                f" and {self._all(arguments[1], f'{v}.values()', where)}"
+                f"{v}.__class__ is {made} and (not {v} or {self._all(keys, v, f'{where} key')}{same(v)}"
+                f" and {self._all(arguments[1], f'{v}.values()', where)})"
             ),
         )
 

@@ -24,6 +24,8 @@ from infra.settings import Settings
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 5
+TRANSACTION_MS = 10_000
+"""Until the broker aborts the transaction of a producer that is silent. Meanwhile consumers wait."""
 SOON_S = 10.0
 """A new producer that fails within this time is not replaced again."""
 END_S = 5.0
@@ -94,6 +96,33 @@ def producer(settings: Settings, *, connection: Connection | None = None) -> Pro
             "queue.buffering.max.messages": 500_000,
         }
         | ({"error_cb": connection.on_error} if connection else {})
+    )
+
+
+def transactional_producer(
+    settings: Settings, transactional_id: str, most_bytes: int, on_error: Callable[[KafkaError], None]
+) -> Producer:
+    """A producer of transactions, which fences the one before with this id by `init_transactions`.
+
+    After any error, which `on_error` may get too, it must be destroyed, never aborted and used again
+    (docs/adr/0013-hanging-transactions.md).
+    """
+    return Producer(
+        _common(settings)
+        | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": TRANSACTION_MS,
+            "message.timeout.ms": TRANSACTION_MS,
+            "linger.ms": 0,
+            "compression.type": "lz4",
+            "message.max.bytes": most_bytes,
+            "queue.buffering.max.messages": 0,  # no limit: one batch of the log
+            # the coordinator may still be ending the last transaction when the next one begins, and refuses it for some
+            # milliseconds; by default the first retry comes after 100 ms, and later ones after up to a second
+            "retry.backoff.ms": 10,
+            "retry.backoff.max.ms": 100,
+            "error_cb": on_error,
+        }
     )
 
 

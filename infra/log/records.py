@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -68,6 +68,8 @@ class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
     correlation_id: str | UnsetType = UNSET
     causation_id: str | UnsetType = UNSET
     """The command's own (see `Command`); the cause of the events is the command."""
+    depth: int | UnsetType = UNSET
+    """The command's own."""
 
 
 class Opening(msgspec.Struct, frozen=True, tag_field="samefold", tag="opening/1"):
@@ -89,6 +91,8 @@ class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"
     """Shared by all commands of one request or conversation. Not stored if the client gives none; then it is the command's id."""
     causation_id: str | UnsetType = UNSET
     """Id of the message that caused this command."""
+    depth: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
+    """How many commands of policies led to this one since the last timer or client. Not stored for a client's command."""
 
 
 _events_decoder = msgspec.json.Decoder(Commit | Opening)

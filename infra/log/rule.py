@@ -7,12 +7,12 @@ opening and the commits after a lost record do no harm, whatever clocks, leases 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from infra.log.records import ENVELOPE, Commit, Opening, Record, decode_event, decode_value
+from infra.log.records import ENVELOPE, Commit, Opening, Record, UnreadableRecord, decode_event, decode_value
 
 
 class Reading(NamedTuple):
@@ -77,3 +77,23 @@ def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Cou
             counted.append(new(Counted, (offset, time_ms, entry)))
         next_offset = offset + 1
     return Reading(next_offset, epoch, seq, command_offset), counted, void
+
+
+def read_readable(
+    reading: Reading, records: Sequence[Record]
+) -> tuple[Reading, list[Counted], list[Void], UnreadableRecord | None]:
+    """Apply the rule up to the first record that can't be read, and return that error too."""
+    try:
+        return *read(reading, records), None
+    except UnreadableRecord as error:
+        stop = error
+    counted: list[Counted] = []
+    void: list[Void] = []
+    for record in records:
+        try:
+            reading, more, empty = read(reading, [record])
+        except UnreadableRecord:
+            break
+        counted += more
+        void += empty
+    return reading, counted, void, stop

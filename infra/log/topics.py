@@ -1,4 +1,4 @@
-"""The two topics: creates them with the settings that the protocol needs, and checks them at each start.
+"""The topics: creates them with the settings that the protocol needs, and checks them at each start.
 
 A position is valid in one topic only, so a topic is identified by its id. The number of partitions may not change either: streams
 would move. Each process refuses to start, with a hint, when either has changed.
@@ -7,12 +7,12 @@ would move. Each process refuses to start, with a hint, when either has changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
@@ -107,14 +107,8 @@ class Admin:
 
 def ensure(settings: Settings) -> tuple[Topic, Topic]:
     """Create the missing topics, check both, return (commands, events). Raises TopicUnfit, TopicMissing, KafkaUnavailable."""
-    admin = Admin(settings)
-    wanted = [_new_topic(settings, settings.commands_topic), _new_topic(settings, settings.events_topic)]
-    existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
-    if missing := [topic for topic in wanted if topic.topic not in existing]:
-        admin.ask(lambda client, within_s: _make(client, missing, within_s))
-    commands = describe(settings, settings.commands_topic, admin=admin)
-    events = describe(settings, settings.events_topic, admin=admin)
-    check(settings, admin=admin)
+    admin, names = Admin(settings), (settings.commands_topic, settings.events_topic)
+    commands, events = _ensure(settings, admin, names, settings.partitions)
     if commands.partitions != events.partitions:
         raise TopicUnfit(
             f"'{commands.name}' has {commands.partitions} partitions and '{events.name}' {events.partitions}; "
@@ -122,6 +116,49 @@ def ensure(settings: Settings) -> tuple[Topic, Topic]:
             "Recreate both with the same number; streams can't move to other partitions of a topic that is in use.",
         )
     return commands, events
+
+
+def ensure_policies(settings: Settings, admin: Admin | None = None) -> Topic:
+    """Create the topic of policies if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable."""
+    [topic] = _ensure(settings, admin or Admin(settings), [settings.policies_topic], 1)
+    if topic.partitions != 1:
+        raise TopicUnfit(
+            f"'{topic.name}' has {topic.partitions} partitions; the order of its records counts, so it needs exactly one.",
+            "Name another topic in SAMEFOLD_POLICIES_TOPIC; it is made with one.",
+        )
+    return topic
+
+
+def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
+    """Create the missing topics of these, check and return them."""
+    existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
+    if missing := [_new_topic(settings, name, partitions) for name in names if name not in existing]:
+        admin.ask(lambda client, within_s: _make(client, missing, within_s))
+    found = [describe(settings, name, admin=admin) for name in names]
+    check(settings, names, admin=admin)
+    return found
+
+
+def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
+    """Create the public topic if it is missing and check it; the topic, and the most bytes of one of its records.
+
+    How long it keeps its records is the operator's decision. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
+    """
+    admin, name = Admin(settings), settings.public_topic
+    if name not in admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics):
+        wanted = NewTopic(name, events.partitions, settings.replication_factor, config=_promised(settings))
+        admin.ask(lambda client, within_s: _make(client, [wanted], within_s))
+    public = describe(settings, name, admin=admin)
+    found = _configs(admin, [name])[name]
+    for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable"):
+        _require(name, key, found[key], _promised(settings)[key])
+    if public.partitions != events.partitions:
+        raise TopicUnfit(
+            f"'{name}' has {public.partitions} partitions and '{events.name}' {events.partitions}; "
+            "an event and its public events need the same partition.",
+            f"Recreate '{name}' with {events.partitions} partitions; consumers must then start anew.",
+        )
+    return public, int(found["max.message.bytes"])
 
 
 def _make(client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
@@ -162,10 +199,10 @@ def _describe(client: AdminClient, name: str, within_s: float) -> Topic:
 
 
 def _offsets(
-    client: AdminClient, name: str, partitions: Iterable[int], which: OffsetSpec, within_s: float
+    client: AdminClient, name: str, partitions: Iterable[int], which: OffsetSpec, within_s: float, **options: Any
 ) -> dict[int, int]:
     wanted = {TopicPartition(name, partition): which for partition in partitions}
-    asked = client.list_offsets(wanted, request_timeout=within_s)
+    asked = client.list_offsets(wanted, request_timeout=within_s, **options)
     return {partition.partition: future.result(within_s).offset for partition, future in asked.items()}
 
 
@@ -173,6 +210,15 @@ def ends(topic: Topic, admin: Admin) -> dict[int, int]:
     """Each partition's current end. Raises KafkaUnavailable."""
     numbers = range(topic.partitions)
     return admin.ask(lambda client, within_s: _offsets(client, topic.name, numbers, OffsetSpec.latest(), within_s))
+
+
+def stable_ends(topic: Topic, admin: Admin) -> dict[int, int]:
+    """Each partition's last stable offset: the offset of its first open transaction, or its end. Raises KafkaUnavailable."""
+    numbers, committed = range(topic.partitions), IsolationLevel.READ_COMMITTED
+    latest = OffsetSpec.latest()
+    return admin.ask(
+        lambda client, within_s: _offsets(client, topic.name, numbers, latest, within_s, isolation_level=committed)
+    )
 
 
 def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]:
@@ -200,30 +246,39 @@ _SETTLING = {
 }
 
 
-def check(settings: Settings, *, admin: Admin | None = None) -> None:
-    """Check the topics' settings. Raises TopicUnfit with the command that corrects a setting which would lose history."""
-    names = [settings.commands_topic, settings.events_topic]
+def check(settings: Settings, names: Sequence[str] = (), *, admin: Admin | None = None) -> None:
+    """Check the settings of these topics, or of commands and events.
+
+    Raises TopicUnfit with the command that corrects a setting which would lose history.
+    """
+    names = names or [settings.commands_topic, settings.events_topic]
+    for name, found in _configs(admin or Admin(settings), names).items():
+        for key, wanted in _promised(settings).items():
+            _require(name, key, found[key], wanted)
+
+
+def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
-    configs = (admin or Admin(settings)).ask(
+    return admin.ask(
         lambda client, within_s: {
-            resource.name: future.result(within_s)
+            resource.name: {key: entry.value for key, entry in future.result(within_s).items()}
             for resource, future in client.describe_configs(resources, request_timeout=within_s).items()
         }
     )
-    for name in names:
-        for key, wanted in _promised(settings).items():
-            found = configs[name][key].value
-            if not _fits(key, found, wanted):
-                raise TopicUnfit(
-                    f"Topic '{name}' has {key}={found}; {_WHY[key]}.",
-                    f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config {key}={wanted}",
-                )
 
 
-def _new_topic(settings: Settings, name: str) -> NewTopic:
+def _require(name: str, key: str, found: str, wanted: str) -> None:
+    if not _fits(key, found, wanted):
+        raise TopicUnfit(
+            f"Topic '{name}' has {key}={found}; {_WHY[key]}.",
+            f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config {key}={wanted}",
+        )
+
+
+def _new_topic(settings: Settings, name: str, partitions: int) -> NewTopic:
     return NewTopic(
         name,
-        num_partitions=settings.partitions,
+        num_partitions=partitions,
         replication_factor=settings.replication_factor,
         config=_promised(settings),
     )

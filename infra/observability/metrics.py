@@ -75,11 +75,31 @@ AGENT_VOID = _counter("agent_void_records", "Records of the log without any effe
 AGENT_RETRIES = _counter("agent_retries", "Transactions that were tried again, by why.", "agent", "why")
 AGENT_PARKED = _counter("agent_parked", "Streams that were parked.", "agent", "view")
 
+# ── the policies ──
+
+WEBHOOK_ATTEMPTS = _counter("webhook_attempts", "Posts that were tried, by what came of it.", "endpoint", "result")
+
+
+# ── the publishers ──
+
+PUBLISHER_RECORDS = _counter("publisher_records", "Public events committed.")
+PUBLISHER_TRANSACTIONS = _counter("publisher_transactions", "Transactions, by what became of them.", "fate")
+PUBLISHER_LAG = _gauge("publisher_lag_events", "Records of the log that were not published yet.", "partition")
+PUBLISHER_STOPPED = _gauge("publisher_stopped", "1 where an event can't be published.", "partition")
+PUBLISHER_STILL = _gauge(
+    "publisher_stable_still_seconds",
+    "How long an open transaction has held up readers of the public topic.",
+    "partition",
+)
+
 # ── the API or the exporter ──
 
 LAG_EVENTS = _gauge("lag_events", "Records of the log that an agent has not folded.", "agent", "partition")
 LAG_SECONDS = _gauge("lag_seconds", "How long the first of them has been waiting.", "agent", "partition")
-PARKED_STREAMS = _gauge("parked_streams", "Streams that a live view leaves out.", "view")
+PARKED_STREAMS = _gauge("parked_streams", "Streams that a live view or a policy leaves out.", "view")
+OUTBOX_OPEN = _gauge("outbox_open", "Wishes of a policy that have no end yet, without dead letters.", "policy")
+OUTBOX_DEAD = _gauge("outbox_dead", "Dead letters of a policy.", "policy")
+OUTBOX_UNSENT_SECONDS = _gauge("outbox_unsent_seconds", "How long the oldest due wish has not been sent.", "policy")
 READY = _gauge("ready", "Whether a check of /health/ready is passed: 1 or 0.", "check")
 
 

@@ -50,13 +50,36 @@ TrimmerPoint: TypeAlias = Literal[
     "archive verified",  # all that is to be cut; the next thing is to cut
     "partition trimmed",
 ]
-Point: TypeAlias = HandlerPoint | AgentPoint | BuilderPoint | ArchiverPoint | TrimmerPoint
+RelayPoint: TypeAlias = Literal[
+    "wish sent",  # handed to the producer
+    "wish acknowledged",  # by the broker; the relay has not heard of it
+    "wishes to be marked",  # as sent; the next thing is to write it
+]
+SwitcherPoint: TypeAlias = Literal["activation written",]  # into the table; the next thing is to append it to the topic
+PublisherPoint: TypeAlias = Literal[
+    "publisher's position read",  # after producers before it were fenced
+    "public records sent",  # and acknowledged, in an open transaction
+    "publisher's position sent",  # the COMMIT of the transaction is next
+    "publication committed",
+]
+Point: TypeAlias = (
+    HandlerPoint
+    | AgentPoint
+    | BuilderPoint
+    | ArchiverPoint
+    | TrimmerPoint
+    | RelayPoint
+    | SwitcherPoint
+    | PublisherPoint
+)
 
 HANDLER: tuple[HandlerPoint, ...] = get_args(HandlerPoint)
 AGENT: tuple[AgentPoint, ...] = get_args(AgentPoint)
 BUILDER: tuple[BuilderPoint, ...] = get_args(BuilderPoint)
 ARCHIVER: tuple[ArchiverPoint, ...] = get_args(ArchiverPoint)
 TRIMMER: tuple[TrimmerPoint, ...] = get_args(TrimmerPoint)
+RELAY: tuple[RelayPoint, ...] = get_args(RelayPoint)
+PUBLISHER: tuple[PublisherPoint, ...] = get_args(PublisherPoint)
 
 hook: Callable[[Point], None] | None = None
 

@@ -162,6 +162,17 @@ def agents(count: int, place: str, agent: str = "core") -> list[Child]:
     ]
 
 
+def policies(count: int, place: str) -> list[Child]:
+    """Processes that run all policies, whose names begin with `place`."""
+    names = [f"policies-{number}" for number in range(1, count + 1)]
+    return [Child(name, "policies.engine.process", ("--name", f"{place}-{name}")) for name in names]
+
+
+def publisher(place: str) -> Child:
+    """The process that writes the public topic, whose name begins with `place`."""
+    return Child("publisher", "policies.engine.publisher", ("--name", f"{place}-publisher"))
+
+
 def api(place: str, host: str | None = None, port: int | None = None) -> Child:
     """The HTTP API, whose name begins with `place`; it listens where the settings say, if not given here."""
     where = [*(("--host", host) if host else ()), *(("--port", str(port)) if port is not None else ())]

@@ -1,4 +1,4 @@
-"""Write parts of a service: a context, an event, a command or a view, each with its test.
+"""Write parts of a service: a context, an event, a command, a view or a policy, each with its test.
 
 Existing files get lines inserted at places that their syntax tree shows; the rest of the file stays as it is.
 """
@@ -192,6 +192,37 @@ class Parts:
             [f"Edit {file}: its columns, its events, and how they change a row.", *_new_table(name)],
         )
 
+    def policy(self, name: str, context: str | None) -> Written:
+        """Raises BadName, AlreadyThere, NoPlace."""
+        module(name, "a policy", "reminders", most=30)
+        if name == "public" or (self.root / "policies" / name).exists():
+            raise BadName(f"The name '{name}' is reserved.", "Choose another name for the policy.")
+        context = self._context(context)
+        names = names_of(context)
+        event, command, fields = Source(self.root / "domain" / f"{context}.py").pair()
+        text = {
+            "POLICY": name,
+            "EVENT": event,
+            "COMMAND": command,
+            "FIELDS": ", ".join(f"{field}=event.{field}" for field in fields),
+        }
+
+        def text_of(skeleton: str) -> str:
+            sentence = name.replace("_", " ").capitalize()
+            found = names.apply(_skeleton(skeleton)).replace('"""POLICY:', f'"""{sentence}:')
+            return re.sub("|".join(text), lambda word: text[word[0]], found)
+
+        file = f"policies/{name}.py"
+        return Written(
+            self._write({file: text_of("policy"), f"tests/test_policy_{name}.py": text_of("test_policy")}),
+            [
+                f"Edit {file}: its events, and the commands and webhooks that follow from them (docs/policies.md).",
+                RESTART,
+                f"Unless the service has never run: `samefold policies switch {name}`, after the restart. "
+                "The policy reacts to what happens from then on.",
+            ],
+        )
+
     def _context(self, name: str | None) -> str:
         there = sorted(
             file.stem for file in (self.root / "domain").glob("*.py") if file.stem not in ("__init__", "language")
@@ -237,15 +268,31 @@ class Source:
         self._lines = (file.read_text() if file.exists() or not new else new).splitlines()
 
     def members(self, union: str) -> list[str]:
-        """The names in `Event: TypeAlias = A | B`, and those in aliases that it names. Raises NoPlace."""
-        names = [node.id for node in ast.walk(self._alias(union).value) if isinstance(node, ast.Name)]  # type: ignore[arg-type]
+        """The names in `Event: TypeAlias = A | B`, as written, and those in aliases that it names. Raises NoPlace."""
+        nodes = [node for node in ast.walk(self._alias(union).value) if isinstance(node, ast.Name)]  # type: ignore[arg-type]
+        names = [node.id for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))]
         return [found for name in names for found in ([name] if self._class(name) else self.members(name))]
 
     def fields(self, event: str) -> dict[str, str]:
         """An event's fields without a default, with their types as they are written. Raises NoPlace."""
-        found = self._class(event)
-        if found is None or event not in self.members("Event"):
+        if event not in self.members("Event"):
             raise self._no_place(f"no event {event}", f"Add the event first: `samefold add event {event}`.")
+        return self._fields(event)
+
+    def pair(self) -> tuple[str, str, list[str]]:
+        """The first event with a command that can be made of its fields, and those fields. Raises NoPlace."""
+        for event in self.members("Event"):
+            known = self.fields(event).items()
+            for command in self.members("Command"):
+                if (needed := self._fields(command)).items() <= known:
+                    return event, command, list(needed)
+        raise self._no_place(
+            "no command whose fields an event has", "Write the policy by hand: docs/policies.md has an example."
+        )
+
+    def _fields(self, name: str) -> dict[str, str]:
+        found = self._class(name)
+        assert found is not None, "a member of a union is a class"
         return {
             node.target.id: ast.unparse(node.annotation)
             for node in found.body

@@ -5,7 +5,7 @@ from decimal import Decimal
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Le, MaxLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 from hypothesis import strategies as st
 from pydantic.dataclasses import is_pydantic_dataclass
 
@@ -31,7 +31,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
             return st.integers(bounds[Ge].ge, bounds[Le].le)
         if plain is str:
             alphabet = st.characters(exclude_categories=["Cc", "Cs"])
-            return st.text(alphabet, max_size=bounds[MaxLen].max_length)
+            least = bounds[MinLen].min_length if MinLen in bounds else 0
+            return st.text(alphabet, min_size=least, max_size=bounds[MaxLen].max_length)
         return _values(plain)
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)

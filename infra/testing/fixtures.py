@@ -247,6 +247,8 @@ def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
     yield stack.settings(
         commands_topic=f"commands-{number}",
         events_topic=f"events-{number}",
+        policies_topic=f"policies-{number}",
+        public_topic=f"public-{number}",
         group_prefix=f"samefold-{number}",
         database_url=stack.postgres.url(database),
         partitions=4,

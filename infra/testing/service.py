@@ -1,4 +1,4 @@
-"""The service as it runs in production, for tests: handler, agent and HTTP API as processes, on the run's Kafka and PostgreSQL."""
+"""The service as it runs in production, for tests: all its processes, on the run's Kafka and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from infra.dev.stack import Stack
 from infra.log import topics
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT, world_of
+from policies.engine.activations import start_all
 
 START_S = 60.0
 
@@ -88,6 +89,7 @@ def running(settings: Settings, folder: Path) -> Iterator[Service]:
     """A service with these settings, on an empty database; its processes write their logs into the folder."""
     upgrade(settings)
     topics.ensure(settings)
+    start_all(settings)
     port, log = _free_port(), folder / "service.log"
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -1,10 +1,10 @@
-"""What holds in every service, whatever its contexts and views: `domain/` is pure, and what it declares can be stored."""
+"""What holds in every service, whatever it declares: contexts and policies are pure, events and commands can be stored."""
 
 from __future__ import annotations
 
 import ast
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import domain
+import policies
 from infra.database import migrate
 from infra.domain_model.contexts import contexts
 from infra.log.records import Commit, EventRecord, Record, decode_event, encode
 from infra.settings import Settings
 from infra.testing.facts import facts
+from policies.engine import At
+from policies.engine.outbox import view_of
+from policies.engine.policy import discover
 
 # The modules that do no input or output and read no clock. All others are refused.
 PURE = {
@@ -46,15 +50,15 @@ EVENTS = [event for context in contexts().values() for event in context.events.v
 COMMANDS = [command for context in contexts().values() for command in context.commands.values()]
 
 
-def impurities(source: str) -> Iterator[str]:
-    """What in a module's text is not pure, each with its line."""
+def impurities(source: str, pure: Set[str] = PURE) -> Iterator[str]:
+    """What in a module's text is not pure, each with its line. `pure`: the modules that it may import."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
-                found = [alias.name for alias in names if not _is_pure(alias.name)]
+                found = [alias.name for alias in names if alias.name.partition(".")[0] not in pure]
             case ast.ImportFrom(module="uuid", names=names):  # its functions read the clock, or are random
                 found = [alias.name for alias in names if alias.name != "UUID"]
-            case ast.ImportFrom(module=str(module), level=0) if not _is_pure(module):
+            case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] not in pure:
                 found = [module]
             case ast.Attribute(attr=name) if name in CLOCKS:
                 found = [name]
@@ -65,14 +69,27 @@ def impurities(source: str) -> Iterator[str]:
         yield from (f"line {node.lineno}: {name}" for name in found)
 
 
-def _is_pure(module: str) -> bool:
-    return module.partition(".")[0] in PURE
-
-
 def test_the_domain_is_pure() -> None:
     """It decides by its arguments alone: no clock, no chance, no input or output, nothing of the program."""
     files = Path(domain.__path__[0]).rglob("*.py")
     assert {file.name: found for file in files if (found := list(impurities(file.read_text())))} == {}
+
+
+def test_the_policies_are_pure() -> None:
+    """The same wishes follow from an event whenever it is read."""
+    files = Path(policies.__path__[0]).glob("*.py")
+    pure = PURE | {"policies"}
+    assert {file.name: found for file in files if (found := list(impurities(file.read_text(), pure)))} == {}
+
+
+@settings(deadline=None)
+@for_all(data=st.data())
+def test_every_policy_takes_every_event_that_it_names(data: st.DataObject) -> None:
+    """And makes wishes that can be sent. At an event that it can't take it stops until its code is corrected."""
+    context_of = {event: name for name, context in contexts().items() for event in context.events.values()}
+    for policy in discover().values():
+        for event in policy.subscription:
+            list(view_of(policy).function(data.draw(facts(event)), None, At(f"{context_of[event]}/1", 1)))
 
 
 @settings(deadline=None)

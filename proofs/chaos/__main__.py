@@ -64,7 +64,10 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{arguments.seed}"
     report = write(result, arguments.report, name)
-    print(f"\n{result.effects.total} faults took effect, {len(result.violations)} violations: {report}")
+    killed = sum(times for kind, times in result.effects.by_kind.items() if "kill" in kind)
+    print(
+        f"\n{result.effects.total} faults took effect, {killed} of them kills, {len(result.violations)} violations: {report}"
+    )
     for line in [
         *result.violations,
         *(f"too few: {kind} ({n})" for kind, n in result.too_few().items()),
@@ -115,6 +118,8 @@ def _add(result: Result, field: Field) -> None:
     result.snapshots += field.judge.seen.snapshots
     result.snapshots_missed += field.judge.seen.missed
     result.rows_compared += field.judge.seen.rows
+    result.outbox_rows += field.judge.policies.rows
+    result.transfers += len(field.judge.ledger.ends)
     result.looks_at_positions += field.progress.looks
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
-from infra.processes.faultpoints import AGENT, BUILDER, HANDLER, BuilderPoint
+from infra.processes.faultpoints import AGENT, BUILDER, HANDLER, RELAY, BuilderPoint
 from infra.processes.supervisor import Child
 from proofs.chaos import process_faults as faults
 from proofs.chaos import wire_faults
@@ -40,6 +40,10 @@ def _agents(field: Field) -> Sequence[Child]:
     return field.crew.agents
 
 
+def _policies(field: Field) -> Sequence[Child]:
+    return field.crew.policies
+
+
 def _one_of(children: Callable[[Field], Sequence[Child]], act: Callable[..., bool], point: str | None) -> Act:
     return lambda field: act(field, field.random.choice(children(field)), point)
 
@@ -66,6 +70,15 @@ AGENTS = [
     Fault("rebalance: an agent left", faults.rebalance),
     Fault("COMMIT: request held past the time-outs", wire_faults.commit_held),
 ]
+IN_A_BATCH = ("batch read", "rows sent", "COMMIT sent", "COMMIT acknowledged")
+POLICIES = [
+    *(Fault(f"killed: {point or 'policies'}", _one_of(_policies, faults.kill, point)) for point in (*RELAY, None)),
+    *(Fault(f"frozen: {point or 'policies'}", _one_of(_policies, faults.freeze, point)) for point in (*RELAY, None)),
+    *(Fault(f"killed: policies, {point}", _one_of(_policies, faults.kill, point)) for point in IN_A_BATCH),
+    *(Fault(f"frozen: policies, {point}", _one_of(_policies, faults.freeze, point)) for point in IN_A_BATCH),
+    Fault("wish: request cut off", lambda field: wire_faults.wish_cut(field, "produce")),
+    Fault("wish: answer cut off", lambda field: wire_faults.wish_cut(field, "produce answer")),
+]
 BUILDERS = [
     *(Fault(f"killed: {point}", _builder(faults.kill_builder, point)) for point in BUILDER),
     *(Fault(f"frozen: {point}", _builder(faults.freeze_builder, point)) for point in BUILDER),
@@ -88,6 +101,7 @@ JOBS_MEANWHILE = [f"{job} while the {store} stumbled" for store in STORES for jo
 LANES = (
     Lane("handlers", HANDLERS, (0.0, 0.5)),
     Lane("agents", AGENTS, (0.0, 0.5)),
+    Lane("policies", POLICIES, (0.0, 0.5)),
     Lane("builders", BUILDERS, (0.0, 0.5)),
     Lane("wire", WIRE, (2.0, 6.0)),
 )

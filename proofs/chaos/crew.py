@@ -1,4 +1,4 @@
-"""The processes under fire, all armed: handlers, agents and the API under the product's supervisor, others on their own."""
+"""The processes under fire, all armed: handlers, agents, policies and the API under a supervisor, others on their own."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ class Crew:
         self._prefix = settings.group_prefix
         self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in (1, 2)]
         self.agents = [self._child(f"agent-{n}", "projections.engine.live.agent") for n in (1, 2)]
+        self.policies = [self._child(f"policies-{n}", "policies.engine.process") for n in (1, 2)]
         self.api_port = free_port()
         self.api = Child("api", "api", ("--name", self.named("api"), "--port", str(self.api_port)))
-        self._supervisor = Supervisor([*self.handlers, *self.agents, self.api], self._environment, folder)
+        self._supervisor = Supervisor(
+            [*self.handlers, *self.agents, *self.policies, self.api], self._environment, folder
+        )
         self._thread = threading.Thread(target=self._supervisor.run, daemon=True, name="supervisor")
         self._others: list[subprocess.Popen[bytes]] = []
         self._log: logging.Handler | None = None

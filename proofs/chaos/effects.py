@@ -14,6 +14,7 @@ from typing import Literal
 Role = Literal[
     "handler",
     "agent",
+    "policies",
     "builder",
     "broker",
     "broker, once it answers",

@@ -11,12 +11,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from infra.database.connect import connect
 from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.processes.faultpoints import Point
 from infra.processes.supervisor import Child
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
+from proofs.bank_oracle import places_in
 from proofs.chaos.control import Control, Strike
 from proofs.chaos.crew import Crew, name_of
 from proofs.chaos.effects import Effects, Role
@@ -24,6 +26,7 @@ from proofs.chaos.front import Front
 from proofs.chaos.ground import Ground
 from proofs.chaos.judge import Judge
 from proofs.chaos.load import Load
+from proofs.chaos.policy_judge import is_at_rest
 from proofs.chaos.progress import Progress
 from proofs.chaos.tail import Mark, Tail
 
@@ -63,8 +66,12 @@ class Field:
         upgrade(self.world)
         topics.ensure(self.world)
         try:
-            for part in (self.tail, self.progress, self.judge, self.crew, self.load, self.front):
+            for part in (self.tail, self.progress, self.judge, self.crew):
                 self._open.enter_context(part)
+            # a policy of a service that was asked something already would not go live by itself
+            self.until(self._policies_are_live, "policies are live")
+            self._open.enter_context(self.load)
+            self._open.enter_context(self.front)
             self.until(lambda: all(epoch >= 0 for epoch, _ in self.tail.counted), "every partition is written")
             self.until_agents_pass(self.tail.mark())
         except BaseException:
@@ -134,8 +141,8 @@ class Field:
         """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took, from `began` or from now.
 
         A handler's: in each partition that the fenced handler wrote, a commit counts in a new epoch; without any,
-        a commit counts in each. An agent's: every position lies beyond the log's end of then. The broker's and the database's:
-        commands that were acknowledged since have their outcomes.
+        a commit counts in each. An agent's: every position lies beyond the log's end of then. Policies': the same, and then a
+        command of theirs counts. The broker's and the database's: commands that were acknowledged since have their outcomes.
         """
         with self.effects.recovery(role, began):
             match role:
@@ -143,6 +150,8 @@ class Field:
                     self.until_decided(mark, fenced)
                 case "agent" | "builder":
                     self.until_agents_pass(mark)
+                case "policies":
+                    self.until_policies_pass(mark)
                 case _:
                     self.until_visible()
 
@@ -165,6 +174,26 @@ class Field:
             lambda: all(place.next_offset > end for place, end in zip(self.progress.places, mark.ends, strict=True)),
             f"positions move beyond {mark.ends}",
         )
+
+    def until_policies_pass(self, mark: Mark) -> None:
+        self.goes_on(
+            lambda: all(
+                place.next_offset > end
+                for places in self.progress.policies.values()
+                for place, end in zip(places, mark.ends, strict=True)
+            ),
+            f"policies move beyond {mark.ends}",
+        )
+        wished = self.tail.wished
+        self.goes_on(lambda: self.tail.wished > wished, "a policy's command counts")
+
+    def _policies_are_live(self) -> bool:
+        with connect(self.world, "chaos") as connection:
+            return all(places_in(connection, agent) for agent in self.progress.policies)
+
+    def _is_at_rest(self) -> bool:
+        with connect(self.world, "chaos") as connection:
+            return is_at_rest(connection)
 
     def until_visible(self) -> None:
         """A command that is acknowledged from now on has its outcome, in every partition."""
@@ -217,10 +246,12 @@ class Field:
             lambda: all(p.command_offset >= end for p, end in zip(self.progress.places, ends, strict=True)),
             "every command has its outcome",
         )
-        self.judge.look()
+        self.goes_on(self._is_at_rest, "every transfer has ended")
+        self.judge.look(at_rest=True)
         answers = self.judge.ledger.answers
         unanswered = self.load.acknowledged - answers.keys()
-        unsent = answers.keys() - self.load.sent.keys()
+        wished = self.judge.policies.made
+        unsent = {key for key in answers if key not in self.load.sent and key[1] not in wished}
         if unanswered or unsent:
             self.violations.append(
                 f"F: acknowledged, without an outcome: {sorted(unanswered)[:5]}; never sent: {unsent}"

@@ -67,6 +67,7 @@ class Ground:
         return self.stack.settings(
             commands_topic=f"commands-{number}",
             events_topic=f"events-{number}",
+            policies_topic=f"policies-{number}",
             group_prefix=f"chaos-{number}",
             database_url=self.stack.postgres.url(database),
             **SHORT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import psycopg
@@ -15,6 +15,7 @@ from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.bank_oracle import Place, places_in
 from proofs.chaos.ledger import COLUMNS, Key, Ledger, Sent
+from proofs.chaos.policy_judge import PolicyJudge, Snapshot
 from proofs.chaos.tail import Tail
 
 EVERY_S = 1.0
@@ -34,12 +35,19 @@ class Seen:
 
 
 class Judge(BackgroundThread):
-    """Compares in a thread; what it finds wrong is in `violations`."""
+    """Compares the rows of `views` in a thread, and what policies have; what it finds wrong is in `violations`.
 
-    def __init__(self, settings: Settings, tail: Tail, sent: Mapping[Key, Sent]) -> None:
+    Without `sent` decisions are not judged.
+    """
+
+    def __init__(
+        self, settings: Settings, tail: Tail, sent: Mapping[Key, Sent] | None, views: Iterable[str] = COLUMNS
+    ) -> None:
         super().__init__("judge")
-        self.settings, self.tail = settings, tail
+        self.settings, self.tail, self.views = settings, tail, tuple(views)
+        self.policies = PolicyJudge(settings, tail)
         self.ledger = Ledger(settings.partitions, sent)
+        self.ledger.wished = self.policies.made
         self.seen = Seen()
         self._found: list[str] = []
         self._one = threading.Lock()
@@ -49,22 +57,28 @@ class Judge(BackgroundThread):
 
     @property
     def violations(self) -> list[str]:
-        return [*self.ledger.violations, *self._found]
+        return [*self.ledger.violations, *self._found, *self.policies.violations]
 
-    def look(self) -> None:
+    def look(self, *, at_rest: bool = False) -> None:
         """One snapshot, compared. Raises psycopg.Error, DatabaseUnavailable."""
         with self._one, connect(self.settings, "chaos judge", statement_timeout_ms=0) as connection:
             snapshot = self._snapshot(connection)
             if snapshot is None:
                 return
-            places, tables, rows = snapshot
-            if not self._fold_to(places):
+            places, tables, rows, policies = snapshot
+            if not all(map(self._is_there, (places, *policies.places.values()))):
                 return
+            # first, so that what a policy wished is known when its command is judged
+            self.policies.compare(policies)
+            self._fold_to(places)
             for partition, (expected, found) in enumerate(zip(self.ledger.places, places, strict=True)):
                 if expected != found:
                     self._found.append(f"C: the position of partition {partition} is {found}; the log says {expected}")
             for view, lines in rows.items():
                 self._compare(view, tables[view], lines)
+            self.policies.once(self.ledger)
+            if at_rest:
+                self.policies.at_rest(policies, self.ledger)
             self.seen.snapshots += 1
             self.seen.tables |= set(tables.values())
 
@@ -80,19 +94,24 @@ class Judge(BackgroundThread):
                 return
             self._ended.wait(max(EVERY_S - (time.monotonic() - began), 0.1))
 
-    def _snapshot(self, connection: Connection) -> tuple[list[Place], dict[str, str], dict[str, list[str]]] | None:
-        """Positions by partition, and of each view the live table and its rows: all of one moment. None before the start."""
+    def _snapshot(
+        self, connection: Connection
+    ) -> tuple[list[Place], dict[str, str], dict[str, list[str]], Snapshot] | None:
+        """Positions by partition, of each view the live table and its rows, and the policies: all of one moment. None before the
+        start."""
         with connection.transaction():
             connection.execute("set transaction isolation level repeatable read, read only")
+            connection.execute("set local idle_in_transaction_session_timeout = 0")  # a busy machine is no fault
             places = places_in(connection)
             live: dict[str, str] = dict(connection.execute("select view, table_name from live").fetchall())
             if not places:
                 return None
-            rows = {view: _lines(connection, columns, live[view]) for view, columns in COLUMNS.items()}
-        return places, live, rows
+            rows = {view: _lines(connection, COLUMNS[view], live[view]) for view in self.views}
+            policies = self.policies.snapshot(connection)
+        return places, live, rows, policies
 
-    def _fold_to(self, places: list[Place]) -> bool:
-        """Take the log's records up to these positions; False where it is not there for a minute, which is a violation."""
+    def _is_there(self, places: list[Place]) -> bool:
+        """Whether the log reaches these positions; False where it does not for a minute, which is a violation."""
         for partition, place in enumerate(places):
             deadline = time.monotonic() + LOG_S
             while len(self.tail.records[partition]) < place.next_offset:
@@ -100,9 +119,12 @@ class Judge(BackgroundThread):
                     self._found.append(f"C: partition {partition} stands at {place}, which the log does not reach")
                     return False
                 time.sleep(0.01)  # the tail comes after, by milliseconds, or by as long as the broker is unavailable
+        return True
+
+    def _fold_to(self, places: list[Place]) -> None:
+        for partition, place in enumerate(places):
             for offset in range(self.ledger.places[partition].next_offset, place.next_offset):
                 self.ledger.take(partition, offset, *self.tail.records[partition][offset])
-        return True
 
     def _compare(self, view: str, table: str, found: list[str]) -> None:
         expected = self.ledger.lines[view].values()

@@ -6,6 +6,7 @@ of events (B), a command offset that goes back (G).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -21,7 +22,14 @@ COLUMNS = {
     "(extract(epoch from at) * 1000)::bigint, _partition",
     "daily_totals": "day, operation, count, cents, largest, _partition",
     "statement": "account, line, day, kind, operation, purpose, counter_bank, counter_account, cents, balance, _partition",
-    "streams_accounts": "stream, version, state->>'status', state->>'balance', state->>'overdraft_limit', _partition",
+    "streams_accounts": "stream, version, state->>'status', state->>'balance', state->>'overdraft_limit', state->>'holds', "
+    "_partition",
+    "streams_standing_orders": "stream, version, state->>'status', state->>'source', state->>'target', state->>'cents', "
+    "state->>'day', state->>'following', _partition",
+    "streams_transfers": "stream, version, state->>'step', state->>'source', state->>'target', state->>'cents', state->>'on', "
+    "_partition",
+    "transfers": "transfer, state, source, target, cents, day, refusal, (extract(epoch from requested_at) * 1000)::bigint, "
+    "(extract(epoch from changed_at) * 1000)::bigint, _partition",
 }
 
 
@@ -33,6 +41,21 @@ class Sent(NamedTuple):
     type: str
     cents: int
     on: str
+    source: str = ""
+    target: str = ""
+    """Of a transfer."""
+    hold: str = ""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """A client's."""
+        match self.type:
+            case "RequestTransfer":
+                return {"source": self.source, "target": self.target, "cents": self.cents, "on": self.on}
+            case "CloseAccount":
+                return {"on": self.on}
+            case _:
+                return {"overdraft_limit" if self.type == "OpenAccount" else "cents": self.cents, "on": self.on}
 
 
 Key = tuple[str, str]
@@ -40,11 +63,15 @@ Key = tuple[str, str]
 
 
 class Ledger(Bank):
-    """The bank after the log up to `places`. `sent` must hold a command before its commit is taken."""
+    """The bank after the log up to `places`. `sent` must hold a command before its commit is taken, `wished` a policy's by id.
 
-    def __init__(self, partitions: int, sent: Mapping[Key, Sent]) -> None:
+    Without `sent` decisions are not judged.
+    """
+
+    def __init__(self, partitions: int, sent: Mapping[Key, Sent] | None) -> None:
         super().__init__(partitions)
         self.sent = sent
+        self.wished: Mapping[str, tuple[str, str, str]] = {}
         self.lines: Lines = {view: {} for view in VIEWS}
         self.violations: list[str] = []
 
@@ -64,13 +91,22 @@ class Ledger(Bank):
         self.violations.append(f"{which}: events[{partition}] offset {offset}: {what}")
 
     def decided(self, partition: int, offset: int, commit: Mapping[str, Any], account: Account) -> None:
+        if self.sent is None:
+            return
         key = (commit["stream"], commit["command_id"])
         is_so = (commit["reason"]["code"] if commit["reason"] else "", [event["type"] for event in commit["events"]])
-        command = self.sent.get(key)
+        command = self.sent.get(key) or self._wish(*key)
+        transfer = self.rows["streams_transfers"].get((commit["stream"],))
         if command is None:
             self.wrong("B", partition, offset, f"{key} was never sent")
-        elif (right := _decide(command, account)) != is_so:
+        elif (right := _decide(command, account, transfer[2]["step"] if transfer else "")) != is_so:
             self.wrong("B", partition, offset, f"{command} on {account} was to be {right}, and is {commit}")
+
+    def _wish(self, stream: str, ident: str) -> Sent | None:
+        target, kind, body = self.wished.get(ident, ("", "", "{}"))
+        data = json.loads(body)
+        found = Sent(stream, ident, kind, data.get("cents", 0), data.get("on", ""), hold=data.get("hold", ""))
+        return found if target == stream else None
 
     def put(self, view: str, key: Row, row: Row | None) -> None:
         super().put(view, key, row)
@@ -78,9 +114,30 @@ class Ledger(Bank):
         self.lines[view][key] = "\t".join(map(_text, row))
 
 
-def _decide(command: Sent, account: Account) -> tuple[str, list[str]]:
-    """The right answer: the code of a refusal, the events."""
+MOVES = {
+    ("RecordDebit", "requested"): "SourceDebited",
+    ("RecordDebit", "timed-out"): "SourceDebitedTooLate",
+    ("FailTransfer", "requested"): "TransferFailed",
+    ("FailTransfer", "timed-out"): "TransferFailed",
+    ("GiveUp", "requested"): "TransferTimedOut",
+    ("CompleteTransfer", "debited"): "TransferCompleted",
+    ("RefundTransfer", "debited"): "CreditRefused",
+    ("RecordRefund", "refunding"): "TransferRefunded",
+}
+"""What a policy's command makes of a transfer at a step; elsewhere it is refused."""
+
+
+def _decide(command: Sent, account: Account, step: str) -> tuple[str, list[str]]:
+    """The right answer: the code of a refusal, the events. `step` is a transfer's."""
+    if command.stream.startswith("transfers/"):
+        if command.type == "RequestTransfer":
+            refusal = "transfer-already-requested" if step else "same-account" * (command.source == command.target)
+            return (refusal, []) if refusal else ("", ["TransferRequested"])
+        happens = MOVES.get((command.type, step))
+        return ("", [happens]) if happens else ("transfer-moved-on", [])
     match command.type:
+        case _ if account.status == "closed":
+            return "account-is-closed", []
         case "OpenAccount" if account.status == "new":
             return "", ["AccountOpened"]
         case "OpenAccount":
@@ -93,6 +150,16 @@ def _decide(command: Sent, account: Account) -> tuple[str, list[str]]:
             return "insufficient-funds", []
         case "Withdraw":
             return "", ["MoneyWithdrawn"]
+        case "ReturnMoney" | "ReleaseHold" if command.hold not in account.holds:
+            return "no-such-hold", []
+        case "ReturnMoney" | "ReleaseHold":
+            return "", ["MoneyReturned" if command.type == "ReturnMoney" else "HoldReleased"]
+        case "CloseAccount" if account.holds:
+            return "money-on-hold", []
+        case "CloseAccount" if account.balance:
+            return "balance-not-zero", []
+        case "CloseAccount":
+            return "", ["AccountClosed"]
         case other:
             raise AssertionError(f"a {other} is never sent")
 
@@ -102,7 +169,9 @@ def _text(value: Any) -> str:
         case None:
             return ""
         case dict():
-            return "\t".join(map(str, value.values()))
+            return "\t".join(
+                json.dumps(one, separators=(",", ":")) if isinstance(one, dict) else str(one) for one in value.values()
+            )
         case datetime():
             return str(round((value - EPOCH).total_seconds() * 1000))
         case _:

@@ -1,4 +1,7 @@
-"""Keeps commands coming: new accounts, deposits, withdrawals of which some are refused, and some that were sent before."""
+"""Keeps commands coming: new accounts, deposits, withdrawals of which some are refused, transfers, and some that were sent before.
+
+Of the transfers some are between the same account, of too much, or with a closed account.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ from proofs.chaos.progress import Progress
 TICK_S = 0.02
 DAY = date(2026, 1, 1)
 LIMIT = 100
+TRANSFERS = 0.05
+"""Their share of the commands. A completed one leads to five more."""
 
 
 class Load(BackgroundThread):
@@ -42,6 +47,7 @@ class Load(BackgroundThread):
         self._producer = clients.producer(settings)
         self._accounts: list[str] = []
         self._recent: deque[Sent] = deque(maxlen=500)
+        self._closing: list[Sent] = []
         self._again: list[Sent] = []
         self._abandoned = threading.Event()
 
@@ -105,9 +111,17 @@ class Load(BackgroundThread):
         if chance < 0.05 or len(self._accounts) < 8:
             name = f"a{len(self._accounts)}"
             self._accounts.append(name)
+            if len(self._accounts) % 10 == 0:
+                self._closing.append(Sent(f"accounts/{name}", f"close-{number}", "CloseAccount", 0, on))
             return Sent(f"accounts/{name}", f"c{number}", "OpenAccount", LIMIT, on)
+        if self._closing:
+            return self._closing.pop()
         if chance < 0.08 and self._recent:
             return self._random.choice(self._recent)
+        if chance > 1 - TRANSFERS:
+            source, target = self._random.choices(self._accounts, k=2)
+            cents = self._random.randint(1, 60)
+            return Sent(f"transfers/t{number}", f"c{number}", "RequestTransfer", cents, on, source, target)
         stream = f"accounts/{self._random.choice(self._accounts)}"
         cents = self._random.randint(1, 100)
         return Sent(stream, f"c{number}", "Deposit" if chance < 0.6 else "Withdraw", cents, on)
@@ -122,8 +136,7 @@ class Load(BackgroundThread):
         self.sent[key] = command
         self._unacknowledged.add(key)
         self._recent.append(command)
-        amount = {"overdraft_limit" if command.type == "OpenAccount" else "cents": command.cents, "on": command.on}
-        body = Command(command.id, command.stream, command.type, msgspec.Raw(msgspec.json.encode(amount)))
+        body = Command(command.id, command.stream, command.type, msgspec.Raw(msgspec.json.encode(command.body)))
 
         def acknowledged(error: KafkaError | None, message: Message) -> None:
             if error:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from infra.processes.faultpoints import AgentPoint, BuilderPoint, HandlerPoint
+from infra.processes.faultpoints import AGENT, AgentPoint, BuilderPoint, HandlerPoint, RelayPoint
 from infra.processes.supervisor import Child
 from projections.engine.views.core_views import all_views
 from proofs.chaos.control import Action
@@ -33,6 +33,8 @@ MANY = {
     "states loaded": 5,
     "command read": 5,
     "batch read": 5,
+    "wish sent": 20,
+    "wish acknowledged": 20,
     "build part written": 4,
     "build part committed": 4,
 }
@@ -41,26 +43,27 @@ PAST_ALL_S = 4.5
 """Longer than session, statement and idle timeouts and what may be a transaction's longest."""
 
 Process = subprocess.Popen[bytes]
+ProcessPoint = HandlerPoint | AgentPoint | RelayPoint
 
 
-def kill(field: Field, child: Child, point: HandlerPoint | AgentPoint | None = None) -> bool:
+def kill(field: Field, child: Child, point: ProcessPoint | None = None) -> bool:
     """Dead; its successor, or another process, does its work."""
     found = _hit(field, child, point, "kill")
     if found is None:
         return False
     role = _role(field, child)
-    _see_dead(field, *found, point or role, role, name_of(child))
+    _see_dead(field, *found, _kind(role, point), role, name_of(child))
     field.works_again(child)
     return True
 
 
-def freeze(field: Field, child: Child, point: HandlerPoint | AgentPoint | None = None) -> bool:
+def freeze(field: Field, child: Child, point: ProcessPoint | None = None) -> bool:
     """Stopped, and awake again when others have done its work."""
     found = _hit(field, child, point, "freeze")
     if found is None:
         return False
     role = _role(field, child)
-    _see_frozen(field, *found, point or role, role, name_of(child))
+    _see_frozen(field, *found, _kind(role, point), role, name_of(child))
     field.works_again(child)
     return True
 
@@ -134,9 +137,7 @@ def ended(field: Field, process: Process) -> int:
 # ── striking, and seeing the effect ──
 
 
-def _hit(
-    field: Field, child: Child, point: HandlerPoint | AgentPoint | None, action: Action
-) -> tuple[Process, Mark] | None:
+def _hit(field: Field, child: Child, point: ProcessPoint | None, action: Action) -> tuple[Process, Mark] | None:
     """The process that was struck, and the log of that moment; None where it did not come to the point."""
     name = name_of(child)
     process = field.crew.process(child)
@@ -183,4 +184,8 @@ def _see_frozen(field: Field, process: Process, mark: Mark, at: str, role: Role,
 
 
 def _role(field: Field, child: Child) -> Role:
-    return "handler" if child in field.crew.handlers else "agent"
+    return "handler" if child in field.crew.handlers else "policies" if child in field.crew.policies else "agent"
+
+
+def _kind(role: Role, point: ProcessPoint | None) -> str:
+    return f"{role}, {point}" if role == "policies" and point in AGENT else point or role

@@ -38,6 +38,8 @@ class Result:
     snapshots: int = 0
     snapshots_missed: int = 0
     rows_compared: int = 0
+    outbox_rows: int = 0
+    transfers: int = 0
     looks_at_positions: int = 0
     models: dict[str, str] = field(default_factory=dict)
     """The last line of each model checker that ran, too."""
@@ -92,6 +94,9 @@ class Result:
             f"independent fold of the log to exactly there; {self.snapshots_missed} more found no database",
             f"- {self.commits:,} commits that count: no command twice (A), each decided on the fold of those before it and "
             "without a gap in versions (B), command offsets rising (G)",
+            f"- outbox and activations in each of them ({self.outbox_rows:,} rows), equal to an independent fold of the log to "
+            "exactly the policies' positions; no transfer with a second debit, credit or end; at the end of each round each of "
+            f"{self.transfers:,} transfers had ended, and all money was there (P)",
             f"- {self.commands:,} commands acknowledged, each with exactly one outcome at the end (F); "
             f"{self.void_records:,} records of the log were void",
             f"- {self.looks_at_positions:,} reads of positions: none went back, no epoch fell",
@@ -99,7 +104,8 @@ class Result:
             "## Time to recover, seconds\n",
             "From the fault taking effect until the work that it stopped goes on. A handler's: a commit counts in a new epoch in "
             "each partition that was its own. An agent's, and that of agents during a rebuild: all positions move beyond the "
-            "log's end of then. The broker's, the database's and that of its ended sessions: commands acknowledged since have "
+            "log's end of then. That of policies: the same, and then a command of theirs counts. The broker's, the database's and "
+            "that of its ended sessions: commands acknowledged since have "
             "their outcomes, the restart included.\n",
             "| of | faults | p50 | max |",
             "|---|---:|---:|---:|",

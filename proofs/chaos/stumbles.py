@@ -223,5 +223,4 @@ class _Running:
 
 
 def _line(command: Sent) -> str:
-    amount = {"overdraft_limit" if command.type == "OpenAccount" else "cents": command.cents, "on": command.on}
-    return json.dumps({"stream": command.stream, "id": command.id, "type": command.type, "data": amount}) + "\n"
+    return json.dumps({"stream": command.stream, "id": command.id, "type": command.type, "data": command.body}) + "\n"

@@ -33,6 +33,8 @@ class Tail(BackgroundThread):
         self.readers = [Reader() for _ in range(partitions)]
         self.counted: list[tuple[int, int]] = [(-1, -1)] * partitions
         """By partition, epoch and offset of the newest commit that counts."""
+        self.wished = 0
+        """Commits that count of policies' commands, timers aside."""
         self._consumer = clients.range_consumer(settings)
 
     def __enter__(self) -> Self:
@@ -60,6 +62,8 @@ class Tail(BackgroundThread):
 
     def _take(self, partition: int, offset: int, time_ms: int, value: bytes | None) -> None:
         reader = self.readers[partition]
-        if reader.read(offset, value) is not None:
+        commit = reader.read(offset, value)
+        if commit is not None:
+            self.wished += "depth" in commit
             self.counted[partition] = (reader.place.epoch, offset)
         self.records[partition].append(Entry(time_ms, value))

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from infra.database.connect import connect
-from infra.log.records import EventRecord
+from infra.dev.stack import Stack
+from infra.log.records import Command, EventRecord
 from infra.settings import Settings
+from infra.testing.fixtures import world_of
+from policies.engine.policy import discover
 from proofs.bank_oracle import Place
 from proofs.chaos.judge import Judge
 from proofs.chaos.ledger import Key, Ledger, Sent
+from proofs.chaos.policy_judge import PolicyJudge
 from proofs.chaos.progress import Progress
 from proofs.chaos.tail import Tail
 from tests.engine import spine
+from tests.engine.api import agent
 from tests.engine.log import commit, opening
+from tests.engine.test_policies import running
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +44,7 @@ SENT = [
     [
         ("select 1", []),
         ("update balances_v1 set cents = cents + 1", ["C: balances_v1"]),
-        ("update streams_accounts_v1 set version = version + 1", ["C: streams_accounts_v1"]),
+        ("update streams_accounts_v2 set version = version + 1", ["C: streams_accounts_v2"]),
         ("update daily_totals_v1 set count = 2 * count where operation = 'deposit'", ["C: daily_totals_v1"]),
         ("delete from command_outcomes_v1 where command_id = 'w1'", ["C: command_outcomes_v1"]),
         (
@@ -69,6 +76,107 @@ def test_what_was_changed_in_the_database_is_found(
     assert [violation[: len(start)] for violation, start in zip(judge.violations, found, strict=True)] == found
     is_compared = found != ["C: partition"]  # else the position is beyond the log
     assert (judge.seen.snapshots, judge.seen.rows > 0) == (int(is_compared), is_compared)
+
+
+# ── policies, changed by hand ──
+
+
+@pytest.fixture(scope="module")
+def transferred(stack: Stack, migrated: str) -> Iterator[Settings]:
+    """Four transfers have ended, and one waits for its handler."""
+    with world_of(stack, migrated) as world:
+        spine.set_up(world)
+        accounts = [spine.open_account(name) for name in ("a", "b", "c")]
+        more = [spine.deposit("a", "d1", 100), spine.command("accounts/c", "close", "CloseAccount", on="2026-01-03")]
+        asked = [
+            transfer("t1", "a", "b"),
+            transfer("t2", "b", "a", 999),
+            transfer("t3", "a", "c"),
+            transfer("t4", "b", "b"),
+        ]
+        with running(world, *discover().values()), agent(world):
+            with spine.handler(world):
+                spine.send(world, *accounts, *more)
+                spine.until(lambda: len(spine.commits(world)) == 5, "all are decided")
+                spine.send(world, *asked)
+                left = "select array_agg(type order by type) from outbox"
+                spine.until(lambda: spine.scalar(world, left) == ["GiveUp"] * 3, "all have ended")
+            spine.send(world, transfer("t5", "a", "b"))
+            with spine.handler(world):
+                spine.until(lambda: spine.scalar(world, left) == ["GiveUp"] * 4, "all have ended")
+        yield world
+
+
+def transfer(name: str, source: str, target: str, cents: int = 10) -> Command:
+    asked: dict[str, Any] = {"source": source, "target": target, "cents": cents, "on": "2026-01-04"}
+    return spine.command(f"transfers/{name}", f"ask-{name}", "RequestTransfer", **asked)
+
+
+WISH = "from outbox o where stream = 'transfers/t1'"
+ONE = f'insert into outbox select (json_populate_record(o, \'{{"id": "transfers~other"}}\')).* {WISH}'
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("select 1", []),
+        ("delete from outbox where stream = 'transfers/t1'", ["P: the outbox lacks"]),
+        (ONE, ["P: the outbox has"]),
+        (
+            "update outbox set body = '{\"a\":1}' where stream = 'transfers/t1'",
+            ["P: the outbox lacks", "P: the outbox has"],
+        ),
+        (
+            "update outbox set due = due + interval '1 s' where stream = 'transfers/t1'",
+            ["P: the outbox lacks", "P: the outb"],
+        ),
+        ("update outbox set sent_at = now(), attempts = 7", []),
+        ("update activations set version = 2 where policy = 'transfers'", ["P: activations are not"]),
+        ("update activations set positions = jsonb_set(positions, '{0}', '[1,-1,0,-1]')", ["P: activations are not"]),
+        ("delete from activations where policy = 'transfers'", []),  # copied from the topic again
+        (
+            "update positions set seq = seq + 1 where agent = 'policy_transfers' and partition = 1",
+            ["P: the position of transf"],
+        ),
+        ("update transfers_v1 set state = 'failed' where transfer = 't1'", ["C: transfers_v1"]),
+    ],
+)
+def test_what_was_changed_of_policies_is_found(change: str, found: list[str], transferred: Settings) -> None:
+    judge = changed(transferred, change)
+    assert [violation[: len(start)] for violation, start in zip(judge.violations, found, strict=True)] == found
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("select 1", []),
+        (
+            "update outbox set due = now() - interval '1 h'",
+            ["P: the outbox lacks", "P: the outbox has", "P: the outbox is not em"],
+        ),
+    ],
+)
+def test_what_is_left_at_rest_is_found(change: str, found: list[str], transferred: Settings) -> None:
+    judge = changed(transferred, change, at_rest=True)
+    assert [violation[: len(start)] for violation, start in zip(judge.violations, found, strict=True)] == found
+
+
+def changed(world: Settings, change: str, *, at_rest: bool = False) -> Judge:
+    """What a judge makes of it; taken back behind it."""
+    backup = "create temp table kept_{0} as select * from {0}"
+    with connect(world, "test") as db, Tail(world) as tail:
+        tables = ("outbox", "activations", "positions", "transfers_v1")
+        for table in tables:
+            db.execute(backup.format(table))
+        db.execute(change)
+        judge = Judge(world, tail, None)
+        try:
+            judge.look(at_rest=at_rest)
+        finally:
+            for table in tables:
+                db.execute(f"delete from {table}")
+                db.execute(f"insert into {table} select * from kept_{table}")
+    return judge
 
 
 @pytest.mark.parametrize("column", ["next_offset", "epoch", "command_offset"])
@@ -132,6 +240,32 @@ def ledger_of(log: list[bytes | None]) -> Ledger:
 )
 def test_what_the_log_must_never_show_is_found(log: list[bytes | None], wrong: list[str]) -> None:
     assert [violation[0] for violation in ledger_of([*GOOD, *log]).violations] == wrong
+
+
+def moved(seq: int, version: int, kind: str, **more: Any) -> bytes:
+    """A commit that a policy led to."""
+    made = commit(0, seq, stream=ADA, version=version, events=[event(kind, "2026-01-03", cents=5, **more)])
+    return made[:-1] + b',"depth":1,"correlation_id":"ask"}'
+
+
+@pytest.mark.parametrize(
+    ("log", "wrong"),
+    [
+        ([moved(3, 3, "MoneyWithdrawn", hold="t1"), moved(4, 4, "MoneyDeposited")], []),
+        (
+            [moved(3, 3, "MoneyWithdrawn", hold="t1"), moved(4, 4, "MoneyWithdrawn", hold="t2")],
+            ["P: transfers have more debits"],
+        ),
+        ([moved(3, 3, "MoneyDeposited"), moved(4, 4, "MoneyReturned", hold="t1")], ["P: transfers have more credits"]),
+    ],
+)
+def test_a_transfer_that_moves_money_twice_is_found(log: list[bytes | None], wrong: list[str]) -> None:
+    bank = Ledger(1, None)
+    for offset, value in enumerate([*GOOD, *log]):
+        bank.take(0, offset, 1000 * offset, value)
+    judge = PolicyJudge(Settings(partitions=1), cast(Tail, None))
+    judge.once(bank)
+    assert [violation[: len(start)] for violation, start in zip(judge.violations, wrong, strict=True)] == wrong
 
 
 def test_void_records_have_no_effect() -> None:

@@ -20,9 +20,10 @@ from proofs.chaos.stumbles import JOBS, How, Job, shut_down_at_once, stumble, te
 TRIES = 4
 """A point may be one that a process does not come to this time: the other one has all partitions just now."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Fault = Callable[[], bool]
+AT_POLICIES: list[process_faults.ProcessPoint] = [*faultpoints.RELAY, "rows sent"]
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,17 @@ def test_killed_at_each_point(field: Field) -> None:
     process_faults.rebuilt(field, ["balances", "statement"])
     points = (*faultpoints.HANDLER, *faultpoints.AGENT, *faultpoints.BUILDER)
     assert {f"killed: {point}" for point in points} <= field.effects.by_kind.keys()
+
+
+def test_policies_killed_and_frozen_at_each_point(field: Field) -> None:
+    first, second = field.crew.policies
+    take_effect(
+        field,
+        [partial(process_faults.kill, field, first, point) for point in AT_POLICIES],
+        [partial(process_faults.freeze, field, second, point) for point in AT_POLICIES],
+        [partial(wire_faults.wish_cut, field, "produce"), partial(wire_faults.wish_cut, field, "produce answer")],
+    )
+    assert {f"killed: {point}" for point in faultpoints.RELAY} <= field.effects.by_kind.keys()
 
 
 def test_frozen_past_all_timeouts_at_some_points(field: Field) -> None:

@@ -1,13 +1,13 @@
 """One chosen request or answer on the wire, held or cut. Each returns whether it took effect.
 
-A frame is chosen on a connection of a handler (produce) or of an agent (COMMIT). The proxy says when it has it.
+A frame is chosen on a connection of a handler or of policies (produce), or of an agent (COMMIT). The proxy says when it has it.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import psutil
@@ -86,8 +86,38 @@ def produce_cut(field: Field, what: Literal["produce", "produce answer"]) -> boo
     return True
 
 
+def wish_cut(field: Field, what: Literal["produce", "produce answer"]) -> bool:
+    """The connection breaks before the broker has a policy's command, or before the relay has its answer."""
+    rule = field.ground.kafka.rule(what, "cut", _from(field.crew.policies), field.random.randint(1, LATER))
+    if not _struck(field, rule):
+        return False
+    mark = field.tail.mark()
+    field.effects.took_effect(f"wish: {'request' if what == 'produce' else 'answer'} cut off")
+    field.recovered("policies", mark)
+    return True
+
+
 def _produce(field: Field, kind: Literal["produce", "produce answer"], action: Literal["hold", "cut"]) -> Rule:
-    return field.ground.kafka.rule(kind, action, nth=field.random.randint(1, LATER))
+    return field.ground.kafka.rule(kind, action, _from(field.crew.handlers), field.random.randint(1, LATER))
+
+
+def _from(children: Sequence[Child]) -> Callable[[Connection], bool]:
+    """Whether a connection is one of these processes'."""
+    known: dict[int, bool] = {}
+
+    def is_theirs(connection: Connection) -> bool:
+        if connection.port not in known:
+            known[connection.port] = any(connection.port in _ports(child) for child in children)
+        return known[connection.port]
+
+    return is_theirs
+
+
+def _ports(child: Child) -> set[int]:
+    try:
+        return {one.laddr.port for one in psutil.Process(child.pid or 0).net_connections("tcp4")}
+    except psutil.Error:
+        return set()
 
 
 def _struck(field: Field, rule: Rule) -> bool:
@@ -101,11 +131,7 @@ def _writer(field: Field, rule: Rule) -> Child | None:
     """The handler on whose connection the rule acted."""
     assert rule.where is not None
     for child in field.crew.handlers:
-        try:
-            ports = {one.laddr.port for one in psutil.Process(child.pid or 0).net_connections("tcp4")}
-        except psutil.NoSuchProcess:
-            continue
-        if rule.where.port in ports:
+        if rule.where.port in _ports(child):
             return child
     return None
 

@@ -12,6 +12,7 @@ from proofs import traces
 from proofs.model_read.explore import Found, Replay, find, shrink, wander
 from proofs.model_read.mutants import FILE, MUTANTS
 from proofs.model_read.oracle import LOST, POSITIONS, READER, ROWS, SET, STOPPED
+from proofs.model_read.policy_oracle import COPY, ONCE, ORDER, OUTBOX
 from proofs.model_read.reader_mutants import READERS, maker
 from proofs.model_read.reader_world import ReaderBroken, reader_walks
 from proofs.model_read.run import run
@@ -27,6 +28,10 @@ CHECKS = {
     READER: "each answer holds all that any answer before held, for the readers' own statement and the SQL view for people",
     LOST: "agents that believe to be at the end are; one more alone reaches it, and all tables are right there",
     STOPPED: "no process ends with an error that the schedule does not explain",
+    OUTBOX: "after each commit the table `outbox` equals the bank's facts folded to the positions, but for marks of the relay",
+    COPY: "after each commit each activation that is said to be in the topic is there, as it is",
+    ONCE: "at the end each wish was decided once, as the version in force means it, and the follow-up of its outcome once",
+    ORDER: "at the end the first appearances of commands from one stream to another are in the order of their events",
     RECORDS: "what passes the compare-and-set is all that the log holds there; the end is reached once faults stop",
 }
 

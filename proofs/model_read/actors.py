@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from infra.database.connect import Connection, DatabaseUnavailable, connect
+from projections.engine.fold.errors import OtherCode
 from projections.engine.fold.plan import Plan
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.live.worker import Worker
@@ -45,6 +46,8 @@ class Agent:
         batches: int | None = None,
         gives_up: bool = False,
         interrupted: int = 0,
+        work: Worker | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.world = world
         self.name = name
@@ -53,9 +56,9 @@ class Agent:
         self.most = batches
         self.gives_up = gives_up
         self.interrupted = interrupted
-        self.work = Worker(world.settings, "core", views, name, _plan(views), lanes=lanes)
+        self.work = work or Worker(world.settings, "core", views, name, _plan(views), lanes=lanes)
         self.lanes = [_Lane(number) for number in range(lanes)]
-        self.reader = Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
+        self.reader = reader or Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
         self.inbox: deque[Callable[[], None]] = deque()
         self.timers: list[ReadPositions] = []
         self.at: dict[int, int] = {}
@@ -97,9 +100,17 @@ class Agent:
         elif actions := self.reader.tick(play.now + 1):
             self._do(actions)
         else:
-            self.world.at_end.add(self.name)
-            return False
+            return self._goes_on()
         return True
+
+    def _goes_on(self) -> bool:
+        """Whether there is more to come when all is folded."""
+        self.world.at_end.add(self.name)
+        return False
+
+    def _waits(self, error: OtherCode) -> None:
+        """Other code must fold what comes next."""
+        raise error
 
     def _fetch(self) -> bool:
         for partition in self.reader.fetching:
@@ -127,7 +138,9 @@ class Agent:
                 case Hold():
                     self.looks += 1
                     self.ended = self.ended or self.looks == LOOKS
-                case Newer(error) | Stop(error):
+                case Newer(error):
+                    self._waits(error)
+                case Stop(error):
                     raise error
 
     def _read_positions(self, action: ReadPositions) -> None:

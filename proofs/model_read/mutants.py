@@ -67,8 +67,8 @@ def _kept_rows(world: World) -> Iterator[None]:
     held: dict[str, Any] = {}
     fresh = commit.Committer.__init__
 
-    def keep(self: commit.Committer, plan: Any, positions: Any) -> None:
-        fresh(self, plan, positions)
+    def keep(self: commit.Committer, plan: Any, positions: Any, **more: Any) -> None:
+        fresh(self, plan, positions, **more)
         assert world.play.current is not None
         kept = held.setdefault(world.play.current.process, self.held)
         kept |= {partition: rows for partition, rows in self.held.items() if partition not in kept}

@@ -288,7 +288,9 @@ class Play:
     def _serve_waiting(self) -> None:
         """A statement whose lock is free now has gone on: wait for its answer, or until it waits again."""
         patience = QUICK_S
-        while waiting := [a.exchange for a in self.actors.values() if a.waits and a.exchange and not a.exchange.done]:
+        while waiting := [
+            e for e in (a.exchange for a in self.actors.values() if a.waits) if e and not (e.done or e.lost)
+        ]:
             blocked = self.database.waiting([exchange.server.backend_pid for exchange in waiting])
             running = [one for one in waiting if one.server.backend_pid not in blocked]
             for exchange in running:

@@ -13,6 +13,7 @@ from proofs.model_read.actors import Agent
 from proofs.model_read.database import State
 from proofs.model_read.oracle import LOST, STOPPED, Violation, positions_of
 from proofs.model_read.play import Chooser, unexpected
+from proofs.model_read.policies import PolicyWorld
 from proofs.model_read.scenarios import Scenario
 from proofs.model_read.views import code
 from proofs.model_read.world import World
@@ -37,7 +38,7 @@ class Run:
 
 def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = None) -> Run:
     """Raises errors of the model itself."""
-    world = World(scenario.log(), scenario.views(), scenario.faults)
+    world = scenario.kind(scenario.log(), scenario.views(), scenario.faults)
     violation = None
     with world.around(), switch_off(world) if switch_off else nullcontext():
         if (scenario.name, switch_off) not in _begun:
@@ -57,6 +58,9 @@ def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = Non
 
 def _check_end(world: World, scenario: Scenario) -> None:
     """No process ended without a reason; and one more agent, alone, folds the rest. Raises Violation."""
+    if isinstance(world, PolicyWorld):
+        world.check_policies_end(scenario.may_end)
+        return
     for name, error in unexpected(world.play, scenario.may_end):
         if isinstance(error, Violation):
             raise error

@@ -14,7 +14,10 @@ from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import View
 from proofs.model_read.actors import Agent, reader
+from proofs.model_read.bank import Bank
 from proofs.model_read.log import Log, Story
+from proofs.model_read.policies import PolicyWorld, a_relay, make_live, policy_agent, to_second
+from proofs.model_read.policy_oracle import decided
 from proofs.model_read.views import code
 from proofs.model_read.world import World
 
@@ -36,6 +39,7 @@ class Scenario:
     views: Callable[[], Mapping[str, View]] = lambda: code(1)
     faults: Mapping[str, int] = field(default_factory=dict)
     may_end: tuple[type[BaseException], ...] = COMMANDS
+    kind: type[World] = World
 
     def with_faults(self, **faults: int) -> Scenario:
         """The same, and things go wrong, up to so many of each kind."""
@@ -166,6 +170,16 @@ def poisoned() -> Log:
     return Log([one.deposit("accounts/a", 4).deposit("accounts/a", 5), other])
 
 
+def new_bank() -> Bank:
+    """Deposits from one account to another in both directions, in order, and to itself; some are refused."""
+    return Bank([("a", "b", 2), ("b", "a", 3), ("a", "b", 5), ("a", "a", 4)])
+
+
+def decided_bank() -> Bank:
+    """All that a policy wished is in the log, as where the database was restored to an older copy."""
+    return Bank([("a", "b", 2), ("b", "c", 3), ("a", "b", 5)], decided)
+
+
 # ── scenarios ──
 
 
@@ -209,6 +223,42 @@ FORTH_AND_BACK = Scenario(
 REBUILD = Scenario("rebuild", two_partitions, [agent("old", 1, 2), agent("new", 2, 2), AGAIN, readers(3)], [fold(1, 1)])
 DROP_AND_REBUILD = Scenario("drop against rebuild", poisoned, [AGAIN, POISONED, DROP, agent("new", 2, 2)], PARKED)
 FAULTS = {"kill": 1, "cut": 1, "crash": 1, "timeout": 1}
+
+
+def _of_policies(name: str, log: Callable[[], Log], *actors: Step, faults: Mapping[str, int] = {}) -> Scenario:
+    return Scenario(name, log, actors, [LIVE], partial(code, 1, **PLAIN), faults, kind=PolicyWorld)
+
+
+LIVE = alone("start", make_live)
+SECOND = command("switch", to_second)
+BOTH_READ = (policy_agent("one", 1, 3), policy_agent("two", 1, 2))
+JOIN = _of_policies("wishes and outcomes", decided_bank, *BOTH_READ)
+RELAYED = _of_policies("a relay", new_bank, *BOTH_READ, a_relay())
+TWO_RELAYS = _of_policies(
+    "two relays", new_bank, having(keeps_flying=True, unanswered=1), BOTH_READ[0], a_relay("relay"), a_relay("relay'")
+)
+POLICY_SWITCH = _of_policies("a switch of a policy", new_bank, *BOTH_READ, policy_agent("new", 2, 2), SECOND, a_relay())
+SWITCH_TAKEN_BACK = _of_policies(
+    "a policy's switch is taken back",  # in the database, not in the topic; the agent knows neither
+    new_bank,
+    having(pings=True),
+    policy_agent("one", 1, 2),
+    SECOND,
+    faults={"restore": 1},
+)
+POLICY_SCENARIOS = (
+    JOIN,
+    JOIN.with_faults(**FAULTS),
+    JOIN.with_faults(restore=1),
+    RELAYED,
+    RELAYED.with_faults(**FAULTS),
+    RELAYED.with_faults(restore=1, crash=1),
+    TWO_RELAYS.with_faults(crash=1, kill=1),
+    POLICY_SWITCH,
+    POLICY_SWITCH.with_faults(**FAULTS),
+    POLICY_SWITCH.with_faults(restore=1),
+    SWITCH_TAKEN_BACK,
+)
 
 SCENARIOS = {
     one.name: one
@@ -284,5 +334,6 @@ SCENARIOS = {
         REBUILD.with_faults(**FAULTS),
         REBUILD.with_faults(restore=1),
         DROP_AND_REBUILD.with_faults(**FAULTS),
+        *POLICY_SCENARIOS,
     )
 }

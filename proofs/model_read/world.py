@@ -27,6 +27,7 @@ from proofs.model_read.database import TOPIC, State, database
 from proofs.model_read.log import Log
 from proofs.model_read.oracle import READER, Oracle, Violation, Watch
 from proofs.model_read.play import Actor, First, Play
+from proofs.model_read.policy_oracle import PolicyOracle
 from proofs.model_read.sessions import Session
 
 KEPT = 5
@@ -46,7 +47,7 @@ class World:
         self.settings: Settings = self.database.settings
         self.oracle = Oracle(self.log)
         self.sets: dict[str, Mapping[str, int]] = {}
-        self.watch = Watch(self.oracle, self.sets)
+        self.watch: Watch | PolicyOracle = Watch(self.oracle, self.sets)
         self.history: list[State] = []
         """What was committed, the newest last: a restore may bring any of it back."""
         self.play = self._new_play(self.faults)
@@ -157,7 +158,7 @@ class World:
         self.chances += 1
         return self.chances.to_bytes(count, "big")
 
-    def _describe(self, _settings: Settings, name: str) -> Topic:
+    def _describe(self, _settings: Settings, name: str, **_how: Any) -> Topic:
         ends = self.oracle.ends
         return Topic(name, "topic", len(ends), dict.fromkeys(ends, 0), ends)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Any, Protocol
 
@@ -26,6 +26,8 @@ from domain.accounts import (
     Details,
     Event,
     OpenAccount,
+    ReleaseHold,
+    ReturnMoney,
     State,
     Withdraw,
 )
@@ -380,7 +382,17 @@ class _Bank:
         # the same few amounts over and over: sums come to nothing now and then, and an account can be closed
         cents = chance.choice(CENTS) if chance.randrange(3) == 0 else chance.choice((100, 250))
         command: Command = kind(cents=cents, on=on, details=self._details())
-        return command
+        if not isinstance(command, Withdraw):
+            return command
+        match chance.randrange(6):  # holds of the same reference meet
+            case 0 | 1:
+                return replace(command, hold="h")
+            case 2:
+                return ReturnMoney(hold="h", on=on, details=command.details)
+            case 3:
+                return ReleaseHold(hold="h")
+            case _:
+                return command
 
     def _details(self) -> Details:
         chance = self.chance

@@ -11,4 +11,5 @@ def all_kinds() -> dict[str, View]:
     """By name: entity (with and without key function), journal, summary, snapshot, outcomes; some stop at poison, some park."""
     own = [view_of(module) for module in (extremes, holders, moves, purposes, strict)]
     found = {**agent_views("core"), **{view.name: view for view in own}}
-    return dict(sorted(found.items()))
+    # the histories here are of accounts only
+    return {name: view for name, view in sorted(found.items()) if {*view.contexts} <= {"accounts"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Expected:
 def comparable(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """A row whose equal values are equal and hashable, whichever type PostgreSQL's client made of them."""
     return tuple(
-        tuple(sorted(value.items()))
+        json.dumps(value, sort_keys=True)
         if isinstance(value, dict)
         else bytes(value)
         if isinstance(value, memoryview)

@@ -12,7 +12,7 @@ import httpx
 from api.server import Server, server_of
 from api.services import Services
 from infra.settings import Settings
-from projections.engine.live.agent import Agent
+from projections.engine.live.agent import Agent, views_agent
 from tests.engine.spine import DEADLINE_S, beside, handler, set_up, until
 
 
@@ -90,7 +90,7 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
     made: list[Agent] = []
 
     async def serve() -> None:
-        made.append(Agent(world, agent, name))
+        made.append(views_agent(world, agent, name))
         await made[0].run()
 
     def run() -> None:
@@ -100,9 +100,6 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
-            if made and made[0]._app is not None:
-                # of a consumer of Faust's own, which is never started, and so never closes it
-                made[0]._app.consumer._thread.thread_loop.close()
 
     def stop() -> None:
         with suppress(RuntimeError):  # it has ended by itself, and closed its loop

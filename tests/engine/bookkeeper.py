@@ -57,27 +57,26 @@ class Bookkeeper:
         self.flush()
         self._epoch[partition], self._seq[partition] = offsets[0], 0
 
-    def commit(self, account: str, *events: Event, refused: Reason | None = None) -> None:
-        """What one command did on an account: events, or nothing and a reason."""
+    def commit(self, account: str, *events: Event, refused: Reason | None = None, **more: Any) -> None:
+        """What one command did on an account: events, or nothing and a reason; `more` are the commit's own fields."""
         stream = f"accounts/{account}"
         partition = partition_of(stream, self.topic.partitions)
         self._seq[partition] += 1
         self._commands += 1
         version = self._versions[stream] = self._versions.get(stream, 0) + len(events)
-        value = encode(
-            Commit(
-                stream=stream,
-                version=version,
-                events=[EventRecord(type(event).__name__, msgspec.Raw(msgspec.json.encode(event))) for event in events],
-                command_id=f"c{self._commands}",
-                command_offset=self._commands,
-                fingerprint="f",
-                outcome="rejected" if refused else "accepted",
-                reason=refused,
-                epoch=self._epoch[partition],
-                seq=self._seq[partition],
-            )
+        commit = Commit(
+            stream=stream,
+            version=version,
+            events=[EventRecord(type(event).__name__, msgspec.Raw(msgspec.json.encode(event))) for event in events],
+            command_id=f"c{self._commands}",
+            command_offset=self._commands,
+            fingerprint="f",
+            outcome="rejected" if refused else "accepted",
+            reason=refused,
+            epoch=self._epoch[partition],
+            seq=self._seq[partition],
         )
+        value = encode(msgspec.structs.replace(commit, **more))
         self._append(partition, stream.encode(), value)
 
     def garbage(self, partition: int, value: bytes = b"garbage") -> None:

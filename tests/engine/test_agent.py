@@ -194,7 +194,7 @@ def newer_code(folder: Path) -> Path:
     text = accounts.read_text()
     for before, after in (
         ("Movement: TypeAlias", "@fact\nclass MoneyPrinted:\n    pass\n\n\nMovement: TypeAlias"),
-        ("| Movement | AccountClosed", "| Movement | AccountClosed | MoneyPrinted"),
+        ("| HoldReleased | AccountClosed", "| HoldReleased | AccountClosed | MoneyPrinted"),
         (
             "        case AccountClosed():\n",
             "        case MoneyPrinted():\n            return state\n        case AccountClosed():\n",

@@ -549,7 +549,7 @@ def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
     bank.life(ACCOUNTS, 2)
     fold_all(world)
     back = go_to(world, ["balances", "statement"], all_views())
-    states = {"streams_accounts": "streams_accounts_v1"}
+    states = {"streams_accounts": "streams_accounts_v2"}
     assert back.tables == {"balances": "balances_v1", "statement": "statement_v1"} | states
     assert back.commits == 10 * len(ACCOUNTS)
     assert verify(world, all_views()).differences == 0

@@ -4,14 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
 
 from infra import cli
 from infra.errors import SamefoldError
 from infra.testing.fixtures import ROOT, Samefold
+from tests.engine.spine import until
 
 HEAVY = {"aiokafka", "alembic", "confluent_kafka", "faust", "psycopg", "pydantic", "pyspark", "rich", "sqlalchemy"}
 
@@ -123,6 +127,46 @@ def test_an_agent_that_no_view_names_is_refused_before_anything_starts(samefold:
     done = samefold("run", "agent", "--agent", "nosuch")
     assert done.returncode == 2
     assert "no view names agent 'nosuch': give one of core" in done.stderr
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[psutil.Process]:
+    """`samefold run …` where `folder` is `policies/`; one Ctrl-C ends it."""
+    script = f"import policies.engine; policies.__path__ = [{str(folder)!r}]; from infra.cli import main; main()"
+    nowhere = {"SAMEFOLD_KAFKA_BOOTSTRAP": "127.0.0.1:1", "SAMEFOLD_DATABASE_URL": "host=127.0.0.1 port=1"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, "run", *arguments],
+            env=os.environ | nowhere | {"PYTHONPATH": str(ROOT), "SAMEFOLD_GROUP_PREFIX": folder.name},
+            stderr=log,
+        )
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.send_signal(signal.SIGINT)
+        ended = process.wait(30)
+    assert ended in (0, 130), (folder / "log").read_text()
+
+
+def test_policies_and_publisher_run_where_there_are_any(tmp_path: Path) -> None:
+    event = "from domain.language import fact\nfrom infra.domain_model.contexts import contexts\n"
+    event += "Event = next(iter(next(iter(contexts().values())).events.values()))\nVERSION = 1\n"
+    (tmp_path / "reminders.py").write_text(f"{event}def react(event: Event, at): return []\n")
+    (tmp_path / "public.py").write_text("")
+    with running(tmp_path, "all", "--handlers", "0", "--agents", "0", "--no-api") as process:
+
+        def modules() -> set[str]:
+            return {word for child in process.children() for word in child.cmdline() if word.startswith("policies.")}
+
+        until(lambda: modules() == {"policies.engine.process", "policies.engine.publisher"}, "both are started")
+
+
+@pytest.mark.parametrize(("command", "told"), [("policies", "holds no policy"), ("publisher", "no policies/public.py")])
+def test_without_policies_their_processes_are_idle(tmp_path: Path, command: str, told: str) -> None:
+    with running(tmp_path, command) as process:
+        until(lambda: told in (tmp_path / "log").read_text(), "it says so")
+        assert process.is_running()
+        assert process.children() == []
 
 
 def test_an_unknown_view_is_named_before_a_question(samefold: Samefold) -> None:

@@ -19,7 +19,7 @@ FOREIGN = {name: service for name, service in SERVICES.items() if "build" not in
 
 
 def test_all_services_are_there() -> None:
-    assert set(OURS) == {"topics", "migrate", "handler", "agent", "api"}
+    assert set(OURS) == {"topics", "migrate", "handler", "agent", "policies", "publisher", "api"}
     assert set(FOREIGN) == {"kafka", "postgres"}
 
 

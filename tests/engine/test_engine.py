@@ -481,7 +481,7 @@ def test_rows_of_every_type_come_back_as_they_were(world: Settings) -> None:
     made = dict(bench.committer.held[0].rows["purses"])
     bench.fresh_committer()
 
-    query, parameters = select_rows(bench.views["purses"], "purses_v1", list(made))
+    query, parameters, _ = select_rows(bench.views["purses"], "purses_v1", list(made))
     read = loaded(bench.views["purses"], None, bench.db.execute(query, parameters).fetchall())
 
     assert read == made

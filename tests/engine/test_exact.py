@@ -273,7 +273,7 @@ def test_rows_come_back_as_they_are_held(world: Settings) -> None:
     bench.apply(bench.batch(0, *[(str(row[0]), [filled(number)]) for number, row in enumerate(made)]))
     held = dict(bench.committer.held[0].rows["purses"])
     bench.fresh_committer()
-    query, parameters = select_rows(of, "purses_v1", list(held))
+    query, parameters, _ = select_rows(of, "purses_v1", list(held))
     read = loaded(of, None, bench.db.execute(query, parameters).fetchall())
 
     assert len(read) == len(cases)

@@ -129,14 +129,14 @@ def test_every_fold_of_any_history_is_what_the_database_gives_back(world: Settin
             live = [log[longest] for log in logs.values() if len(log) > longest]
             if not live:
                 continue
-            query, parameters = select_rows(VIEW, VIEW.table_name, [one.commit.stream for one in live])
+            query, parameters, _ = select_rows(VIEW, VIEW.table_name, [one.commit.stream for one in live])
             held = Held(PLAN)
             held.rows[VIEW.name].update(loaded(VIEW, HOARD.state, db.execute(query, parameters).fetchall()))
             batch = decode(PLAN, 0, live)
             held.rows[VIEW.name].update(dict.fromkeys(keys_to_load(PLAN, batch, held).get(VIEW.name, ())))
             for statement in writes(VIEW, VIEW.table_name, [fold(PLAN, batch, held)]):
                 db.execute(statement.query, statement.parameters)
-        query, parameters = select_rows(VIEW, VIEW.table_name, list(decided))
+        query, parameters, _ = select_rows(VIEW, VIEW.table_name, list(decided))
         stored = loaded(VIEW, HOARD.state, db.execute(query, parameters).fetchall())
         as_the_handler_asks = db.execute(
             b"select json_agg(json_build_array(stream, version, state))::text from " + VIEW.table_name.encode()

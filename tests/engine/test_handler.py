@@ -211,7 +211,7 @@ def test_a_fenced_writer_opens_again_and_loses_nothing(world: Settings) -> None:
         until(lambda: (project(world), scalar(world, "select cents from balances_v1") == 11)[1], "decided again")
     found = [c.command_id for c in commits(world)]
     assert found.count("d1") >= 2, "the first try was void"
-    assert scalar(world, "select version from streams_accounts_v1") == 3
+    assert scalar(world, "select version from streams_accounts_v2") == 3
 
 
 def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> None:
@@ -235,7 +235,7 @@ def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> No
 def _restore_to_the_beginning(world: Settings) -> None:
     with connect(world, "test") as db, db.transaction():
         db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
-        for table in ("balances_v1", "statement_v1", "daily_totals_v1", "streams_accounts_v1", "command_outcomes_v1"):
+        for table in ("balances_v1", "statement_v1", "daily_totals_v1", "streams_accounts_v2", "command_outcomes_v1"):
             db.execute(f"delete from {table}")
 
 
@@ -249,7 +249,7 @@ def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, cap
         with handler(world):
             until(lambda: "another version" in caplog.text, "it logs what it waits for")
             assert openings(world) == []
-            db.execute("update live set version = 1 where view = 'streams_accounts'")
+            db.execute("update live set version = 2 where view = 'streams_accounts'")
             until(lambda: len(commits(world)) == 1, "it goes on")
 
 
@@ -299,7 +299,7 @@ def test_a_state_that_this_code_can_not_read_is_named_with_what_to_do(world: Set
         until(lambda: len(commits(world)) == 1, "decided")
     project(world)
     with connect(world, "test") as db:
-        db.execute("update streams_accounts_v1 set state = '{\"balance\":null}'")
+        db.execute("update streams_accounts_v2 set state = '{\"balance\":null}'")
     send(world, deposit("ada", "d1", 1))
     with handler(world) as running:
         error = ended_with(running, UnreadableState)

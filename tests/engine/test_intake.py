@@ -151,6 +151,8 @@ NO_COMMAND = {
     "expected version a bool": command(expected_version="true"),
     "expected version a fraction": command(expected_version="1.5"),
     "expected version of 5000 digits": command(expected_version="9" * 5_000),
+    "depth below zero": command(depth="-1"),
+    "depth beyond every chain": command(depth="1000001"),
     "NaN": command('{"cents":NaN}'),
     "Infinity": command('{"cents":-Infinity}'),
     "half a surrogate pair": command('{"cents":5,"note":"\\ud800"}'),

@@ -17,8 +17,8 @@ from projections.engine.views.core_views import all_views
 
 pytestmark = pytest.mark.xdist_group("layout")  # every file is parsed once
 
-YOURS = ("domain", "projections", "tests")
-SAMEFOLD = ("commands", "projections/engine", "api", "spark_jobs", "infra")
+YOURS = ("domain", "policies", "projections", "tests")
+SAMEFOLD = ("commands", "policies/engine", "projections/engine", "api", "spark_jobs", "infra")
 BESIDE = ("demo", "benchmarks", "proofs", "tests/engine")
 ROOMS = ("views", "fold", "store", "live", "rebuild", "verify", "operate")
 
@@ -65,7 +65,7 @@ def within(module: str, folders: tuple[str, ...]) -> bool:
 def test_samefold_imports_nothing_of_yours() -> None:
     """It finds contexts and views by their being there."""
     yours = {module for module in modules() if within(module, YOURS) and not within(module, (*SAMEFOLD, *BESIDE))}
-    yours -= {"domain", "domain.language", "projections"}
+    yours -= {"domain", "domain.language", "policies", "projections"}
     assert {"domain.accounts", "projections.balances"} <= yours
     assert [
         (module, found & yours) for module, found in imports().items() if within(module, SAMEFOLD) and found & yours

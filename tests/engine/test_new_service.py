@@ -119,7 +119,9 @@ def hotel(made: Path, home: Path, tmp_path: Path) -> Tree:
 
 def yours(tree: Tree) -> dict[str, str]:
     """The files that are the service's own."""
-    own = re.compile(r"README\.md|domain/(?!__init__|language)|projections/(?!engine/|__init__)|tests/(?!__init__)")
+    own = re.compile(
+        r"README\.md|domain/(?!__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
+    )
     return {name: digest for name, digest in tree.digests().items() if own.match(name)}
 
 
@@ -139,19 +141,23 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
         "tests/test_service.py",
     } <= mine.keys()
     for name in mine:
-        assert not re.search(r"account|balance|bank|\bthings?\b", (hotel.folder / name).read_text(), re.IGNORECASE), (
-            name
-        )
+        assert not re.search(
+            r"account|balance|bank|transfer|standing|\bthings?\b", (hotel.folder / name).read_text(), re.IGNORECASE
+        ), name
     assert {path.name for path in hotel.folder.iterdir() if path.is_dir() and not path.name.startswith(".")} == {
-        *("api", "commands", "docs", "domain", "infra", "projections", "spark_jobs", "tests"),
+        *("api", "commands", "docs", "domain", "infra", "policies", "projections", "spark_jobs", "tests"),
         *(name for name in ("requirements",) if (ROOT / name).is_dir()),
     }
+    assert "  policies/engine/policy.py\n" in (hotel.folder / ".samefold.sha256").read_text()
     assert 'name = "hotel"' in (hotel.folder / "pyproject.toml").read_text()
     assert "image: hotel:" in (hotel.folder / "docker-compose.yml").read_text()
     program = (
-        "from infra.settings import Settings as S; s = S(); print(s.group_prefix, s.commands_topic, s.events_topic)"
+        "from infra.settings import Settings as S; s = S(); "
+        "print(s.group_prefix, s.commands_topic, s.events_topic, s.policies_topic, s.public_topic)"
     )
-    assert hotel.run(sys.executable, "-c", program).stdout == "hotel hotel.commands hotel.events\n"
+    assert hotel.run(sys.executable, "-c", program).stdout == (
+        "hotel hotel.commands hotel.events hotel.policies hotel.public\n"
+    )
 
 
 def test_the_readmes_context_and_view_are_a_service(hotel: Tree) -> None:
@@ -167,7 +173,7 @@ def test_without_the_bank_checks_and_tests_pass(source: Tree, home: Path, tmp_pa
     clone = Tree(Path(shutil.copytree(source.folder, tmp_path / "clone", symlinks=True)), home)
     [listed] = re.findall(r"^```\n(domain/.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     paths = listed.split()
-    assert len(paths) <= 10
+    assert len(paths) <= 15
     for path in paths:
         place = clone.folder / path
         shutil.rmtree(place) if place.is_dir() else place.unlink()
@@ -263,6 +269,7 @@ def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hot
         *(hotel.samefold("add", "view", f"room_{kind}", "--kind", kind) for kind in ("entity", "journal", "summary")),
         hotel.samefold("add", "context", "guests"),
         hotel.samefold("add", "view", "guest_list", "--context", "guests"),
+        hotel.samefold("add", "policy", "copies", "--context", "rooms"),
     ]
     assert all("Next:" in one.stdout for one in told)
     hotel.use(data)
@@ -413,12 +420,14 @@ def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: P
         (("new", "{empty}", "--context", "rooms", "--name", "rich"), "name of a package"),
         (("new", "{empty}", "--context", "views"), "is reserved"),
         (("add", "event", "roomBooked"), "can't be the name of an event"),
-        (("add", "event", "AccountOpened"), "has the name AccountOpened already"),
-        (("add", "event", "NameGiven", "name"), "is not a field"),
-        (("add", "event", "NameGiven", "name:Wrong"), "is not a type"),
-        (("add", "command", "Foo", "--event", "Nothing"), "has no event Nothing"),
-        (("add", "view", "balances"), "exists already"),
+        (("add", "event", "AccountOpened", "--context", "accounts"), "has the name AccountOpened already"),
+        (("add", "event", "NameGiven", "name", "--context", "accounts"), "is not a field"),
+        (("add", "event", "NameGiven", "name:Wrong", "--context", "accounts"), "is not a type"),
+        (("add", "command", "Foo", "--event", "Nothing", "--context", "accounts"), "has no event Nothing"),
+        (("add", "view", "balances", "--context", "accounts"), "exists already"),
         (("add", "view", "sums", "--context", "nowhere"), "There is no context"),
+        (("add", "policy", "public", "--context", "accounts"), "is reserved"),
+        (("add", "policy", "Reminders", "--context", "accounts"), "can't be the name of a policy"),
         (("add", "context", "accounts"), "exists already"),
         (("update",), "has no .samefold.yml"),
     ],

@@ -41,6 +41,7 @@ def test_any_context_gets_files_of_python(tmp_path: Path, context: str) -> None:
     made.service(context)
     for kind in Kind:
         made.view(f"view_{kind}", None, kind)
+    made.policy("reminders", None)
     for text in files(tmp_path).values():
         rows = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
         for row in rows:
@@ -81,6 +82,37 @@ def test_a_view_whose_test_has_no_place_is_not_written_either(parts: Parts) -> N
     with pytest.raises(AlreadyThere, match=r"tests/test_rooms\.py exists"):
         parts.view("rooms", None, Kind.ENTITY)
     assert files(parts.root) == before
+
+
+@pytest.mark.parametrize("name", ["public", "engine", "Reminders", "no name", "class", "x" * 31])
+def test_a_policy_whose_name_would_not_work_is_refused(parts: Parts, name: str) -> None:
+    (parts.root / "policies" / "engine").mkdir(parents=True)
+    before = files(parts.root)
+    with pytest.raises(BadName):
+        parts.policy(name, None)
+    assert files(parts.root) == before
+
+
+def test_a_policy_is_written_once(parts: Parts) -> None:
+    assert parts.policy("reminders", None).files == [
+        Path("policies/reminders.py"),
+        Path("tests/test_policy_reminders.py"),
+    ]
+    before = files(parts.root)
+    with pytest.raises(AlreadyThere, match=r"policies/reminders\.py exists"):
+        parts.policy("reminders", None)
+    assert files(parts.root) == before
+
+
+def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
+    domain = parts.root / "domain" / "rooms.py"
+    domain.write_text(domain.read_text().replace("class AddRoom:\n", "class AddRoom:\n    floor: int\n"))
+    with pytest.raises(NoPlace, match="no command whose fields an event has"):
+        parts.policy("reminders", None)
+    parts.event("RoomRenamed", None, ("name:Text",))
+    parts.command("RenameRoom", None, (), "RoomRenamed")
+    parts.policy("reminders", None)
+    assert "RenameRoom(name=event.name)" in (parts.root / "policies" / "reminders.py").read_text()
 
 
 @pytest.mark.parametrize(
@@ -141,6 +173,7 @@ def test_what_is_written_under_the_longest_names_passes_the_linter(tmp_path: Pat
     parts.command(command, None, (), event)
     for kind in Kind:
         parts.view(f"this_is_a_view_with_a_name_of_40_{kind:x<7}", None, kind)
+    parts.policy("this_is_a_policy_of_30_letters", None)
     for arguments in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *arguments, "."], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -189,7 +189,7 @@ def test_the_same_scripts_run_by_spark_submit_on_the_cluster(
     assert rebuilt.returncode == 0, rebuilt.stderr
     assert _printed(rebuilt.stdout)["rows"] == {
         "statement": len(live),
-        "streams_accounts": len(rows(world, "streams_accounts_v1")),
+        "streams_accounts": len(rows(world, "streams_accounts_v2")),
     }
     assert live_table(world, "statement") == "statement_v1_r2"
     assert rows(world, "statement_v1_r2") == live

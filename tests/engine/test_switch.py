@@ -229,12 +229,12 @@ def test_there_must_be_a_table_to_go_to(bank: Bookkeeper) -> None:
 def test_a_journal_goes_back_with_the_states_that_it_is_told(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["statement"], all_views())
-    assert live_table(world, "streams_accounts") == "streams_accounts_v1_r2"
+    assert live_table(world, "streams_accounts") == "streams_accounts_v2_r2"
     bank.life(ACCOUNTS, 5)
     fold_all(world)
     assert go_to(world, ["statement"], all_views()).tables == {
         "statement": "statement_v1",
-        "streams_accounts": "streams_accounts_v1",
+        "streams_accounts": "streams_accounts_v2",
     }
     assert _differences(world) == 0
 
@@ -312,7 +312,9 @@ def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
         bank.life(ACCOUNTS, 5)
         tables = {name: table for future in futures for name, table in future.result(60).tables.items()}
         until(lambda: _behind(world) == 0, "the agent catches up")
-    assert tables == {name: f"{name}_v1_r2" for name in ("balances", "statement", "streams_accounts")}
+    assert tables == {
+        name: f"{all_views()[name].table_name}_r2" for name in ("balances", "statement", "streams_accounts")
+    }
     assert _differences(world) == 0
 
 

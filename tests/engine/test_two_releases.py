@@ -111,9 +111,9 @@ class {}:
 NOTES: Edits = {
     "domain/accounts.py": [
         ("Movement: TypeAlias", A_NOTE.format("NoteTaken") + "Movement: TypeAlias"),
-        ("| Movement | AccountClosed", "| Movement | AccountClosed | NoteTaken"),
+        ("| HoldReleased | AccountClosed", "| HoldReleased | AccountClosed | NoteTaken"),
         ("Command: TypeAlias", A_NOTE.format("TakeNote") + "Command: TypeAlias"),
-        ("| ChargeFee | CloseAccount", "| ChargeFee | CloseAccount | TakeNote"),
+        ("| ReleaseHold | CloseAccount", "| ReleaseHold | CloseAccount | TakeNote"),
         (
             "        case CloseAccount(on=on):\n",
             "        case TakeNote(on=on):\n            return [NoteTaken(on=on)]\n        case CloseAccount(on=on):\n",
@@ -126,11 +126,15 @@ NOTES: Edits = {
 }
 RAISED_STATE: Edits = {
     "domain/accounts.py": [
-        ("STATE_VERSION = 1", "STATE_VERSION = 2"),
-        ("    overdraft_limit: int = 0\n", "    overdraft_limit: int = 0\n    notes: int = 0\n"),
+        ("STATE_VERSION = 2", "STATE_VERSION = 3"),
+        ("holds: dict[str, int] = field(", "notes: int = 0\n    holds: dict[str, int] = field("),
         (
-            "            return State(state.status, state.balance + change(event), state.overdraft_limit)",
+            "            return State(state.status, state.balance + change(event), state.overdraft_limit, state.holds)",
             "            return replace(state, balance=state.balance + change(event))",
+        ),
+        (
+            "            return State(state.status, state.balance - cents, state.overdraft_limit, holds)",
+            "            return replace(state, balance=state.balance - cents, holds=holds)",
         ),
         (
             "        case NoteTaken():\n            return state\n",

@@ -2,7 +2,8 @@
 
 EngineStop                  the log can't be folded beyond an event; everything before it can
 ├── PoisonEvent             a view's function failed, or the database refused its row
-├── UnknownEvent            a counted commit has a type or context that this code does not know
+├── OtherCode               the record is one that other code folds:
+│   └── UnknownEvent        a counted commit has a type or context that this code does not know
 ├── UnreadableEvent         an event of a known type does not decode
 └── OutOfStep               a stream's stored version is not the one before the commit
 LogChanged                  the log, read again, does not lead to the recorded position
@@ -15,6 +16,9 @@ from typing import ClassVar
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
 from projections.engine.views.core_views import OUTCOMES, snapshot_view_name
+
+POLICY = "policy_"
+"""What the view name of a policy begins with."""
 
 
 class EngineStop(SamefoldError):
@@ -35,8 +39,9 @@ class PoisonEvent(EngineStop):
         self, view: str, stream: str, version: int, *, partition: int, offset: int, cause: BaseException | str
     ) -> None:
         what = cause if isinstance(cause, str) else in_words(cause)
+        who = f"Policy '{view.removeprefix(POLICY)}'" if view.startswith(POLICY) else f"View '{view}'"
         super().__init__(
-            f"View '{view}' can't take event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
+            f"{who} can't take event {version} of {stream} (partition {partition}, offset {offset}): {what.rstrip('.')}.",
             _poison_hint(view),
             partition=partition,
             offset=offset,
@@ -47,7 +52,13 @@ class PoisonEvent(EngineStop):
         self.cause = what
 
 
-class UnknownEvent(EngineStop):
+class OtherCode(EngineStop):
+    """A partition waits at a record that other code folds. The others continue."""
+
+    other_code: ClassVar[str] = "newer code"
+
+
+class UnknownEvent(OtherCode):
     """A counted commit has an event that this code does not know."""
 
     def __init__(self, stream: str, kind: str | None, *, partition: int, offset: int) -> None:
@@ -101,6 +112,9 @@ class LogChanged(SamefoldError):
 def _poison_hint(view: str) -> str:
     if view == OUTCOMES:
         return f"Rows were changed by hand. Run `samefold rebuild {view}` to recreate them."
+    if view.startswith(POLICY):
+        park = ' Or continue without the stream: ON_POISON = "park".'
+        return f"Correct `react` in policies/{view.removeprefix(POLICY)}.py and start again.{park}"
     states = snapshot_view_name("")
     if view.startswith(states):
         where, version, park = f"`State` and `evolve` in domain/{view.removeprefix(states)}.py", "STATE_VERSION", ""

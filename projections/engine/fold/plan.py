@@ -13,6 +13,9 @@ from projections.engine.views.core_views import snapshot_view_name
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View, tuple_getter
 
+ADDING = (Kind.JOURNAL, Kind.POLICY)
+"""Kinds of views whose events only add rows."""
+
 
 class Entity(NamedTuple):
     name: str
@@ -62,7 +65,7 @@ class Plan:
         self.states: dict[str, Context] = {}
         """The contexts whose states are folded, by the name of their snapshot view."""
         self.entities = [view for view in self.views.values() if view.kind is Kind.ENTITY]
-        self.journals = [view.name for view in self.views.values() if view.kind is Kind.JOURNAL]
+        self.journals = [view.name for view in self.views.values() if view.kind in ADDING]
         self.summaries = [view.name for view in self.views.values() if view.kind is Kind.SUMMARY]
         self.exact = {view.name: Exact(view) for view in self.views.values() if not view.is_system}
         self.inexact: frozenset[str] = frozenset()
@@ -95,9 +98,7 @@ class Plan:
                 for v in wanted
                 if v.kind is Kind.ENTITY
             ),
-            journals=tuple(
-                Journal(v.name, v, v.function, self.exact[v.name]) for v in wanted if v.kind is Kind.JOURNAL
-            ),
+            journals=tuple(Journal(v.name, v, v.function, self.exact[v.name]) for v in wanted if v.kind in ADDING),
             summaries=tuple(_summary(v, self.exact[v.name]) for v in wanted if v.kind is Kind.SUMMARY),
         )
 

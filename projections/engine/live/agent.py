@@ -73,18 +73,16 @@ class _App(faust.App):  # type: ignore[misc]
 
 
 class Agent:
-    """One agent process. `run` returns after `stop`, or raises the error that ended it."""
+    """One agent: a worker, fed by a reader. `run` returns after `stop`, or raises the error that ended it."""
 
-    def __init__(self, settings: Settings, agent: str, name: str) -> None:
+    def __init__(self, settings: Settings, work: Worker, reader: Reader, name: str) -> None:
         self.settings = settings
         self.name = name
-        views = agent_views(agent)
-        self.code = code_set(views)
-        self.group = f"{settings.group_prefix}-{agent}-{what_it_knows(self.code, known_events())}"
-        self.work = Worker(settings, agent, views, name, lanes=LANES)
-        self.lanes = [_Thread("database") for _ in range(LANES)]
-        max_age = settings.agent_max_age_ms / 1000
-        self.reader = Reader(self.code, batch=settings.agent_batch, max_age=max_age, lanes=LANES)
+        self.code = reader.code
+        self.group = f"{settings.group_prefix}-{work.agent}-{what_it_knows(self.code, known_events())}"
+        self.work = work
+        self.lanes = [_Thread("database") for _ in range(reader.lanes)]
+        self.reader = reader
         self.error: BaseException | None = None
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
@@ -105,6 +103,8 @@ class Agent:
         if self._app is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._app.stop(), LEAVE_S)
+            # of a consumer of Faust's own, which is never started, and so never closes it
+            self._app.consumer._thread.thread_loop.close()
         self._fetcher.close()
         for number, lane in enumerate(self.lanes):
             lane.close(partial(self.work.close, number))
@@ -255,7 +255,7 @@ class Agent:
         try:
             positions = await self.lanes[0].run(partial(self.work.positions, action.turn))
             reach("positions read")
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, KafkaUnavailable) as error:
             self._status.wrong("database", error.message, "away")
             self._do(self.reader.away(action.turn))
             return
@@ -331,6 +331,14 @@ class Agent:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def views_agent(settings: Settings, agent: str, name: str) -> Agent:
+    """The agent that keeps the views which name it. Raises BadView where none does."""
+    views = agent_views(agent)
+    max_age = settings.agent_max_age_ms / 1000
+    reader = Reader(code_set(views), batch=settings.agent_batch, max_age=max_age, lanes=LANES)
+    return Agent(settings, Worker(settings, agent, views, name, lanes=LANES), reader, name)
 
 
 class _Thread:
@@ -455,7 +463,7 @@ def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[st
 
 
 async def _serve(settings: Settings, agent: str, name: str) -> None:
-    serving = Agent(settings, agent, name)
+    serving = views_agent(settings, agent, name)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, serving.stop)

@@ -1,4 +1,4 @@
-"""`python -m projections.engine.live.exporter`: the metrics of lag and parked streams, for services that run no API.
+"""`python -m projections.engine.live.exporter`: the metrics of lag, parked streams and the outbox, for services that run no API.
 
 It queries both stores every two seconds, not when it is scraped.
 """
@@ -19,7 +19,8 @@ from infra.log import topics
 from infra.observability import logs, metrics
 from infra.processes.process_end import exit_code_of
 from infra.settings import Settings
-from projections.engine.live.lag import Lags, tell_lags
+from projections.engine.live.lag import OUTBOX, PARKED, Lags, tell_lags, tell_outbox
+from projections.engine.store.positions import AGENTS
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +55,15 @@ class Exporter:
         with naming(self.settings), connect(self.settings, f"samefold {self.name}") as connection:
             for agent, partition, next_offset in connection.execute(_POSITIONS, (self.settings.events_topic,)):
                 positions.setdefault(agent, {})[partition] = next_offset
-            parked = {str(view): int(streams) for view, streams in connection.execute(_PARKED)}
+            parked = {str(view): int(streams) for view, streams in connection.execute(PARKED)}
+            outbox = connection.execute(OUTBOX).fetchall()
         events = topics.describe(self.settings, self.settings.events_topic, admin=self._admin)
         self._lags.saw(time.monotonic(), positions, events.end)
         tell_lags(self._lags.now, parked)
+        tell_outbox(outbox)
 
 
-_POSITIONS = (
-    "select agent, partition, next_offset from positions where topic = %s and agent in (select agent from live)"
-)
-_PARKED = """
-select l.view, count(p.stream) from live l left join parked p using (table_name) group by l.view
-"""
+_POSITIONS = f"select agent, partition, next_offset from positions where topic = %s and agent in {AGENTS}"  # noqa: S608
 
 
 def main() -> NoReturn:

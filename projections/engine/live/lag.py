@@ -6,7 +6,7 @@ Times are seconds of a monotonic clock. A lag is as old as the first observation
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from infra.observability import metrics
@@ -73,8 +73,32 @@ class Lags:
         self._standing = {where: standing for where, standing in self._standing.items() if where[0] in positions}
 
 
+PARKED = """
+select l.view, count(p.stream) as streams
+  from (select view, table_name from live union all
+        select distinct 'policy_' || policy, 'policy_' || policy from activations) l left join parked p using (table_name)
+ group by l.view
+"""
+"""How many streams a live view, or a policy, leaves out."""
+OUTBOX = """
+select policy, count(o.kind) filter (where dead is null) as open, count(dead) as dead,
+       coalesce(extract(epoch from now() - min(greatest(due, wished_at)) filter (
+         where o.kind is not null and sent_at is null and dead is null and (due is null or due <= now()))), 0)::float as waiting
+  from (select distinct policy from activations) a left join outbox o using (policy) group by policy
+"""
+"""By policy: open wishes, dead letters, and for how many seconds the oldest due wish has not been sent."""
+
+
+def tell_outbox(found: Iterable[tuple[str, int, int, float]]) -> None:
+    """Set the metrics of the outbox from the rows of `OUTBOX`."""
+    for policy, wishes, dead, waiting in found:
+        metrics.OUTBOX_OPEN.labels(policy).set(wishes)
+        metrics.OUTBOX_DEAD.labels(policy).set(dead)
+        metrics.OUTBOX_UNSENT_SECONDS.labels(policy).set(max(waiting, 0))
+
+
 def tell_lags(lags: Mapping[tuple[str, int], PartitionLag], parked: Mapping[str, int]) -> None:
-    """Set the metrics: the lag of each (agent, partition), and the number of parked streams of each live view."""
+    """Set the metrics: the lag of each (agent, partition), and the number of parked streams of each live view or policy."""
     for (agent, partition), lag in lags.items():
         metrics.LAG_EVENTS.labels(agent, str(partition)).set(lag.records)
         metrics.LAG_SECONDS.labels(agent, str(partition)).set(lag.seconds)

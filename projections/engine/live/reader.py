@@ -11,13 +11,13 @@ to the database, with at most one batch at a time. To *hold* is to wait until th
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from infra.errors import SamefoldError
 from infra.log.records import Record
 from infra.log.rule import Reading
-from projections.engine.fold.errors import UnknownEvent
+from projections.engine.fold.errors import OtherCode
 from projections.engine.live.startup import set_difference
 from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
@@ -67,13 +67,13 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """Log that one partition waits until newer code has folded this event. The others continue."""
+    """Log that one partition waits until other code has folded this event. The others continue."""
 
-    error: UnknownEvent
+    error: OtherCode
 
     @property
     def why(self) -> str:
-        waits = f"partition {self.error.partition} waits for an agent of newer code, the others continue"
+        waits = f"partition {self.error.partition} waits for an agent of {self.error.other_code}, the others continue"
         return f"{waits}: {self.error.code}: {self.error}"
 
 
@@ -107,12 +107,26 @@ class _Partition:
 class Reader:
     """Reads an agent's assigned partitions. `code` is {view: version} of this code; times are in seconds.
 
+    `difference` says how the live versions differ from `code`, as text, and None if they don't; `look_again` is how often the
+    positions are read while they differ.
+
     Up to `lanes` batches run at once: while the database writes one, another is folded. No two of them have the same partition,
     and each is fenced by its own positions.
     """
 
-    def __init__(self, code: Mapping[str, int], *, batch: int, max_age: float, lanes: int = 1) -> None:
+    def __init__(
+        self,
+        code: Mapping[str, int],
+        *,
+        batch: int,
+        max_age: float,
+        lanes: int = 1,
+        difference: Callable[[Mapping[str, int], Mapping[str, int]], str | None] = set_difference,
+        look_again: float = LOOK_AGAIN_S,
+    ) -> None:
         self.code = code
+        self._difference = difference
+        self._look_again = look_again
         self.batch = batch
         self.max_age = max_age
         self.lanes = lanes
@@ -129,6 +143,12 @@ class Reader:
         self._checking = False
         """Whether the next positions decide which of those partitions continue."""
         self._failures = 0
+        self._holds = True
+
+    @property
+    def own_partitions(self) -> frozenset[int]:
+        """The assigned partitions; none while it holds."""
+        return frozenset() if self._holds else self._assigned
 
     @property
     def fetching(self) -> list[int]:
@@ -146,11 +166,12 @@ class Reader:
         """The agent's positions were read; None if it has never run."""
         if turn != self.turn:
             return []
-        difference = set_difference(positions.live_set if positions else {}, self.code)
+        difference = self._difference(positions.live_set if positions else {}, self.code)
+        self._holds = positions is None or difference is not None
         if positions is None or difference is not None:
             self._failures = 0
             retired = "no view of this agent is live any more; " if positions and not positions.live else ""
-            return [Hold(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, LOOK_AGAIN_S)]
+            return [Hold(f"{retired}{difference or 'no positions yet'}"), ReadPositions(turn, self._look_again)]
         mine = self._assigned & positions.readings.keys()
         if self._checking:
             at = {partition: positions.readings[partition].next_offset for partition in mine}
@@ -198,7 +219,7 @@ class Reader:
         self._failures = 0
         for partition, reading in result.readings.items():
             self._parts[partition].reading = reading
-        if isinstance(result.stop, UnknownEvent):
+        if isinstance(result.stop, OtherCode):
             if not self._newer:
                 self._check_at = now + NEWER_S
             # the batch's other partitions may have been cut short too, so the positions are read again

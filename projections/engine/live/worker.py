@@ -15,8 +15,8 @@ from infra.archive.manifest import ends_of
 from infra.database.connect import Connection, DatabaseUnavailable, connect, named
 from infra.database.revisions import DatabaseAhead, require_schema
 from infra.errors import SamefoldError
-from infra.log.records import Record, UnreadableRecord
-from infra.log.rule import Counted, Reading, Void, read
+from infra.log.records import Record
+from infra.log.rule import Reading, Void, read_readable
 from infra.log.source import LogTrimmed
 from infra.log.topics import Topic, describe
 from infra.observability import metrics, tracing
@@ -36,7 +36,8 @@ class Worker:
     """One agent's connections, one per lane, and its committer.
 
     Batches of different partitions may be applied at once, each in its lane. The lanes share the committer and its row cache,
-    which is kept by partition. `plan` is that of `views`, for views of other contexts than those of `domain/`.
+    which is kept by partition. `plan` is that of `views`, for views of other contexts than those of `domain/`. `defers` is the
+    committer's, for one lane.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Worker:
         plan: Plan | None = None,
         *,
         lanes: int = 1,
+        defers: bool = False,
     ) -> None:
         self.settings = settings
         self.agent = agent
@@ -56,6 +58,7 @@ class Worker:
         self.name = name
         self._metrics = _Metrics(agent)
         self._connections: list[Connection | None] = [None] * lanes
+        self._defers = defers
         self._turn = 0
         self._committer: Committer | None = None
 
@@ -74,25 +77,45 @@ class Worker:
                 positions = read_positions(connection, self.agent, events.name)
                 if positions is None or positions.live_set != code_set(dict(self.views)):
                     raise
-            positions = ensure_started(connection, self.agent, self.views, contract)
+            positions = self.begin(connection, contract)
         if positions is not None:
             # after the positions were read, because other agents and the log's end move on
             now = describe(self.settings, events.name)
             with self._naming():
                 _check_reach(now, positions, ends_of(self._connected(), events.name))
 
+    def begin(self, connection: Connection, contract: Contract) -> Positions | None:
+        """Make the first start or check a later one; the positions, or None if the agent has none yet."""
+        return ensure_started(connection, self.agent, self.views, contract)
+
+    def read(self, connection: Connection) -> Positions | None:
+        """The agent's positions."""
+        return read_positions(connection, self.agent, self.settings.events_topic)
+
+    def own(
+        self,
+        partition: int,  # noqa: ARG002
+        was: Reading,  # noqa: ARG002
+        records: Sequence[Record],
+    ) -> tuple[Sequence[Record], EngineStop | None]:
+        """The records that this code folds, and the error that names the first one that it must not fold."""
+        return records, None
+
     def ping(self, lane: int = 0) -> None:
-        """Check the connection. Raises DatabaseUnavailable."""
+        """Check the connection, and write the moves that were deferred. Raises DatabaseUnavailable."""
         with self._naming(lane):
-            self._connected(lane).execute("select")
+            connection = self._connected(lane)
+            connection.execute("select")
+            if self._committer is not None and self._committer.flush(connection) is Fate.FENCED:
+                self._committer = None
 
     def positions(self, turn: int = 0) -> Positions | None:
         """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
         with self._naming():
-            positions = read_positions(self._connected(), self.agent, self.settings.events_topic)
+            positions = self.read(self._connected())
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
         self._turn = turn
-        self._committer = Committer(self.plan, positions) if positions else None
+        self._committer = Committer(self.plan, positions, defers=self._defers) if positions else None
         return positions
 
     def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
@@ -130,8 +153,9 @@ class Worker:
         batches = []
         voids = []
         for partition, (was, records) in takes.items():
-            after, counted, void, unreadable = _read(was, records)
-            stop = stop or unreadable
+            mine, foreign = self.own(partition, was, records)
+            after, counted, void, unreadable = read_readable(was, mine)
+            stop = stop or unreadable or foreign
             batches.append(Batch(partition, was, after, counted))
             voids.append(void)
             _warn(self.settings.events_topic, partition, void)
@@ -149,6 +173,9 @@ class Worker:
                 self._metrics.applied(result, commits, time.perf_counter() - started)
                 self._metrics.void(voids)
                 break
+            # other code goes on from exactly there
+            if stop is not None and committer.flush(self._connected(lane)) is Fate.FENCED:
+                return BatchResult(Fate.FENCED)
         return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 
     def close(self, lane: int = 0) -> None:
@@ -175,26 +202,6 @@ class Worker:
         except DatabaseUnavailable:
             self.close(lane)
             raise
-
-
-def _read(
-    was: Reading, records: Sequence[Record]
-) -> tuple[Reading, list[Counted], list[Void], UnreadableRecord | None]:
-    """Apply the reading rule up to the first record that can't be read, and return that error too."""
-    try:
-        return *read(was, records), None
-    except UnreadableRecord as error:
-        stop = error
-    counted: list[Counted] = []
-    void: list[Void] = []
-    for record in records:
-        try:
-            was, more, empty = read(was, [record])
-        except UnreadableRecord:
-            break
-        counted += more
-        void += empty
-    return was, counted, void, stop
 
 
 def _warn(topic: str, partition: int, void: Sequence[Void]) -> None:

@@ -97,11 +97,12 @@ def _agent(
         hint = f"Start it: `samefold run agent --agent {agent}`." if is_new else set_difference({}, wanted)
         return AgentNow({}, AgentLag(sum(topic.end.values()), 0.0), hint)
     return AgentNow(
-        positions.readings, _lag(settings, positions.readings, topic), set_difference(positions.live_set, wanted)
+        positions.readings, lag_of(settings, positions.readings, topic), set_difference(positions.live_set, wanted)
     )
 
 
-def _lag(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topic) -> AgentLag:
+def lag_of(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topic) -> AgentLag:
+    """How far these positions are behind the log's end."""
     behind = {p: topic.end[p] - at.next_offset for p, at in readings.items() if topic.end[p] > at.next_offset}
     waiting = 0.0
     for partition in behind:
@@ -113,5 +114,6 @@ def _lag(settings: Settings, readings: Mapping[int, Reading], topic: topics.Topi
 
 _RETIRED = """
 select distinct agent from positions
- where topic = %s and agent not in (select agent from live) and agent != all(%s) order by agent
+ where topic = %s and agent not in (select agent from live) and not starts_with(agent, 'policy_') and agent != all(%s)
+ order by agent
 """

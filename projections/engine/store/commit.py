@@ -37,7 +37,7 @@ from projections.engine.fold.fold import (
 from projections.engine.fold.plan import Plan
 from projections.engine.store.parking import insert_parked
 from projections.engine.store.positions import Positions, channel
-from projections.engine.store.rows import Refused, writes
+from projections.engine.store.rows import Refused, Statement, writes
 from projections.engine.store.writing import ask_for_missing, fold_and_write, hold, is_refusal
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper
@@ -50,6 +50,8 @@ HELD_ROWS = 100_000
 LOCKED = {"40001", "40P01", "55P03"}
 """Serialisation failure, deadlock, lock timeout: the whole batch is retried."""
 TRIES = 10
+DEFER_S = 1.0
+"""How long the move of a position may wait, if the batch changes no row."""
 
 
 class Batch(NamedTuple):
@@ -66,6 +68,14 @@ class Batch(NamedTuple):
         at = next(one.commit for one in self.counted if one.offset == offset)
         last = before[-1].commit.command_offset if before else self.was.command_offset
         return Batch(self.partition, self.was, Reading(offset, at.epoch, at.seq - 1, last), before)
+
+
+class _Deferred(NamedTuple):
+    """A move of a position that has not been written: where it is in the database, where it is here, and since when."""
+
+    was: Reading
+    next: Reading
+    since: float
 
 
 class Fate(StrEnum):
@@ -127,11 +137,19 @@ class Committer:
     """Applies batches for one agent, from one reading of the positions on. `held` is the row cache of that reading.
 
     Batches of different partitions may be applied at once, in threads of their own. `pause` waits before a retry.
+
+    With `defers`, for one thread, a batch that changes no row moves its position a little later: with the partition's next batch
+    that does, after DEFER_S, or in `flush`.
     """
 
-    def __init__(self, plan: Plan, positions: Positions, pause: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, positions: Positions, pause: Callable[[float], None] | None = None, *, defers: bool = False
+    ) -> None:
         self.plan = plan
         self.pause = pause or time.sleep
+        self._defers = defers
+        self._deferred: dict[int, _Deferred] = {}
+        """By partition, the move that has not been written."""
         self.positions = positions
         self.blocked = positions.blocked
         self._parking = threading.Lock()
@@ -152,6 +170,18 @@ class Committer:
         if result.fate is not Fate.APPLIED:
             self._forget(batches)
         return result
+
+    def flush(self, connection: Connection) -> Fate:
+        """Write the deferred moves."""
+        batches = [Batch(partition, one.was, one.next, ()) for partition, one in self._deferred.items()]
+        self._deferred.clear()
+        if not batches:
+            return Fate.APPLIED
+        try:
+            self._move(connection, batches)
+        except _FENCED:
+            return Fate.FENCED
+        return Fate.APPLIED
 
     def _apply(self, connection: Connection, batches: Sequence[Batch]) -> BatchResult:
         decoded = [decode(self.plan, batch.partition, batch.counted) for batch in batches]
@@ -188,6 +218,9 @@ class Committer:
             except EngineStop:
                 # perhaps the cached rows are outdated by another worker: let the fence and fresh rows decide
                 self._forget(batches)
+        statements = None if changes is None else self._writes(changes)
+        if self._defers and changes is not None and not statements and self._defer(batches, changes):
+            return self._applied(decoded, changes, ())
         committing = False
         try:
             with connection.pipeline() as pipeline:
@@ -199,9 +232,11 @@ class Committer:
                     hold(self.plan, asked)
                     reach("compare-and-set done")
                     changes = self._fold(decoded, self.blocked)
-                for view in self.plan.views.values():
-                    for query, parameters in writes(view, self.positions.tables[view.name], changes):
-                        connection.execute(query, parameters)
+                answers = []
+                for query, parameters, answer in self._writes(changes) if statements is None else statements:
+                    cursor = connection.execute(query, parameters)
+                    if answer is not None:
+                        answers.append((answer, cursor))
                 parked = [one for change in changes for one in change.parked.values()]
                 self._park(connection, parked)
                 reach("rows sent")
@@ -216,6 +251,9 @@ class Committer:
                 connection.rollback()
                 return BatchResult(Fate.FENCED)
             raise
+        self._moved(batches)
+        for answer, cursor in answers:
+            answer(cursor.fetchall())
         return self._applied(decoded, changes, parked)
 
     def _statement_by_statement(
@@ -238,16 +276,37 @@ class Committer:
             if connection.closed:
                 return BatchResult(Fate.UNKNOWN)
             raise
+        self._moved(batches)
         return self._applied(decoded, changes, parked)
 
     def _move(self, connection: Connection, batches: Sequence[Batch]) -> None:
         """The compare-and-set. It fails unless every position is where its batch begins, and notifies of the new ones."""
         at = self.positions
-        rows = [(batch.partition, *batch.was[:3], *batch.next) for batch in batches]
+        was = {partition: one.was for partition, one in self._deferred.items()}
+        rows = [(batch.partition, *was.get(batch.partition, batch.was)[:3], *batch.next) for batch in batches]
         moves = [binary_arrays.bigints(column) for column in zip(*rows, strict=True)]
         moved = ",".join(f"{batch.partition}:{batch.next.next_offset}" for batch in batches)
         notice = (channel(at.agent), moved[:7_000])
         connection.execute(COMPARE_AND_SET, [*moves, at.agent, at.topic, at.generation, len(batches), *notice])
+
+    def _defer(self, batches: Sequence[Batch], changes: Sequence[Changes]) -> bool:
+        """Put the moves off, if no row changes and none of them has waited for long."""
+        now = time.monotonic()
+        since = [one.since for batch in batches if (one := self._deferred.get(batch.partition))]
+        if any(change.parked for change in changes) or now - min(since, default=now) > DEFER_S:
+            return False
+        for batch in batches:
+            known = self._deferred.get(batch.partition) or _Deferred(batch.was, batch.next, now)
+            self._deferred[batch.partition] = known._replace(next=batch.next)
+        return True
+
+    def _moved(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._deferred.pop(batch.partition, None)
+
+    def _writes(self, changes: Sequence[Changes]) -> list[Statement]:
+        tables = self.positions.tables
+        return [one for name, view in self.plan.views.items() for one in writes(view, tables[name], changes)]
 
     def _fold(self, decoded: Sequence[Decoded], blocked: Blocked) -> list[Changes]:
         return [fold(self.plan, one, self.held[one.partition], blocked) for one in decoded]

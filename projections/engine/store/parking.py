@@ -15,7 +15,7 @@ from projections.engine.fold.fold import Parked
 
 @dataclass(frozen=True, slots=True)
 class ParkedStream:
-    """A stream that a table leaves out from `since_version` on. `live` is whether the table is the live one."""
+    """A stream that a table leaves out from `since_version` on. `live` is whether the table is the live one, or a policy's."""
 
     view: str
     table: str
@@ -42,8 +42,9 @@ def parked_streams(connection: Connection, *, live_only: bool = False) -> list[P
     """All parked streams, by view, table and stream."""
     found = connection.execute(
         "select p.view, p.table_name, p.stream, p.partition, p.since_offset, p.since_version, p.error, p.parked_at, "
-        "l.view is not null from parked p left join live l using (table_name) "
-        "where l.view is not null or not %s order by p.view, p.table_name, p.stream",
+        "l.table_name is not null from parked p left join (select table_name from live union all "
+        "select distinct 'policy_' || policy from activations) l using (table_name) "
+        "where l.table_name is not null or not %s order by p.view, p.table_name, p.stream",
         (live_only,),
     )
     return [ParkedStream(*row) for row in found]

@@ -18,7 +18,7 @@ from projections.engine.fold.fold import Blocked
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A view's live version and its table."""
+    """A view's live version and its table. A policy counts as a view, live in its newest version."""
 
     version: int
     table: str
@@ -47,17 +47,26 @@ class Positions:
 
 
 _READ = """
+with mine as (
+  select view, version, table_name from live where agent = %(agent)s
+   union all
+  (select 'policy_' || policy, version, 'policy_' || policy from activations
+    where 'policy_' || policy = %(agent)s order by number desc limit 1))
 select
   (select json_agg(json_build_array(p.partition, p.next_offset, p.epoch, p.seq, p.command_offset,
                                     p.generation, p.topic_id) order by p.partition)
      from positions p where p.agent = %(agent)s and p.topic = %(topic)s),
-  (select json_agg(json_build_array(l.view, l.version, l.table_name) order by l.view)
-     from live l where l.agent = %(agent)s),
-  (select json_agg(json_build_array(k.view, k.stream, k.since_version))
-     from parked k join live l using (table_name) where l.agent = %(agent)s),
-  (select json_agg(json_build_array(s.view, s.stream, s.version, s.through))
-     from skips s join live l using (view) where l.agent = %(agent)s)
+  (select json_agg(json_build_array(l.view, l.version, l.table_name) order by l.view) from mine l),
+  (select json_agg(json_build_array(k.view, k.stream, k.since_version)) from parked k join mine l using (table_name)),
+  (select json_agg(json_build_array(s.view, s.stream, s.version, s.through)) from skips s join mine l using (view))
 """
+
+
+AGENTS = """(
+select agent from live union all
+select 'policy_' || policy from (select distinct on (policy) policy, version from activations order by policy, number desc) a
+ where version > 0)"""
+"""The agents whose positions count, in SQL: those of live views, and of policies that have not been removed."""
 
 
 def read_positions(connection: Connection, agent: str, topic: str) -> Positions | None:

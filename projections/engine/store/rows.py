@@ -33,6 +33,8 @@ class Statement(NamedTuple):
 
     query: bytes
     parameters: Sequence[Any]
+    answer: Callable[[Sequence[tuple[Any, ...]]], None] | None = None
+    """Called with the rows that it returned, soon after the transaction was committed; not always."""
 
 
 class Refused(Exception):
@@ -108,6 +110,9 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
                 return _write_states(view, table, batches)
             case Kind.OUTCOMES:
                 return _write_outcomes(view, table, batches)
+            case Kind.POLICY:
+                assert view.write is not None, "a policy writes into the outbox"
+                return view.write(batches)
     except MemoryError:
         raise
     except Exception as error:

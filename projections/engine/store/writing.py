@@ -41,7 +41,7 @@ def ask_for_missing(
     for one in batch:
         for name, keys in keys_to_load(plan, one, held[one.partition]).items():
             if name in tables:
-                query, parameters = select_rows(plan.views[name], tables[name], keys)
+                query, parameters, _ = select_rows(plan.views[name], tables[name], keys)
                 asked.append(Asked(held[one.partition], name, keys, connection.execute(query, parameters)))
     return asked
 
@@ -104,7 +104,7 @@ def _try_rows(
 ) -> psycopg.Error | Refused | None:
     """Write a view's rows. Returns the error if they are refused; the caller then rolls back to a savepoint."""
     try:
-        for query, parameters in writes(view, table, changes):
+        for query, parameters, _ in writes(view, table, changes):
             connection.execute(query, parameters)
     except (psycopg.Error, Refused) as error:
         if not is_refusal(error):
@@ -147,7 +147,10 @@ def _find_refused(
             passes = middle
         else:
             fails, error = middle, found
-    last = [part for part in _first(view, parts, fails) if _count(view, part)][-1]
+    counted = [part for part in _first(view, parts, fails) if _count(view, part)]
+    if not counted:  # an outcome of a policy's command, which is no event
+        raise error
+    last = counted[-1]
     if view.kind is Kind.OUTCOMES:
         offset, _, commit = last.counted[-1]
         stream, version = commit.stream, commit.version

@@ -30,7 +30,7 @@ NOT_VIEWS: set[str] = set()
 """Modules of `projections/` that `discover` leaves out: none, except in measurements of other releases."""
 
 RESERVED = re.compile(
-    rf"{'|'.join(schema.metadata.tables)}|alembic_version|command_outcomes|streams_.*|.*_v\d+(_(r|asof_)\d+)?"
+    rf"{'|'.join(schema.metadata.tables)}|alembic_version|command_outcomes|streams_.*|policy_.*|.*_v\d+(_(r|asof_)\d+)?"
 )
 CORE = "core"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -51,6 +51,8 @@ class Kind(StrEnum):
     """The write model's states of one context, one row per stream."""
     OUTCOMES = "outcomes"
     """One row per command."""
+    POLICY = "policy"
+    """Wishes, and outcomes of earlier ones: the outbox. Folded by the policy's own agent only, never rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +74,8 @@ class View:
     agent: str = CORE
     question: str = ""
     """The module's docstring."""
+    write: Callable[[Sequence[Any]], list[Any]] | None = None
+    """Of a policy: the statements that write a batch's `Changes`, instead of rows into a table of the view's own."""
 
     @property
     def table_name(self) -> str:
@@ -207,7 +211,7 @@ def _function(name: str, module: ModuleType) -> tuple[Kind, Callable[..., Any]]:
 def _row(name: str, kind: Kind, function: Callable[..., Any], hints: dict[str, Any]) -> type:
     returned = hints.get("return")
     if kind is Kind.ENTITY:
-        members = [member for member in _members(returned) if member is not NoneType]
+        members = [member for member in members_of(returned) if member is not NoneType]
     else:
         origin = get_origin(returned)
         is_iterable = origin in (Iterable, Iterator, Generator, list, tuple)
@@ -222,7 +226,7 @@ def _row(name: str, kind: Kind, function: Callable[..., Any], hints: dict[str, A
 
 
 def _events(name: str, annotation: Any) -> frozenset[type]:
-    members = _members(annotation)
+    members = members_of(annotation)
     if not members or not all(isinstance(member, type) and member is not NoneType for member in members):
         raise BadView(
             f"View '{name}': its parameter `event` has no annotation, which would be the subscription.",
@@ -231,7 +235,7 @@ def _events(name: str, annotation: Any) -> frozenset[type]:
     return frozenset(members)
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def members_of(annotation: Any) -> tuple[Any, ...]:
     if isinstance(annotation, TypeVar) or annotation is None or annotation is Any:
         return ()
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
@@ -300,7 +304,7 @@ def _check_key(name: str, kind: Kind, columns: tuple[Column, ...], key_function:
 
 def _check_after(name: str, annotation: Any, of: list[Context]) -> None:
     states = {context.state for context in of}
-    if set(_members(annotation)) != states:
+    if set(members_of(annotation)) != states:
         wanted = " | ".join(sorted(f"{state.__module__}.{state.__name__}" for state in states))
         raise BadView(
             f"Journal '{name}': `after` is not the state of its events' context.", f"Annotate it: `after: {wanted}`."

@@ -5,7 +5,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import NamedTuple
 
-from domain.accounts import FeeCharged, InterestCredited, MoneyDeposited, MoneyWithdrawn, change
+from domain.accounts import Movement, change
 from projections.engine import At, Key, Max, Min, Sum
 from proofs.one_fold.views import refuse
 
@@ -25,7 +25,7 @@ class Extreme(NamedTuple):
     last_at: Max[datetime]
 
 
-def delta(event: MoneyDeposited | MoneyWithdrawn | InterestCredited | FeeCharged, at: At) -> Iterable[Extreme]:
+def delta(event: Movement, at: At) -> Iterable[Extreme]:
     amount = Decimal(change(event)) / 100
     for kind in (type(event).__name__, "all"):
         yield Extreme(kind, 1, amount, event.cents, amount, event.on, event.on, at.time, at.time)

@@ -1,0 +1,119 @@
+"""`samefold outbox`: the wishes of policies on their way, and what to do about dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli import Json, Yes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from policies.engine.operate import WishNow
+
+WishId = Annotated[str, typer.Argument(metavar="ID", help="A wish's id.")]
+DeadIds = Annotated[list[str], typer.Argument(metavar="ID…", help="Ids of dead letters.")]
+
+
+def register(app: typer.Typer) -> None:
+    outbox = typer.Typer(help="Wishes of policies on their way, and dead letters.", no_args_is_help=True)
+    outbox.command("list")(list_)
+    for command in (show, retry, drop):
+        outbox.command()(command)
+    app.add_typer(outbox, name="outbox")
+
+
+def list_(
+    policy: Annotated[str | None, typer.Option(help="Of this policy only.")] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="Dead letters only.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show so many, the oldest ones.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """What is in the outbox, without bodies."""
+    from infra import terminal
+    from infra.settings import Settings
+    from policies.engine.operate import wishes
+
+    total, found = wishes(Settings(), policy=policy, dead=dead, limit=limit)
+
+    def text(_: Any) -> Iterator[RenderableType]:
+        if not found:
+            yield "There are no dead letters." if dead else "Nothing is on its way."
+            return
+        columns = ("id", "state", "kind", "from", "to", "type", "wished", "due", "attempts", "why")
+        yield terminal.table(columns, map(_row, found))
+        if total > len(found):
+            yield f"… and {total - len(found):,} more: --limit"
+
+    terminal.show({"total": total, "wishes": found}, text, as_json=as_json)
+
+
+def show(ident: WishId, as_json: Json = False) -> None:
+    """All there is of one wish, its bodies too. They may be confidential."""
+    from infra import terminal
+    from infra.settings import Settings
+    from policies.engine.operate import wish
+
+    def text(found: dict[str, Any]) -> Iterator[RenderableType]:
+        values = {name: value for name, value in found.items() if value is not None}
+        yield terminal.table(("", ""), ((name, _plain(value)) for name, value in values.items()))
+        if found["dead"]:
+            yield f"`samefold outbox retry {ident}` once the cause is gone, or `samefold outbox drop {ident}`."
+
+    terminal.show(wish(Settings(), ident), text, as_json=as_json)
+
+
+def retry(idents: DeadIds, as_json: Json = False) -> None:
+    """Send dead letters again."""
+    from infra import terminal
+    from infra.settings import Settings
+    from policies.engine.operate import retry as run
+
+    run(Settings(), idents)
+    terminal.show({"retried": idents}, lambda _: [f"To be sent again: {', '.join(idents)}."], as_json=as_json)
+
+
+def drop(idents: DeadIds, yes: Yes = False, as_json: Json = False) -> None:
+    """Remove dead letters for good: they are not sent, and have no outcome."""
+    from infra import terminal
+    from infra.settings import Settings
+    from policies.engine.operate import dead_letters
+    from policies.engine.operate import drop as run
+
+    settings = Settings()
+    found = dead_letters(settings, idents)
+    if not yes:
+        endless = sorted({str(one.stream) for one in found if one.has_follow_up})
+        lost = (
+            f" {', '.join(endless)} will wait for an outcome in vain: neither `then` nor `otherwise` is sent."
+            if endless
+            else ""
+        )
+        typer.confirm(f"Drop {', '.join(one.id for one in found)}?{lost}", abort=True, err=True)
+    run(settings, idents)
+    terminal.show({"dropped": idents}, lambda _: [f"Dropped {', '.join(idents)}."], as_json=as_json)
+
+
+def _row(one: WishNow) -> tuple[Any, ...]:
+    from infra.terminal import Text
+
+    return (
+        one.id,
+        Text(one.state, "red") if one.dead else one.state,
+        one.kind,
+        one.stream and f"{one.stream} {one.version}",
+        one.target,
+        one.type,
+        one.wished_at and f"{one.wished_at:%F %T}",
+        one.due and f"{one.due:%F %T}",
+        one.attempts or None,
+        one.dead,
+    )
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)

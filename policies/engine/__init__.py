@@ -1,0 +1,16 @@
+"""The engine of policies: what an author of a policy imports from here, and nothing else.
+
+A policy is one module in `policies/`: a docstring with what it is for, `VERSION`, and one function without I/O or clock, whose
+parameter `event` declares the subscription:
+
+    react(event: A | B, at: At) -> Iterable[Send | Post]
+
+`policies/public.py`, if it is there, has `VERSION` and `publish(event: A | B, at: At) -> Iterable[Public]`.
+
+Samefold's: an update replaces it.
+"""
+
+from policies.engine.policy import Post, Public, Send
+from projections.engine.views.event_context import At
+
+__all__ = ["At", "Post", "Public", "Send"]

@@ -1,0 +1,412 @@
+"""Activations: which version of a policy reacts to which events.
+
+A policy is made live at a moment: a position in every partition. The topic of policies records it, so that a restored database
+can't move it. The table `activations` is a copy: a row without `log_offset` is not in the topic yet, and the policy's workers wait.
+
+The first record of a policy's number counts, later ones with that number are void. Version 0 means that the policy was removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from infra.database.connect import Connection, connect, naming
+from infra.errors import SamefoldError
+from infra.log import clients, topics
+from infra.log.records import ENVELOPE, Record, UnreadableRecord, time_of
+from infra.log.rule import START, Reading
+from infra.log.source import read_range
+from infra.processes.faultpoints import reach
+from infra.settings import Settings
+from policies.engine.policy import Policy, agent_of, discover
+from projections.engine.live.startup import Contract, check_contract, require_contract
+from projections.engine.store.positions import lock_positions, set_generation
+from projections.engine.views.view import CORE
+
+REMOVED = 0
+APPEND_S = 4.0
+"""Below the time that PostgreSQL lets a session be idle in a transaction, and others wait for its locks."""
+
+
+class AlreadyLive(SamefoldError):
+    """The policy is live in this version."""
+
+
+class NeverLive(SamefoldError):
+    """The policy is not live in any version."""
+
+
+class LowerVersion(SamefoldError):
+    """A newer version of the policy is live."""
+
+
+class OldEventsLeft(SamefoldError):
+    """Events that belong to an older version of the policy have not been read."""
+
+
+class WishesOpen(SamefoldError):
+    """The policy has wishes under way."""
+
+
+class SwitchLost(SamefoldError):
+    """Another switch of the policy was recorded first."""
+
+
+class Activation(NamedTuple):
+    """From `positions` on, `version` of the policy reacts."""
+
+    policy: str
+    number: int
+    version: int
+    positions: Mapping[int, Reading]
+    log_offset: int | None
+    """Offset of its record in the topic of policies; None before it is there."""
+
+
+class ActivationRecord(msgspec.Struct, frozen=True, tag_field="samefold", tag="activation/1"):
+    """A record of the topic of policies."""
+
+    policy: str
+    number: int
+    version: int
+    positions: dict[int, Reading]
+    events_topic_id: str
+    """Positions are valid in this topic only."""
+
+
+_decoder = msgspec.json.Decoder(ActivationRecord)
+
+
+def activations_of(connection: Connection, policy: str) -> list[Activation]:
+    """The policy's activations in the table, by number."""
+    found = connection.execute(
+        "select policy, number, version, positions, log_offset from activations where policy = %s order by number",
+        (policy,),
+    )
+    return [Activation(name, number, version, _readings(at), offset) for name, number, version, at, offset in found]
+
+
+def version_at(activations: Sequence[Activation], partition: int, offset: int) -> int:
+    """The version in force for a record at this offset, 0 if none is."""
+    versions = [one.version for one in activations if one.positions[partition].next_offset <= offset]
+    return versions[-1] if versions else REMOVED
+
+
+def ends_at(activations: Sequence[Activation], partition: int, offset: int) -> int | None:
+    """The offset from which another activation is in force than at this one, None if the last one is."""
+    following = _following(activations, partition, offset)
+    return following.positions[partition].next_offset if following else None
+
+
+def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | None = None) -> None:
+    """Make the table equal to the topic, and append the rows that a killed process left out of it.
+
+    Several processes may do so at once. The connection must not be in a transaction. Raises KafkaUnavailable, TopicUnfit,
+    TopicMissing, TopicChanged, ContractBroken, UnreadableRecord, psycopg.Error.
+    """
+    row = connection.execute(
+        "select max(log_offset) + 1, count(*) filter (where log_offset is null) from activations"
+    ).fetchone()
+    known, unrecorded = row or (None, 0)
+    position, admin = known or 0, admin or topics.Admin(settings)
+    if known is None:
+        topics.ensure_policies(settings, admin)
+    while True:
+        end = _end(settings, admin, position)
+        if end > position:
+            _copy(settings, connection, admin, position, end)
+            position = end
+        elif not unrecorded:
+            return
+        events = require_contract(settings, connection)
+        with connection.transaction():
+            # a second process waits here, and then finds the records of the first one
+            found = connection.execute(
+                "select policy, number, version, positions from activations where log_offset is null "
+                "order by policy, number for update"
+            ).fetchall()
+            if not found:
+                return
+            if _end(settings, topics.Admin(settings, APPEND_S), position) == position:
+                _append(
+                    settings,
+                    [
+                        ActivationRecord(policy, number, version, _readings(positions), events.id)
+                        for policy, number, version, positions in found
+                    ],
+                )
+
+
+def ensure_positions(connection: Connection, topic: str, policy: str) -> None:
+    """Give the policy's agent its first positions, and move those that are where no version reacts to the next activation."""
+    agent = agent_of(policy)
+    with connection.transaction():
+        # of two processes, the second waits here and then finds the first one's positions
+        connection.execute("select from activations where policy = %s and number = 1 for update", (policy,))
+        known = [one for one in activations_of(connection, policy) if one.log_offset is not None]
+        if not known:
+            return
+        was = lock_positions(connection, [agent], topic).get(agent, {})
+        at = {**(was or known[0].positions)}
+        for partition, reading in at.items():
+            offset = reading.next_offset
+            while version_at(known, partition, offset) == REMOVED and (after := _following(known, partition, offset)):
+                at[partition] = after.positions[partition]
+                offset = at[partition].next_offset
+        if at != was:
+            set_generation(connection, topic, {agent: at}, "activation")
+
+
+def start_all(settings: Settings) -> None:
+    """Make this code's policies live before the service is asked anything. Raises BadPolicy, and what `bring_in` raises."""
+    if found := discover().values():
+        with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+            for policy in found:
+                if start_new(settings, connection, policy):
+                    # trimming of the log spares what is behind the positions
+                    ensure_positions(connection, settings.events_topic, policy.name)
+
+
+def start_new(settings: Settings, connection: Connection, policy: Policy) -> bool:
+    """Make a policy live that never was, if the service has never been asked anything. Returns whether it is live now.
+
+    A policy of a service with history waits for `samefold policies switch`. Raises what `bring_in` raises.
+    """
+    bring_in(settings, connection)
+    if activations_of(connection, policy.name):
+        return True
+    events = require_contract(settings, connection)
+    commands = topics.describe(settings, settings.commands_topic)
+    answered = connection.execute(
+        "select 1 from positions where topic = %s and command_offset >= 0 limit 1", (events.name,)
+    ).fetchone()
+    if answered or any(commands.end.values()):
+        return False
+    _insert(connection, policy.name, 1, policy.version, dict.fromkeys(range(events.partitions), START))
+    bring_in(settings, connection)
+    return True
+
+
+def switch(settings: Settings, policy: Policy, *, lower: bool = False) -> Activation:
+    """Make this code's version of the policy live, from where the policy's agent is; a new one begins where the core agent is.
+
+    `lower` lets an older version take over. A switch that was killed ends in the next one, or in any worker.
+    Raises AlreadyLive, LowerVersion, OldEventsLeft, SwitchLost, and what `bring_in` raises.
+    """
+    with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+        topic = require_contract(settings, connection)
+        unfinished = [one.number for one in activations_of(connection, policy.name) if one.log_offset is None]
+        bring_in(settings, connection)
+        ensure_positions(connection, topic.name, policy.name)
+        with connection.transaction():
+            at, known = _locked(connection, topic, policy.name)
+            live = known[-1].version if known else REMOVED
+            if live == policy.version:
+                if known[-1].number in unfinished:  # of a switch that was killed
+                    return known[-1]
+                raise AlreadyLive(
+                    f"Policy '{policy.name}' is live as version {live}, which is this code's.",
+                    f"If it has changed, raise VERSION in policies/{policy.name}.py, then switch.",
+                )
+            if live > policy.version and not lower:
+                raise LowerVersion(
+                    f"Policy '{policy.name}' is live as version {live}, and this code's is the older version {policy.version}.",
+                    "Run the command with the newer code; or with --yes, if the older version is to react from now on.",
+                )
+            number = _activate(connection, topic.name, policy.name, policy.version, known, at)
+        return _record(settings, connection, policy.name, number, policy.version)
+
+
+def remove(settings: Settings, name: str) -> Activation:
+    """Let no version of the policy react from its positions on.
+
+    Raises NeverLive, OldEventsLeft, WishesOpen, SwitchLost, and what `bring_in` raises.
+    """
+    with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
+        topic = require_contract(settings, connection)
+        unfinished = [one.number for one in activations_of(connection, name) if one.log_offset is None]
+        bring_in(settings, connection)
+        ensure_positions(connection, topic.name, name)
+        with connection.transaction():
+            at, known = _locked(connection, topic, name)
+            if not known or known[-1].version == REMOVED:
+                if known and known[-1].number in unfinished:
+                    return known[-1]
+                raise NeverLive(f"Policy '{name}' is not live.", "`samefold policies` shows which are.")
+            row = connection.execute(
+                "select count(*) from outbox where policy = %s and kind is not null", (name,)
+            ).fetchone()
+            if row and row[0]:
+                raise WishesOpen(
+                    f"Policy '{name}' has {row[0]:,} wishes under way, which would get no end.",
+                    f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and retry or "
+                    "drop dead letters.",
+                )
+            if parked := connection.execute(
+                "select count(*) from parked where table_name = %s", (agent_of(name),)
+            ).fetchone():
+                _require_none_parked(name, parked[0])
+            number = _activate(connection, topic.name, name, REMOVED, known, at)
+        return _record(settings, connection, name, number, REMOVED)
+
+
+def _require_none_parked(name: str, parked: int) -> None:
+    if parked:
+        raise WishesOpen(
+            f"Policy '{name}' has {parked:,} parked streams, whose events it has not reacted to.",
+            "`samefold parked list` shows them. Replay or drop them first.",
+        )
+
+
+def _locked(connection: Connection, topic: topics.Topic, policy: str) -> tuple[dict[int, Reading], list[Activation]]:
+    """Where the next activation begins, and the known ones; all positions are locked. Raises OldEventsLeft."""
+    agent = agent_of(policy)
+    connection.execute("lock table activations in share row exclusive mode")  # of two switches, the second waits here
+    locked = lock_positions(connection, [agent, CORE], topic.name)
+    known = activations_of(connection, policy)
+    start = dict.fromkeys(range(topic.partitions), START)
+    if not known:
+        return locked.get(CORE, start), known
+    mine = locked.get(agent) or {**known[0].positions}
+    if left := [partition for partition, at in mine.items() if _following(known, partition, at.next_offset)]:
+        version = version_at(known, left[0], mine[left[0]].next_offset)
+        raise OldEventsLeft(
+            f"Policy '{policy}' has not read all events that belong to its version {version}, in "
+            f"{'partition' if len(left) == 1 else 'partitions'} {', '.join(map(str, left))}.",
+            f"Run the code with version {version} until it has; then this one.",
+        )
+    if known[-1].version == REMOVED:
+        return {p: max(at, locked.get(CORE, start)[p]) for p, at in mine.items()}, known
+    return mine, known
+
+
+def _activate(
+    connection: Connection,
+    topic: str,
+    policy: str,
+    version: int,
+    known: list[Activation],
+    at: dict[int, Reading],
+) -> int:
+    """Write the next activation and fence the batches of the one before. Returns its number."""
+    number = known[-1].number + 1 if known else 1
+    _insert(connection, policy, number, version, at)
+    set_generation(connection, topic, {agent_of(policy): at}, "switch")
+    return number
+
+
+def _insert(connection: Connection, policy: str, number: int, version: int, positions: Mapping[int, Reading]) -> None:
+    connection.execute(
+        "insert into activations (policy, number, version, positions) values (%s, %s, %s, %s) on conflict do nothing",
+        (policy, number, version, json.dumps(positions)),
+    )
+
+
+def _record(settings: Settings, connection: Connection, policy: str, number: int, version: int) -> Activation:
+    reach("activation written")
+    bring_in(settings, connection)
+    made = next(one for one in activations_of(connection, policy) if one.number == number)
+    if made.version != version:
+        raise SwitchLost(
+            f"Policy '{policy}' was switched to version {made.version} at the same time, from another database.",
+            "`samefold policies` shows what is live. Only one database may belong to a log.",
+        )
+    return made
+
+
+def _following(activations: Sequence[Activation], partition: int, offset: int) -> Activation | None:
+    """The first activation that begins behind this offset."""
+    return next((one for one in activations if one.positions[partition].next_offset > offset), None)
+
+
+def _readings(positions: Mapping[str, Sequence[int]]) -> dict[int, Reading]:
+    return {int(partition): Reading(*reading) for partition, reading in positions.items()}
+
+
+def _end(settings: Settings, admin: topics.Admin, position: int) -> int:
+    """The topic's end. Raises TopicChanged if it lacks records that were read."""
+    end = topics.describe(settings, settings.policies_topic, admin=admin).end[0]
+    if end < position:
+        raise topics.TopicChanged(
+            f"Topic '{settings.policies_topic}' ends at {end}, but records up to {position} were read from it.",
+            "It was recreated or lost records. Restore it.",
+        )
+    return end
+
+
+def _copy(settings: Settings, connection: Connection, admin: topics.Admin, position: int, end: int) -> None:
+    """Write the records of [position, end) into the table, in one transaction."""
+    topic = topics.ensure_policies(settings, admin)
+    check_contract(connection, Contract.of(topic))
+    events = require_contract(settings, connection)
+    found = [one for batch in read_range(settings, topic.name, 0, position, end) for one in batch]
+    with connection.transaction():
+        for record in found:
+            if record.value is None or not record.value.startswith(ENVELOPE):
+                continue
+            one = _decoded(topic.name, record)
+            if one.events_topic_id != events.id:
+                raise topics.TopicChanged(
+                    f"Topic '{topic.name}' was written for a topic '{events.name}' with the id {one.events_topic_id}; "
+                    f"now it is {events.id}.",
+                    "Restore that topic; or, for a new log, name a new topic in SAMEFOLD_POLICIES_TOPIC.",
+                )
+            connection.execute(
+                "insert into activations as a (policy, number, version, positions, log_offset, at) "
+                "values (%s, %s, %s, %s, %s, %s) on conflict (policy, number) do update set version = excluded.version, "
+                "positions = excluded.positions, log_offset = excluded.log_offset, at = excluded.at "
+                "where a.log_offset is null",
+                (
+                    one.policy,
+                    one.number,
+                    one.version,
+                    json.dumps(one.positions),
+                    record.offset,
+                    time_of(record.time_ms),
+                ),
+            )
+
+
+def _decoded(topic: str, record: Record) -> ActivationRecord:
+    try:
+        return _decoder.decode(record.value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableRecord(
+            f"{topic}[0] offset {record.offset} has Samefold's envelope but can't be decoded: {error}",
+            "Nothing was skipped. Run the release that wrote it. If no release did, check which other programs write to the topic.",
+        ) from error
+
+
+def _append(settings: Settings, records: list[ActivationRecord]) -> None:
+    """Append to the topic, and wait for the acknowledgements. Raises KafkaUnavailable, ProducerRefused.
+
+    A record that is not acknowledged may still get there: one that is appended again is void.
+    """
+    wrong: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            wrong.append(error)
+
+    producer = clients.producer(settings)
+    for record in records:
+        value = msgspec.json.encode(record)
+        producer.produce(settings.policies_topic, value, record.policy.encode(), 0, delivered)
+    if producer.flush(APPEND_S):
+        producer.purge()
+        producer.flush(APPEND_S)
+    if wrong and not clients.may_pass(wrong[0]) and wrong[0].code() not in _PURGED:
+        raise clients.ProducerRefused(
+            f"The switch can't be recorded in topic '{settings.policies_topic}': {wrong[0].str()}.",
+            "Check that this account may write to the topic.",
+        )
+    if wrong:
+        raise clients.away(settings, KafkaException(wrong[0]))
+
+
+_PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._MSG_TIMED_OUT)

@@ -1,0 +1,349 @@
+"""The outbox: a policy's wishes on their way, and what a batch writes of them.
+
+A row has two halves. The wish comes from an event of the policy's subscription; the outcome from the commit that the wished
+command got, accepted or rejected. They may be read in either order: from other partitions, or again after a database was restored.
+Each half is upserted under the command's id, which puts two processes in order too. When both halves are there, the row is deleted
+and its `then` or `otherwise` becomes a row of its own, in the same transaction. So the outbox is a function of the policy's
+positions, but for what the relay writes: sent_at, attempts and dead letters.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from commands.intake import bad_name, fingerprint_of, validator
+from infra.domain_model.contexts import Context, contexts, stored_name
+from infra.domain_model.storable import encode
+from infra.log.records import Command, Commit, time_of
+from infra.settings import ENDPOINT_NAME
+from policies.engine.policy import Policy, Post, Send
+from projections.engine.fold.fold import Changes
+from projections.engine.store.rows import Statement
+from projections.engine.views import binary_arrays
+from projections.engine.views.binary_arrays import BinaryArray
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import Column, Role
+from projections.engine.views.event_context import At
+from projections.engine.views.view import Kind, View
+
+MOST_WISHES = 1_000
+"""For one event."""
+MOST_DEPTH = 50
+"""Wishes that lead to one another without a timer or a client in between. A longer chain is a cycle of policies."""
+CHANNEL = "samefold_outbox"
+"""The channel of PostgreSQL's notifications: a batch of that PROCESS changed the outbox."""
+PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+THEN, OTHERWISE = "~then", "~otherwise"
+"""What the ids of follow-ups add to the wish's."""
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class BadWish(ValueError):
+    """What `react` yielded can't be sent."""
+
+
+class FollowUp(NamedTuple):
+    """A command for the stream that wished. Without a fingerprint its body lacks the refusal, which is filled in."""
+
+    type: str | None = None
+    body: str | None = None
+    fingerprint: str | None = None
+
+
+class Wish(NamedTuple):
+    """A row's first half, as `react` made it."""
+
+    id: str
+    kind: str
+    number: int
+    target: str
+    type: str | None
+    body: str
+    fingerprint: str | None
+    due: datetime | None
+    then: FollowUp
+    otherwise: FollowUp
+    at: At
+
+
+Offer = Callable[[Sequence[tuple[Any, ...]] | None], None]
+"""Takes the rows (columns of `SENDABLE`) that a committed batch left to be sent at once; None if they are not known."""
+
+
+def view_of(policy: Policy, offer: Offer | None = None) -> View:
+    """The policy as its agent folds it."""
+    of = [
+        context.name for context in contexts().values() if not policy.subscription.isdisjoint(context.events.values())
+    ]
+    return View(
+        name=policy.agent,
+        version=policy.version,
+        kind=Kind.POLICY,
+        row=Wish,
+        columns=(Column("id", Scalar.STR, role=Role.KEY),),
+        function=partial(_wishes, policy),
+        subscription=policy.subscription,
+        contexts=tuple(sorted(of)),
+        shape="",
+        on_poison=policy.on_poison,
+        agent=policy.agent,
+        question=policy.purpose,
+        write=partial(_writes, policy, offer, True),
+    )
+
+
+def without_outcomes(view: View) -> View:
+    """The same for a replay of parked events: all outcomes have been read before."""
+    write = view.write
+    assert isinstance(write, partial), "it is the view of a policy"
+    policy, offer, _ = write.args
+    return replace(view, write=partial(_writes, policy, offer, False))
+
+
+def id_of(policy: str, stream: str, version: int, number: int) -> str:
+    """A wish's id: the same whenever, wherever and by which version of the policy it is made."""
+    place = msgspec.json.encode((policy, stream, version, number))
+    digest = base64.b32encode(hashlib.blake2b(place, digest_size=20).digest()).decode().lower()
+    return f"{policy}~{digest}"
+
+
+# ── the wish ──
+
+
+def _wishes(policy: Policy, event: Any, _after: Any, at: At) -> Iterator[Wish]:
+    """Raises BadWish, and whatever `react` raises."""
+    for number, wish in enumerate(policy.react(event, at)):
+        if number == MOST_WISHES:
+            raise BadWish(f"it yields more than {MOST_WISHES} wishes for one event")
+        ident = id_of(policy.name, at.stream, at.version, number)
+        match wish:
+            case Send():
+                yield _send(wish, ident, number, at)
+            case Post():
+                body = encode(wish.body).decode()
+                yield Wish(ident, "post", number, _endpoint(wish), None, body, None, None, FollowUp(), FollowUp(), at)
+            case _:
+                raise BadWish(f"it yields a {type(wish).__name__}, which is neither a Send nor a Post")
+
+
+def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
+    if problem := bad_name(str(wish.stream), ident):
+        raise BadWish(f"it sends to {wish.stream!r}: {problem}")
+    if wish.due is not None and not _is_moment(wish.due):
+        raise BadWish(f"`due` is {wish.due!r}: it must be a time with a time zone, like `at.time + timedelta(days=1)`")
+    kind, body = _command(wish.stream, wish.command)
+    return Wish(
+        id=ident,
+        kind="send",
+        number=number,
+        target=wish.stream,
+        type=kind,
+        body=body.decode(),
+        fingerprint=_fingerprint(ident, wish.stream, kind, body),
+        due=wish.due,
+        then=_follow_up(at.stream, wish.then, ident + THEN),
+        otherwise=_follow_up(at.stream, wish.otherwise, ident + OTHERWISE, fills=True),
+        at=at,
+    )
+
+
+def _is_moment(due: datetime) -> bool:
+    """Whether it has a time zone and, in UTC, a year from 1 to 9999: Python can't read others back from the database."""
+    try:
+        return due.utcoffset() is not None and bool(due.astimezone(UTC))
+    except OverflowError:
+        return False
+
+
+def _endpoint(wish: Post) -> str:
+    if not re.fullmatch(ENDPOINT_NAME, str(wish.endpoint)):
+        raise BadWish(
+            f"it posts to {str(wish.endpoint)[:80]!r}, which can't be the name of an endpoint: "
+            "at most 63 lower case letters, digits, - and _"
+        )
+    return wish.endpoint
+
+
+def _follow_up(stream: str, command: Any, ident: str, *, fills: bool = False) -> FollowUp:
+    if command is None:
+        return FollowUp()
+    kind, body = _command(stream, command)
+    if not (fills and hasattr(command, "refusal")):
+        return FollowUp(kind, body.decode(), _fingerprint(ident, stream, kind, body))
+    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    del members["refusal"]
+    return FollowUp(kind, msgspec.json.encode(members).decode())
+
+
+def _command(stream: str, command: Any) -> tuple[str, bytes]:
+    """Stored name and body of a command that its stream's context knows. Raises BadWish, pydantic.ValidationError."""
+    name = stream.partition("/")[0]
+    context: Context | None = contexts().get(name)
+    if context is None:
+        raise BadWish(f"it sends to {stream}, but no context is called '{name}'")
+    of: type = type(command)
+    kind = stored_name(of)
+    if context.commands.get(kind) is not of:
+        raise BadWish(f"it sends a {of.__name__} to {stream}, but that is no command of '{name}'")
+    body = encode(command)
+    validator(of)(body)
+    return kind, body
+
+
+def _fingerprint(ident: str, stream: str, kind: str, body: bytes) -> str:
+    return fingerprint_of(Command(ident, stream, kind, msgspec.Raw(body)))
+
+
+# ── what a batch writes ──
+
+_Row = dict[str, Any]
+
+_TEXTS = ("id", "policy", "kind", "stream", "target", "type", "body", "fingerprint", "correlation_id", "causation_id")
+_FOLLOW = tuple(f"{which}_{part}" for which in ("then", "otherwise") for part in FollowUp._fields)
+_OUTCOME = ("outcome", "refusal", "outcome_fingerprint")
+_NUMBERS = ("partition", "version", "number", "depth", "outcome_depth")
+_TIMES = ("due", "wished_at")
+_COLUMNS = (*_TEXTS, *_FOLLOW, *_OUTCOME, "dead", *_NUMBERS, *_TIMES)
+
+
+def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
+    rows: dict[str, _Row] = {}
+    for batch in batches:
+        if wishes := batch.added[policy.agent]:
+            commits = {offset: commit for offset, _, commit in batch.counted}
+            for wish in wishes:
+                rows.setdefault(wish.id, {}).update(_first_half(wish, commits[wish.at.offset]))
+        if with_outcomes:
+            prefix = f"{policy.name}~"
+            for _, _, commit in batch.counted:
+                if commit.command_id.startswith(prefix):
+                    rows.setdefault(commit.command_id, {}).update(_second_half(commit))
+    if not rows:
+        return []
+    ids = sorted(rows)
+    follow_ups = sorted(ident + which for ident in ids for which in (THEN, OTHERWISE))
+    known = {"policy": policy.name}
+    return [
+        Statement(_UPSERT, _arrays([rows[ident] | known | {"id": ident} for ident in ids])),
+        Statement(_MEET, [binary_arrays.texts(ids)]),
+        Statement(_END, [binary_arrays.texts(follow_ups)]),
+        Statement(_REUSED, [binary_arrays.texts(ids + follow_ups)]),
+        Statement(_NOTIFY, [CHANNEL, PROCESS]),
+        *([Statement(_SENDABLE, [binary_arrays.texts(ids + follow_ups)], offer)] if offer else ()),
+    ]
+
+
+def _first_half(wish: Wish, commit: Commit) -> _Row:
+    depth = 0 if wish.due else (commit.depth or 0) + 1
+    at = wish.at
+    return {
+        "kind": wish.kind,
+        "partition": at.partition,
+        "stream": at.stream,
+        "version": at.version,
+        "number": wish.number,
+        "target": wish.target,
+        "type": wish.type,
+        "body": wish.body,
+        "fingerprint": wish.fingerprint,
+        "due": wish.due,
+        "depth": depth,
+        "correlation_id": commit.command_id if commit.correlation_id is UNSET else commit.correlation_id,
+        "causation_id": commit.command_id,
+        "wished_at": time_of(at.time_ms),
+        **dict(zip(_FOLLOW, (*wish.then, *wish.otherwise), strict=True)),
+        "dead": _TOO_DEEP if depth > MOST_DEPTH else None,
+    }
+
+
+def _second_half(commit: Commit) -> _Row:
+    return {
+        "outcome": commit.outcome,
+        "refusal": commit.reason.code if commit.reason else None,
+        "outcome_fingerprint": commit.fingerprint,
+        "outcome_depth": commit.depth or 0,
+    }
+
+
+def _arrays(rows: Sequence[Mapping[str, Any]]) -> list[BinaryArray]:
+    def pack(column: str) -> BinaryArray:
+        values = [row.get(column) for row in rows]
+        if column in _NUMBERS:
+            return binary_arrays.bigints(values)
+        if column in _TIMES:
+            return binary_arrays.fixed(binary_arrays.TIMESTAMPTZ, 8, "q", list(map(_microseconds, values)))
+        return binary_arrays.texts(values)
+
+    return list(map(pack, _COLUMNS))
+
+
+def _microseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else (moment - _EPOCH) // _MICROSECOND
+
+
+_TOO_DEEP = f"too-deep: more than {MOST_DEPTH} commands led to one another; policies may feed each other in a cycle"
+
+
+def _listed(columns: Iterable[str], form: str = "{0}") -> str:
+    return ", ".join(form.format(column) for column in columns)
+
+
+_UPSERT = f"""
+insert into outbox as t ({_listed(_COLUMNS)})
+select {_listed(_COLUMNS)} from unnest({_listed(_COLUMNS, "%s")}) u ({_listed(_COLUMNS)})
+    on conflict (id) do update set {_listed(_COLUMNS[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
+""".encode()  # noqa: S608  # sorted by id, so that transactions can't deadlock on them
+
+_MADE = (
+    *("id", "kind", "stream", "policy", "partition", "version", "number", "target", "type", "body", "fingerprint"),
+    *("depth", "correlation_id", "causation_id", "wished_at", "dead"),
+)
+_BOTH = "kind is not null and outcome is not null"
+_SAME = "(fingerprint is null or fingerprint = outcome_fingerprint)"
+
+_MEET = f"""
+with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} returning *),
+made ({_listed(_MADE)}) as (
+  select id || suffix, 'send', stream, policy, partition, version, number, stream, f.type,
+         case when f.fingerprint is null and suffix = '{OTHERWISE}'
+              then '{{"refusal":' || to_json(refusal)::text || case f.body when '{{}}' then '}}' else ',' || substr(f.body, 2) end
+              else f.body end,
+         f.fingerprint, outcome_depth + 1, correlation_id, id, wished_at,
+         case when outcome_depth + 1 > {MOST_DEPTH} then '{_TOO_DEEP}' end
+    from met, lateral (values ('{THEN}', 'accepted', then_type, then_body, then_fingerprint),
+                              ('{OTHERWISE}', 'rejected', otherwise_type, otherwise_body, otherwise_fingerprint))
+                      f (suffix, wanted, type, body, fingerprint)
+   where f.wanted = outcome and f.type is not null)
+insert into outbox as t ({_listed(_MADE)}) select {_listed(_MADE)} from made order by id
+    on conflict (id) do update set {_listed(_MADE[1:], "{0} = coalesce(t.{0}, excluded.{0})")}
+""".encode()  # noqa: S608
+
+_END = f"delete from outbox where id = any(%s) and {_BOTH} and {_SAME}".encode()  # noqa: S608
+
+_REUSED = f"""
+update outbox set dead = 'id-reused: another command with this id was decided before, or the policy wishes another one now'
+ where id = any(%s) and {_BOTH} and dead is null
+""".encode()  # noqa: S608
+
+_NOTIFY = b"select pg_notify(%s, %s)"
+
+SENDABLE = "id, policy, partition, stream, target, type, body, due, depth, correlation_id, causation_id"
+_SENDABLE = f"""
+select {SENDABLE} from outbox
+ where id = any(%s) and kind = 'send' and due is null and sent_at is null and dead is null
+ order by partition, stream, version, number
+""".encode()  # noqa: S608

@@ -1,0 +1,144 @@
+"""A policy, read from its module: what it subscribes to, and the wishes that its `react` may yield.
+
+Nothing is registered. The module's name is the policy's name, and the annotation of `event` is the subscription.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal
+
+import policies
+from infra.domain_model.contexts import contexts
+from infra.errors import SamefoldError
+from projections.engine.views.columns import hints_of
+from projections.engine.views.event_context import At
+from projections.engine.views.view import NAME, members_of
+
+PUBLIC = "public"
+"""The module that says what other teams may read: no policy."""
+
+
+class BadPolicy(SamefoldError):
+    """A module of `policies/` does not have the shape of a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A command for a stream, sent once in effect.
+
+    `then` and `otherwise` are commands for the stream of the event that the policy reacts to, sent when this command was accepted
+    or rejected. If the class of `otherwise` has a field `refusal`, it gets the code of the rejection. `due` is when to send it, an
+    aware time; without it, at once.
+    """
+
+    stream: str
+    command: Any
+    then: Any = None
+    otherwise: Any = None
+    due: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A webhook: a JSON body for an endpoint that the settings name. It arrives at least once, with the same `webhook-id`."""
+
+    endpoint: str
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """An event for other teams: a type of your choice, and JSON data."""
+
+    type: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """One version of one policy."""
+
+    name: str
+    version: int
+    react: Callable[[Any, At], Iterable[Send | Post]]
+    subscription: frozenset[type]
+    on_poison: Literal["stop", "park"] = "stop"
+    purpose: str = ""
+    """The module's docstring."""
+
+    @property
+    def agent(self) -> str:
+        """The name of its positions."""
+        return agent_of(self.name)
+
+
+def agent_of(policy: str) -> str:
+    return f"policy_{policy}"
+
+
+@cache
+def discover() -> dict[str, Policy]:
+    """All policies by name. Raises BadPolicy, BadContext."""
+    names = sorted(info.name for info in pkgutil.iter_modules(policies.__path__) if not info.ispkg)
+    return {name: policy_of(importlib.import_module(f"policies.{name}")) for name in names if name != PUBLIC}
+
+
+def policy_of(module: ModuleType) -> Policy:
+    """The policy that a module declares. Raises BadPolicy."""
+    name = module.__name__.rpartition(".")[2]
+    if not NAME.fullmatch(name) or len(name) > 30:
+        raise BadPolicy(
+            f"policies/{name}.py can't be a policy: its name is not valid.",
+            "Rename the file: at most 30 lower case letters, digits and underscores.",
+        )
+    function, subscription = subscribed(module, "react", "Iterable[Send | Post]")
+    on_poison: Literal["stop", "park"] = getattr(module, "ON_POISON", "stop")
+    if on_poison not in ("stop", "park"):
+        raise BadPolicy(f"Policy '{name}' has ON_POISON = {on_poison!r}.", 'It is "stop" (the default) or "park".')
+    return Policy(name, version_of(module), function, subscription, on_poison, (module.__doc__ or "").strip())
+
+
+def version_of(module: ModuleType) -> int:
+    """The module's VERSION. Raises BadPolicy."""
+    version = getattr(module, "VERSION", None)
+    if type(version) is not int or not 1 <= version < 10_000:
+        what = "has no VERSION" if version is None else f"has VERSION = {version!r}"
+        raise BadPolicy(
+            f"{file_of(module)} {what}.", f"Write `VERSION = 1` in {file_of(module)}, or a larger whole number."
+        )
+    return version
+
+
+def subscribed(module: ModuleType, name: str, result: str) -> tuple[Callable[[Any, At], Any], frozenset[type]]:
+    """The module's function of that name, and the events that its annotation subscribes to. Raises BadPolicy."""
+    function, file = module.__dict__.get(name), file_of(module)
+    signature = f"{name}(event: …, at: At) -> {result}"
+    if not inspect.isfunction(function) or tuple(inspect.signature(function).parameters) != ("event", "at"):
+        raise BadPolicy(
+            f"{file} has no function `{name}` with the parameters that the engine passes.", f"Write {signature}"
+        )
+    events = members_of(hints_of(function, name).get("event"))
+    if not events or not all(isinstance(event, type) for event in events):
+        raise BadPolicy(
+            f"{file}: the parameter `event` of `{name}` has no annotation, which would be the subscription.",
+            "Name the events: `event: RoomBooked | RoomFreed`.",
+        )
+    known = {event for context in contexts().values() for event in context.events.values()}
+    if unknown := sorted(event.__name__ for event in events if event not in known):
+        raise BadPolicy(
+            f"{file} subscribes to {', '.join(unknown)}, which no context's `Event` names.",
+            "Add it to the union `Event` of its module in domain/, or remove it from the annotation.",
+        )
+    return function, frozenset(events)
+
+
+def file_of(module: ModuleType) -> str:
+    return f"policies/{module.__name__.rpartition('.')[2]}.py"

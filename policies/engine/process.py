@@ -1,0 +1,132 @@
+"""The process of the policies, `python -m policies.engine.process`: an agent for each policy, one relay, and the webhooks.
+
+A policy that stops with an error is started again, while the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from infra.errors import SamefoldError
+from infra.observability import logs, metrics
+from infra.processes.garbage_collector import collect_seldom
+from infra.processes.process_end import Parts, exit_code_of
+from infra.settings import Settings
+from policies.engine.policy import Policy, discover
+from policies.engine.relay import Relay
+from policies.engine.webhooks import Webhooks
+from policies.engine.worker import agent_of
+from projections.engine.live.agent import SWITCH_INTERVAL_S, Agent
+
+log = logging.getLogger(__name__)
+
+RESTART_S = (0.5, 30.0)
+HEALTHY_S = 30.0
+
+
+class Policies:
+    """Runs these policies until `stop`. `run` raises the relay's error that ended it."""
+
+    def __init__(self, settings: Settings, policies: Collection[Policy], name: str) -> None:
+        self.settings = settings
+        self.name = name
+        self.policies = policies
+        self.error: BaseException | None = None
+        self.parts = Parts(f"policies {name}", self.stop)
+        self._agents: dict[str, Agent] = {}
+        self._ended = asyncio.Event()
+        self._relay = Relay(settings, name, self.partitions)
+        self._webhooks = Webhooks(settings, name)
+
+    async def run(self) -> None:
+        self.parts.callbacks()
+        relay = asyncio.create_task(asyncio.to_thread(self._relay.run))
+        hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
+        self.parts.task("relay", self._watch(relay), may_return=True)
+        self.parts.task("webhooks", self._webhooks.run(self.partitions))
+        await self._ended.wait()
+        for agent in self._agents.values():
+            agent.stop()
+        self._relay.stop()
+        self._webhooks.close()
+        await asyncio.gather(relay, *hosted, return_exceptions=True)
+        await self.parts.cancel()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End with an error or cleanly. Only the first call counts."""
+        if not self._ended.is_set():
+            self.error = error
+            self._ended.set()
+
+    def partitions(self) -> Mapping[str, Collection[int]]:
+        """The partitions that this process has now, by policy. Thread-safe."""
+        return {name: agent.reader.own_partitions for name, agent in [*self._agents.items()]}
+
+    def _offer(self, rows: Sequence[tuple[Any, ...]] | None) -> None:
+        """A batch changed the outbox, and left these rows to be sent; None if they are not known."""
+        self._relay.offer(rows)
+        self._webhooks.kick()
+
+    async def _watch(self, relay: asyncio.Task[None]) -> None:
+        await relay
+        self.stop()
+
+    async def _host(self, policy: Policy) -> None:
+        """Run the policy's agent, and start it again after an error."""
+        failures = 0
+        while not self._ended.is_set():
+            agent = self._agents[policy.name] = agent_of(self.settings, policy, self.name, self._offer)
+            began = asyncio.get_running_loop().time()
+            try:
+                await agent.run()
+            except SamefoldError as error:
+                log.error("policy %s: %s: %s %s", policy.name, error.code, error.message, error.hint)
+            except Exception:
+                log.exception("policy %s: a defect ended it", policy.name)
+            healthy = asyncio.get_running_loop().time() - began > HEALTHY_S
+            failures = 0 if healthy else failures + 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), min(RESTART_S[0] * 2 ** min(failures, 10), RESTART_S[1]))
+
+
+async def _serve(settings: Settings, name: str) -> None:
+    serving = Policies(settings, discover().values(), name)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.stop)
+    await serving.run()
+
+
+def main() -> NoReturn:
+    """`python -m policies.engine.process --name NAME`: exit code 0 after SIGTERM or SIGINT, 1 after an error."""
+    parser = argparse.ArgumentParser(prog="python -m policies.engine.process")
+    parser.add_argument("--name", default="policies")
+    arguments = parser.parse_args()
+    settings = Settings()
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.log_level != "DEBUG":
+        for library in ("aiokafka", "faust", "mode", "psycopg"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    collect_seldom()
+
+    def work() -> None:
+        metrics.serve(settings)
+        asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.name))
+
+    # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
+    os._exit(exit_code_of(work, log, f"policies {arguments.name}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""The relay: appends the commands that policies wish to `commands`, and marks them sent.
+
+It may append one twice, after a kill or while partitions move to another process: ids are derived, and the handler decides each
+once. Commands from one stream to another are appended in order, each after its predecessor's acknowledgement.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+import psycopg
+from confluent_kafka import KafkaError, KafkaException, Message
+from msgspec import UNSET
+
+from infra.database.connect import Connection, DatabaseUnavailable, connect, named
+from infra.log import clients, topics
+from infra.log.clients import KafkaUnavailable
+from infra.log.records import Command, Opening, decode_event, encode
+from infra.log.source import read_range
+from infra.observability import logs
+from infra.processes.faultpoints import reach
+from infra.settings import Settings
+from policies.engine.outbox import CHANNEL, PROCESS, SENDABLE
+from policies.engine.sender import Row, Sender
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often the outbox is read, if nothing else happens."""
+PAUSE_S = 0.5
+"""After a failed append, and while a store is unavailable."""
+MOST = 2_000
+"""Commands that are read from the outbox at once."""
+PAGE_S = 0.05
+"""Until the next ones are read, if there were more."""
+
+_REFUSED = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.INVALID_RECORD,
+}
+"""Errors of one record: it is refused each time."""
+
+
+_READ = f"""
+with mine (policy, partition) as (select * from unnest(%s::text[], %s::int[])),
+unsent as (
+  select outbox.* from mine join outbox using (policy, partition)
+   where kind = 'send' and sent_at is null and dead is null and due is null
+   union all
+  select outbox.* from mine join outbox using (policy, partition)
+   where kind = 'send' and sent_at is null and dead is null and due is not null and due <= %s)
+select {SENDABLE} from unsent order by due nulls first, partition, stream, version, number limit %s
+"""  # noqa: S608
+
+
+def read_unsent(connection: Connection, mine: Sequence[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
+    """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent."""
+    where = [list(column) for column in zip(*mine, strict=True)]
+    return map(Row._make, connection.execute(_READ, [*where, until, most]))
+
+
+def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
+    connection.execute("update outbox set sent_at = now() where id = any(%s)", [ids])
+
+
+def bury(connection: Connection, row: Row, why: str) -> None:
+    """Make it a dead letter."""
+    connection.execute("update outbox set dead = %s where id = %s and dead is null", [why, row.id])
+
+
+def _pairs(mine: Mapping[str, Collection[int]]) -> set[tuple[str, int]]:
+    return {(policy, partition) for policy, partitions in mine.items() for partition in partitions}
+
+
+class Relay:
+    """Sends due commands of these policies' partitions until `stop`. `run` blocks, in a thread of its own.
+
+    `mine` returns the partitions that this process has now, by policy. `clock` is the time that timers go by.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        mine: Callable[[], Mapping[str, Collection[int]]],
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.settings = settings
+        self.name = name
+        self._mine = mine
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._status = logs.StatusLog(log, f"relay {name}")
+        self._kafka = clients.Connection(f"relay {name}")
+        self._producer = clients.LastingProducer(settings, f"relay {name}", self._kafka)
+        self._database: Connection | None = None
+        self._sender = Sender()
+        self._offered: deque[Sequence[tuple[Any, ...]] | None] = deque()
+        self._caught_up: set[tuple[str, int]] = set()
+        """(policy, partition) whose unsent rows are all known here. Offers of others would overtake rows that are not."""
+        self._admin = topics.Admin(settings)
+        self._reports: deque[tuple[Row, KafkaError | None]] = deque()
+        self._topic: topics.Topic | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake()
+
+    def offer(self, rows: Sequence[tuple[Any, ...]] | None) -> None:
+        """Send these rows of the outbox, which were just committed, without reading them again. Thread-safe.
+
+        None: a batch may have left rows that are not known here.
+        """
+        if rows or rows is None:
+            self._offered.append(rows)
+            self._wake()
+
+    def run(self) -> None:
+        """Raises TopicChanged, and the errors of Kafka and the database that do not pass."""
+        poller = threading.Thread(target=self._polling, name="relay-poll", daemon=True)
+        poller.start()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._serve()
+                except (KafkaUnavailable, DatabaseUnavailable) as error:
+                    self._status.wrong("stores", error.message, "away")
+                    self._stopping.wait(PAUSE_S)
+                except psycopg.Error as error:
+                    self._disconnect()
+                    away = named(error, self.settings)
+                    if not isinstance(away, DatabaseUnavailable):
+                        raise away from error
+                    self._status.wrong("stores", away.message, "away")
+                    self._stopping.wait(PAUSE_S)
+        finally:
+            self._stopping.set()
+            self._disconnect()
+            poller.join()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _serve(self) -> None:
+        connection = self._connected()
+        topic = self._topic = self._topic or self._known_topic(connection)
+        with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
+            self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
+        read_at = 0.0
+        while not self._stopping.is_set():
+            self._take_reports(connection)
+            mine = self._mine()
+            if not self._take_offers(mine) or time.monotonic() >= read_at:
+                self._mark(connection, topic)
+                read_at = time.monotonic() + self._read(connection, mine)
+                self._status.well("stores", "Kafka and the database are available again")
+            # also those that came with a statement's answer, after which the connection has nothing to read
+            if any(one.payload != PROCESS for one in connection.notifies(timeout=0)):
+                read_at = 0.0
+                self._caught_up.clear()
+                continue
+            # notifications of other processes, rows of this one, acknowledgements, or the time
+            pause = max(read_at - time.monotonic(), 0)
+            select.select([connection.fileno(), self._wake_read], [], [], pause)
+            with suppress(BlockingIOError):
+                os.read(self._wake_read, 1_000)
+
+    # ── out of the database ──
+
+    def _take_offers(self, mine: Mapping[str, Collection[int]]) -> bool:
+        """Send what was offered. Returns whether that was all there is to know."""
+        self._caught_up &= _pairs(mine)
+        complete = True
+        while self._offered:
+            offered = self._offered.popleft()
+            if offered is None:
+                self._caught_up.clear()
+                complete = False
+                continue
+            rows = [Row._make(row) for row in offered]
+            taken = [row for row in rows if (row.policy, row.partition) in self._caught_up]
+            complete = complete and len(taken) == len(rows)
+            for row in self._sender.unsent(taken, self._clock())[0]:
+                self._send(row)
+        return complete
+
+    def _read(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> float:
+        """Send what is due. Returns the seconds until there may be more."""
+        self._sender.assigned(mine)
+        self._caught_up.clear()
+        pairs = sorted(_pairs(mine))
+        if not pairs:
+            return LOOK_S / 4
+        now = self._clock()
+        most = MOST + self._sender.known
+        rows = list(read_unsent(connection, pairs, now + timedelta(seconds=LOOK_S), most))
+        send, due = self._sender.unsent(rows, now)
+        for row in send:
+            self._send(row)
+        if len(rows) == most:
+            return PAGE_S
+        self._caught_up.update(pairs)
+        return (due - now).total_seconds() if due else LOOK_S
+
+    def _mark(self, connection: Connection, topic: topics.Topic) -> None:
+        """Mark rows as sent, once it is certain that they are in the topic that the handlers read."""
+        ids = self._sender.to_mark(time.monotonic())
+        if not ids:
+            return
+        # a topic that has the same id after the acknowledgement was not recreated before it
+        topics.require_same(topic, topics.describe(self.settings, topic.name, admin=self._admin))
+        reach("wishes to be marked")
+        mark_sent(connection, ids)
+        self._sender.marked(ids)
+
+    # ── into Kafka ──
+
+    def _send(self, row: Row) -> None:
+        command = Command(
+            id=row.id,
+            stream=row.target,
+            type=row.type,
+            data=msgspec.Raw(row.body.encode()),
+            correlation_id=row.correlation_id or UNSET,
+            causation_id=row.causation_id or UNSET,
+            depth=row.depth or UNSET,
+        )
+        producer = self._producer.now
+        try:
+            producer.produce(
+                self.settings.commands_topic,
+                encode(command),
+                row.target.encode(),
+                on_delivery=partial(self._reported, row),
+            )
+            reach("wish sent")
+        except BufferError:
+            self._reported(row, KafkaError(KafkaError._QUEUE_FULL), None)
+        except KafkaException as error:
+            if clients.is_finished(error.args[0]):
+                self._producer.renew(producer, error.args[0])
+            self._reported(row, error.args[0], None)
+
+    def _reported(self, row: Row, error: KafkaError | None, _message: Message | None) -> None:
+        reach("wish acknowledged")
+        self._reports.append((row, error))
+        self._wake()
+
+    def _take_reports(self, connection: Connection) -> None:
+        if again := self._sender.again():
+            self._stopping.wait(PAUSE_S)
+        for row in again:
+            self._send(row)
+        while self._reports:
+            row, error = self._reports[0]
+            following: list[Row] = []
+            if error is None:
+                following = self._sender.acknowledged(row, time.monotonic())
+            elif error.code() in _REFUSED:
+                why = f"refused-by-kafka: {error.str()}"
+                bury(connection, row, why)
+                following = self._sender.refused(row)
+                log.error("relay %s: command %s for %s became a dead letter: %s", self.name, row.id, row.target, why)
+            else:
+                self._status.wrong("append", f"commands can't be appended, trying again: {error.str()}", error.name())
+                self._sender.failed(row)
+            self._reports.popleft()
+            if error is None or error.code() in _REFUSED:
+                self._status.well("append", "commands are appended again")
+            for one in following:
+                self._send(one)
+
+    def _known_topic(self, connection: Connection) -> topics.Topic:
+        """The topic of commands that the handlers of this log read. Raises TopicChanged where it was recreated."""
+        found = topics.describe(self.settings, self.settings.commands_topic, admin=self._admin)
+        opened = connection.execute(
+            "select partition, max(epoch) from positions where topic = %s and epoch >= 0 group by partition limit 1",
+            [self.settings.events_topic],
+        ).fetchone()
+        if opened is not None:
+            partition, epoch = opened
+            for records in read_range(self.settings, self.settings.events_topic, partition, epoch, epoch + 1):
+                for record in records:
+                    opening = decode_event(record)
+                    if isinstance(opening, Opening):
+                        topics.require_same(replace(found, id=opening.commands_topic_id), found)
+        return found
+
+    def _polling(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(0.1)
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is full, so the relay wakes anyway; or closed
+            os.write(self._wake_write, b".")
+
+    # ── the database ──
+
+    def _connected(self) -> Connection:
+        if self._database is None or self._database.closed:
+            self._database = connect(self.settings, f"samefold relay {self.name}", short_transactions=True, by_key=True)
+            self._database.execute(f"listen {CHANNEL}")
+        return self._database
+
+    def _disconnect(self) -> None:
+        connection, self._database = self._database, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,147 @@
+"""A policy's worker: the same as that of views, but for who may fold which events.
+
+Each event belongs to the version of the policy that was in force at its place in the log (`activations`), and only code of that
+version reacts to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from infra.database.connect import Connection
+from infra.log.records import Record
+from infra.log.rule import Reading
+from infra.log.topics import Admin
+from infra.settings import Settings
+from policies.engine.activations import (
+    Activation,
+    activations_of,
+    bring_in,
+    ends_at,
+    ensure_positions,
+    start_new,
+    version_at,
+)
+from policies.engine.outbox import Offer, view_of
+from policies.engine.policy import Policy
+from projections.engine.fold.errors import POLICY, EngineStop, OtherCode
+from projections.engine.live.agent import Agent
+from projections.engine.live.reader import Reader
+from projections.engine.live.startup import Contract, check_contract
+from projections.engine.live.worker import Worker
+from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.positions import Live, Positions, read_positions
+
+LOOK_AGAIN_S = 0.5
+"""How often a policy that is not live looks whether it is."""
+
+
+class OtherVersion(OtherCode):
+    """The events from an offset on belong to another version of the policy."""
+
+    code: ClassVar[str] = "other-version"
+    other_code: ClassVar[str] = "that version"
+
+    def __init__(self, policy: Policy, version: int, *, partition: int, offset: int) -> None:
+        super().__init__(
+            f"From offset {offset} of partition {partition} on, version {version} of policy '{policy.name}' is in force; "
+            f"this code has version {policy.version}.",
+            f"Run the code that has version {version} too, until it has passed.",
+            partition=partition,
+            offset=offset,
+        )
+
+
+class PolicyWorker(Worker):
+    """Folds one policy's events into wishes."""
+
+    def __init__(self, settings: Settings, policy: Policy, name: str, offer: Offer | None = None) -> None:
+        super().__init__(settings, policy.agent, {policy.agent: view_of(policy, offer)}, name, defers=True)
+        self.policy = policy
+        self._offer = offer
+        self._admin = Admin(settings)
+        self._activations: list[Activation] = []
+
+    def begin(self, connection: Connection, contract: Contract) -> Positions | None:
+        check_contract(connection, contract)
+        bring_in(self.settings, connection)
+        start_new(self.settings, connection, self.policy)
+        return self.read(connection)
+
+    def read(self, connection: Connection) -> Positions | None:
+        """The policy's positions, live in this code's version if that is in force in some partition."""
+        bring_in(self.settings, connection, self._admin)
+        ensure_positions(connection, self.settings.events_topic, self.policy.name)
+        positions = read_positions(connection, self.agent, self.settings.events_topic)
+        if positions is None:
+            return None
+        # after the positions: an activation that came in between changed their generation
+        self._activations = activations_of(connection, self.policy.name)
+        if any(one.log_offset is None for one in self._activations):  # a switch that is not in the log yet
+            return self.read(connection)
+        in_force = {self._in_force(partition, at.next_offset) for partition, at in positions.readings.items()}
+        version = self.policy.version if self.policy.version in in_force else max(in_force)
+        return replace(positions, live={self.agent: Live(version, self.agent)})
+
+    def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
+        try:
+            result = super().apply(takes, turn, lane)
+        except BaseException:
+            self._offer_unknown()
+            raise
+        if result.fate is Fate.UNKNOWN or result.retries:
+            self._offer_unknown()
+        return result
+
+    def _offer_unknown(self) -> None:
+        if self._offer is not None:
+            self._offer(None)
+
+    def close(self, lane: int = 0) -> None:
+        """The next connection may be to an older copy of the database, which does not fence what a switch had fenced."""
+        super().close(lane)
+        self._committer = None
+
+    def own(
+        self, partition: int, was: Reading, records: Sequence[Record]
+    ) -> tuple[Sequence[Record], EngineStop | None]:
+        """The records up to the next activation, if this code's version is in force."""
+        begin, end = was.next_offset, ends_at(self._activations, partition, was.next_offset)
+        if (version := self._in_force(partition, begin)) != self.policy.version:
+            return (), OtherVersion(self.policy, version, partition=partition, offset=begin)
+        if end is None or not records or records[-1].offset < end:
+            return records, None
+        after = OtherVersion(self.policy, self._in_force(partition, end), partition=partition, offset=end)
+        return [record for record in records if record.offset < end], after
+
+    def _in_force(self, partition: int, offset: int) -> int:
+        return version_at(self._activations, partition, offset)
+
+
+def agent_of(settings: Settings, policy: Policy, name: str, offer: Offer | None = None) -> Agent:
+    """The agent that folds a policy. `offer` gets what its batches leave to be sent."""
+    reader = Reader(
+        {policy.agent: policy.version},
+        batch=settings.agent_batch,
+        max_age=settings.agent_max_age_ms / 1000,
+        difference=difference,
+        look_again=LOOK_AGAIN_S,
+    )
+    return Agent(settings, PolicyWorker(settings, policy, name, offer), reader, name)
+
+
+def difference(live: Mapping[str, int], code: Mapping[str, int]) -> str | None:
+    """Why this code's version of the policy may not react, as text with the command to run; None if it may."""
+    ((agent, wants),) = code.items()
+    name, has = agent.removeprefix(POLICY), live.get(agent)
+    if has == wants:
+        return None
+    if not has:
+        found = "is new" if has is None else "was removed"
+        return f"policy '{name}' {found}. `samefold policies switch {name}` makes it live, from that moment on."
+    return (
+        f"policy '{name}' is live as version {has}, this code has {wants}. If newer code made that live, restart this process with "
+        f"it; else `samefold policies switch {name}` with this code makes it live, from that moment on."
+    )

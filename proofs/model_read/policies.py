@@ -1,0 +1,332 @@
+"""The processes of policies over a bank: the product's worker, outbox, activations and sender, with a modelled producer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+import psycopg
+from msgspec import UNSET
+
+from infra.database.connect import Connection, connect
+from infra.errors import SamefoldError
+from infra.log import clients, topics
+from infra.log.records import Command, Record
+from infra.log.topics import Topic
+from infra.settings import Settings
+from policies.engine.activations import activations_of, start_new, switch
+from policies.engine.policy import Policy
+from policies.engine.relay import mark_sent, read_unsent
+from policies.engine.sender import Row, Sender
+from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
+from projections.engine.fold.errors import OtherCode
+from projections.engine.live.reader import Reader
+from proofs.model_read.actors import Agent
+from proofs.model_read.bank import MOVING, PARTITIONS, Bank, Topics, moving
+from proofs.model_read.database import State
+from proofs.model_read.oracle import LOST, STOPPED, Violation
+from proofs.model_read.play import unexpected
+from proofs.model_read.policy_oracle import PolicyOracle
+from proofs.model_read.world import World
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+MOST = 100
+LOOKS = 5
+"""How often a relay that has nothing to do looks at the outbox before it ends; a real one never does."""
+ROUNDS = 8
+"""Agents and relays that settle a run take turns so often."""
+
+
+class PolicyWorld(World):
+    """A world whose log is a bank's. Without `keeps_flying`, what a crashed relay has in flight is lost."""
+
+    _topics: ClassVar[dict[State, Topics]] = {}
+    """What Kafka held when a run began, by the database's state then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert isinstance(self.log, Bank)
+        self.bank = self.log
+        self.judge = self.watch = PolicyOracle(self.bank)
+        self.keeps_flying = False
+        self.unanswered = 0
+        """So many commands arrive, and are reported as failed."""
+        self.slow_topic = False
+        """A process may be frozen around its append of an activation."""
+        self.in_flight: list[str] = []
+
+    def begin(self, before: Iterable[Callable[[World], None]]) -> list[State]:
+        states = super().begin(before)
+        self._topics[states[-1]] = deepcopy(self.bank.topics)
+        return states
+
+    def begin_again(self, states: list[State]) -> None:
+        self.bank.take(self._topics[states[-1]])
+        super().begin_again(states)
+
+    def _describe(self, _settings: Settings, name: str, **_how: Any) -> Topic:
+        ends = self.bank.topics.ends
+        if name == "policies":
+            ends = {0: len(self.bank.topics.activations)}
+        elif name == "commands":
+            ends = {0: 0}  # the service was never asked anything when the policy was made live
+        return Topic(name, "topic", len(ends), dict.fromkeys(ends, 0), ends)
+
+    def _replaced(self) -> list[tuple[Any, str, Any]]:
+        return [
+            *super()._replaced(),
+            (topics, "Admin", self._for_actors(lambda *_: None, topics.Admin)),
+            (topics, "ensure_policies", self._for_actors(self._ensure_policies, topics.ensure_policies)),
+            (clients, "producer", self._for_actors(lambda _settings: _Producer(self), clients.producer)),
+        ]
+
+    def _ensure_policies(self, settings: Settings, _admin: object = None) -> Topic:
+        return self._describe(settings, "policies")
+
+    def _shared(self) -> object:
+        topics = self.bank.topics
+        tables = self.history[-KEPT:] if self.play.faults.get("restore") else self.history[-1:]
+        return (
+            tuple(_content(state) for state in tables),
+            tuple(one.id for one in topics.commands),
+            tuple(one.value for one in topics.activations),
+            tuple(self.in_flight),
+            self.restored,
+            self.unanswered,
+        )
+
+    # ── at the end ──
+
+    def is_done(self) -> bool:
+        """Whether all is read, and nothing is left to be sent."""
+        at = {row["partition"]: row["next_offset"] for row in self._of_policy()}
+        return at == self.bank.topics.ends and not self.in_flight and not self.unsent()
+
+    def unsent(self) -> set[str]:
+        """Ids of wishes that are not marked as sent."""
+        return {row["id"] for row in self.tables["outbox"] if row["kind"] and row["sent_at"] is row["dead"] is None}
+
+    def _of_policy(self) -> list[Mapping[str, Any]]:
+        return [row for row in self.tables["positions"] if row["agent"] == f"policy_{MOVING}"]
+
+    def relays(self) -> bool:
+        """Whether a relay is at work."""
+        return any(not actor.done and actor.name.startswith("relay") for actor in self.play.actors.values())
+
+    def check_policies_end(self, may_end: tuple[type[BaseException], ...]) -> None:
+        """No process ended without a reason; others do what is left, and then all must be right. Raises Violation."""
+        for name, error in unexpected(self.play, may_end):
+            if isinstance(error, Violation):
+                raise error
+            raise Violation(STOPPED, f"{name} ended: {type(error).__name__}: {error}") from error
+        self.keeps_flying = self.slow_topic = False
+        self.unanswered = 0
+        try:
+            for _ in range(ROUNDS):
+                for version in self.judge.made_live():
+                    agent = partial(PolicyAgent, self, f"settler{version}", moving(version), range(PARTITIONS), 100)
+                    self.alone(lambda agent=agent: agent().start())  # type: ignore[misc]
+                if self.is_done():
+                    break
+                self.alone(relay("relay", self))
+        except SamefoldError as error:
+            raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
+        if not self.is_done():
+            raise Violation(LOST, f"there is no end to {self.tables['outbox']}")
+        self.judge.check(self.tables)
+        self.judge.check_end(self.tables)
+
+
+KEPT = 5
+
+
+def _content(state: State) -> int:
+    """Of times, only whether they are there."""
+    times = {"sent_at", "at", "wished_at", "created_at"}
+    tables = ("positions", "outbox", "activations")
+    rows = [
+        tuple((key, bool(value) if key in times else repr(value)) for key, value in row.items())
+        for name in tables
+        for row in state.tables[name]
+    ]
+    return hash(tuple(rows))
+
+
+class _Producer:
+    """Appends activations."""
+
+    def __init__(self, world: PolicyWorld) -> None:
+        self.world = world
+        self.waiting: list[tuple[bytes, Callable[[Any, Any], None]]] = []
+
+    def produce(
+        self, _topic: str, value: bytes, _key: bytes, _partition: int, delivered: Callable[[Any, Any], None]
+    ) -> None:
+        self.waiting.append((value, delivered))
+
+    def flush(self, _seconds: float) -> int:
+        if self.world.slow_topic:
+            self.world.play.pause()
+        found = self.world.bank.topics.activations
+        for value, delivered in self.waiting:
+            found.append(Record(0, len(found), 0, None, value))
+            delivered(None, None)
+        self.waiting.clear()
+        if self.world.slow_topic:
+            self.world.play.pause()
+        return 0
+
+
+class PolicyAgent(Agent):
+    """The agent of a policy, which goes on while a relay makes more to read."""
+
+    def __init__(self, world: PolicyWorld, name: str, policy: Policy, partitions: Sequence[int], batch: int) -> None:
+        self.of = world
+        reader = Reader(
+            {policy.agent: policy.version}, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S
+        )
+        super().__init__(
+            world, name, {}, partitions, batch, work=PolicyWorker(world.settings, policy, name), reader=reader
+        )
+
+    def _goes_on(self) -> bool:
+        self.world.play.wait_until(lambda: self._there_is_more() or not self.of.relays(), prompt=False)
+        return self._there_is_more()
+
+    def _there_is_more(self) -> bool:
+        records = self.world.log.records
+        return any(self.at[partition] < len(records[partition]) for partition in self.reader.fetching)
+
+    def _waits(self, error: OtherCode) -> None:
+        """The other version's agent folds it; this one waits for its other partitions."""
+
+
+def relay(name: str, world: PolicyWorld, partitions: Sequence[int] = range(PARTITIONS)) -> Callable[[], None]:
+    """A relay as `policies/engine/relay.py` is one, sure to own these partitions; it ends when it has nothing to do for long."""
+    return lambda: _Relay(name, world, partitions).start()
+
+
+class _Relay:
+    def __init__(self, name: str, world: PolicyWorld, partitions: Sequence[int]) -> None:
+        self.name = name
+        self.world = world
+        self.mine = [(MOVING, partition) for partition in partitions]
+        self.sender = Sender()
+        self.reports: list[tuple[Row, bool]] = []
+        self.sends = 0
+        self.known: set[str] = set()
+
+    def start(self) -> None:
+        self.world.play.add(self.name, self._run)
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        looks = 0
+        while looks < LOOKS:
+            if connection is None or connection.closed:
+                connection = connect(self.world.settings, self.name)
+            try:
+                looks = 0 if self._serve(connection) else looks + 1
+            except psycopg.OperationalError:
+                connection.close()
+            if self.world.is_done():
+                return
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until something is reported or wished, or for a while."""
+        play = self.world.play
+        if not self.known:
+            play.sleep(1.0)
+            return
+        play.wait_until(
+            lambda: bool(self.reports or not self._flying() or self.world.unsent() - self.known), prompt=False
+        )
+        play.now += 1.0
+
+    def _flying(self) -> bool:
+        return any(name.startswith(f"{self.name}.") for name in self.world.in_flight)
+
+    def _serve(self, connection: Connection) -> bool:
+        """One turn of the loop; whether there was anything to do."""
+        sends = self.sends
+        for row in self.sender.again():
+            self._send(row)
+        while self.reports:
+            row, is_there = self.reports.pop(0)
+            if not is_there:
+                self.sender.failed(row)
+                continue
+            for following in self.sender.acknowledged(row, self.world.play.now):
+                self._send(following)
+        if ids := self.sender.to_mark(self.world.play.now):
+            mark_sent(connection, ids)
+            self.sender.marked(ids)
+            self.known.difference_update(ids)
+        self.sender.assigned({MOVING: [partition for _, partition in self.mine]})
+        rows = list(read_unsent(connection, self.mine, NOW, MOST + self.sender.known))
+        self.known |= {row.id for row in rows}
+        for row in self.sender.unsent(rows, NOW)[0]:
+            self._send(row)
+        return bool(ids) or self.sends > sends or bool(self.known)
+
+    def _send(self, row: Row) -> None:
+        """It arrives at some time, or never if the process ends before."""
+        self.sends += 1
+        name = f"{self.name}.{self.sends}"
+        self.world.in_flight.append(name)
+        actor = self.world.play.add(name, partial(self._arrive, name, row), self.name)
+        if self.world.keeps_flying:
+            actor.process = ""
+
+    def _arrive(self, name: str, row: Row) -> None:
+        play = self.world.play
+        try:
+            play.pause()
+            body = msgspec.Raw(row.body.encode())
+            depth = row.depth or UNSET
+            command = Command(row.id, row.target, row.type, body, None, row.correlation_id, row.causation_id, depth)
+            self.world.bank.topics.send(command)
+            self.world.play.changes += 1
+            is_answered = not self.world.unanswered
+            self.world.unanswered -= not is_answered
+            play.pause()
+            self.reports.append((row, is_answered))
+        finally:
+            self.world.in_flight.remove(name)
+
+
+# ── steps of a scenario ──
+
+
+def policy_agent(
+    name: str, version: int, batch: int, partitions: Sequence[int] = range(PARTITIONS)
+) -> Callable[[World], None]:
+    def start(world: World) -> None:
+        assert isinstance(world, PolicyWorld)
+        PolicyAgent(world, name, moving(version), partitions, batch).start()
+
+    return start
+
+
+def a_relay(name: str = "relay") -> Callable[[World], None]:
+    def start(world: World) -> None:
+        assert isinstance(world, PolicyWorld)
+        relay(name, world)()
+
+    return start
+
+
+def make_live(world: World) -> None:
+    """The first version, of a service without history."""
+    with connect(world.settings, "start") as connection:
+        assert start_new(world.settings, connection, moving(1)) or activations_of(connection, MOVING)
+
+
+def to_second(world: World) -> None:
+    """`samefold policies switch`."""
+    switch(world.settings, moving(2))

@@ -1,0 +1,203 @@
+"""What the sample's policies must have wished after a part of the log, in plain Python: JSON in, the rows of the outbox out.
+
+Written from the protocol and the policies' own words, without a line of the engine, the domain or the policies.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from proofs.bank_oracle import Place, Reader
+
+POLICIES = ("standing_orders", "transfers")
+PATIENCE_MS = 300_000
+QUIET = {"TransferTimedOut", "TransferFailed", "TransferRefunded"}
+"""Events of transfers that lead to nothing."""
+
+
+class Row(NamedTuple):
+    """Of the outbox, without what the relay writes; times in ms."""
+
+    id: str
+    policy: str
+    kind: str | None = None
+    partition: int | None = None
+    stream: str | None = None
+    version: int | None = None
+    number: int | None = None
+    target: str | None = None
+    type: str | None = None
+    body: str | None = None
+    fingerprint: str | None = None
+    due: int | None = None
+    depth: int | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    wished_at: int | None = None
+    then_type: str | None = None
+    then_body: str | None = None
+    then_fingerprint: str | None = None
+    otherwise_type: str | None = None
+    otherwise_body: str | None = None
+    otherwise_fingerprint: str | None = None
+    outcome: str | None = None
+    refusal: str | None = None
+    outcome_depth: int | None = None
+    outcome_fingerprint: str | None = None
+
+
+COLUMNS = ", ".join(
+    f"(extract(epoch from {name}) * 1000)::bigint" if name in ("due", "wished_at") else name for name in Row._fields
+)
+
+
+class Wish(NamedTuple):
+    """What a policy yields."""
+
+    target: str
+    type: str
+    body: Mapping[str, Any]
+    then: str = ""
+    otherwise: str = ""
+    after_ms: int = 0
+
+
+class Wishes:
+    """One policy after the records that were taken: the rows of the outbox by id, and all that it ever wished."""
+
+    def __init__(self, policy: str, partitions: int) -> None:
+        self.policy = policy
+        self.readers = [Reader() for _ in range(partitions)]
+        self.rows: dict[str, Row] = {}
+        self.made: dict[str, tuple[str, str, str]] = {}
+        """Target, type and body by id."""
+
+    @property
+    def places(self) -> list[Place]:
+        return [reader.place for reader in self.readers]
+
+    def take(self, partition: int, offset: int, time_ms: int, value: bytes | None) -> None:
+        """The partition's next record."""
+        commit = self.readers[partition].read(offset, value)
+        if commit is None:
+            return
+        first = commit["version"] - len(commit["events"]) + 1
+        for version, event in enumerate(commit["events"], first):
+            for number, wish in enumerate(_reaction(self.policy, commit["stream"], event["type"], event["data"])):
+                self._wished(commit, partition, time_ms, version, number, wish)
+        ident = commit["command_id"]
+        if ident.startswith(f"{self.policy}~"):
+            self._put(
+                self.rows.get(ident, Row(ident, self.policy))._replace(
+                    outcome=commit["outcome"],
+                    refusal=(commit["reason"] or {}).get("code"),
+                    outcome_depth=commit.get("depth", 0),
+                    outcome_fingerprint=commit["fingerprint"],
+                )
+            )
+
+    def _wished(
+        self, commit: Mapping[str, Any], partition: int, time_ms: int, version: int, number: int, wish: Wish
+    ) -> None:
+        ident = id_of(self.policy, commit["stream"], version, number)
+        body = _json(wish.body)
+        self._put(
+            self.rows.get(ident, Row(ident, self.policy))._replace(
+                kind="send",
+                partition=partition,
+                stream=commit["stream"],
+                version=version,
+                number=number,
+                target=wish.target,
+                type=wish.type,
+                body=body,
+                fingerprint=_fingerprint(wish.type, wish.body),
+                due=time_ms + wish.after_ms if wish.after_ms else None,
+                depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
+                correlation_id=commit.get("correlation_id", commit["command_id"]),
+                causation_id=commit["command_id"],
+                wished_at=time_ms,
+                then_type=wish.then or None,
+                then_body="{}" if wish.then else None,
+                then_fingerprint=_fingerprint(wish.then, {}) if wish.then else None,
+                otherwise_type=wish.otherwise or None,
+                otherwise_body="{}" if wish.otherwise else None,
+            )
+        )
+
+    def _put(self, row: Row) -> None:
+        """Keep the row; or, if both halves are there, what follows."""
+        if row.kind:
+            self.made[row.id] = (row.target or "", row.type or "", row.body or "")
+        if not row.kind or not row.outcome or row.fingerprint not in (None, row.outcome_fingerprint):
+            self.rows[row.id] = row
+            return
+        self.rows.pop(row.id, None)
+        accepted = row.outcome == "accepted"
+        kind = row.then_type if accepted else row.otherwise_type
+        if kind is None:
+            return
+        body: Mapping[str, Any] = {} if accepted else {"refusal": row.refusal}
+        ident = row.id + ("~then" if accepted else "~otherwise")
+        self._put(
+            self.rows.get(ident, Row(ident, self.policy))._replace(
+                kind="send",
+                partition=row.partition,
+                stream=row.stream,
+                version=row.version,
+                number=row.number,
+                target=row.stream,
+                type=kind,
+                body=_json(body),
+                fingerprint=_fingerprint(kind, {}) if accepted else None,
+                depth=(row.outcome_depth or 0) + 1,
+                correlation_id=row.correlation_id,
+                causation_id=row.id,
+                wished_at=row.wished_at,
+            )
+        )
+
+
+def id_of(policy: str, stream: str, version: int, number: int) -> str:
+    digest = hashlib.blake2b(_json([policy, stream, version, number]).encode(), digest_size=20).digest()
+    return f"{policy}~{base64.b32encode(digest).decode().lower()}"
+
+
+def _reaction(policy: str, stream: str, kind: str, data: Mapping[str, Any]) -> Iterator[Wish]:
+    context, _, name = stream.partition("/")
+    assert context != "standing_orders", "no run of this judge places a standing order"
+    if policy != "transfers" or context != "transfers" or kind in QUIET:
+        return
+    source = f"accounts/{data['source']}"
+    match kind:
+        case "TransferRequested":
+            money = {"cents": data["cents"], "on": data["on"], "details": _details(data["target"])}
+            yield Wish(source, "Withdraw", money | {"hold": name}, "RecordDebit", "FailTransfer")
+            yield Wish(stream, "GiveUp", {}, after_ms=PATIENCE_MS)
+        case "SourceDebited":
+            money = {"cents": data["cents"], "on": data["on"], "details": _details(data["source"])}
+            yield Wish(f"accounts/{data['target']}", "Deposit", money, "CompleteTransfer", "RefundTransfer")
+        case "SourceDebitedTooLate" | "CreditRefused":
+            back = {"hold": name, "on": data["on"], "details": _details("")}
+            yield Wish(source, "ReturnMoney", back, "RecordRefund")
+        case "TransferCompleted":
+            yield Wish(source, "ReleaseHold", {"hold": name})
+        case _:
+            raise AssertionError(f"{stream}: {kind} is unknown")
+
+
+def _details(counter_account: str) -> dict[str, str]:
+    return {"operation": "", "purpose": "", "counter_bank": "", "counter_account": counter_account}
+
+
+def _fingerprint(kind: str, body: Mapping[str, Any]) -> str:
+    text = json.dumps([kind, None, body], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,354 @@
+"""`samefold policies | outbox | parked` as people and scripts run them, and what is measured of policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from domain.accounts import AccountOpened, Deposit, Details, MoneyDeposited, Withdraw
+from infra.archive.jobs import archive_log
+from infra.archive.trim import plan_trim
+from infra.database.connect import Connection, connect
+from infra.log import topics
+from infra.observability import metrics
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+from policies.engine import policy as declared
+from policies.engine.outbox import id_of, view_of
+from policies.engine.policy import Policy, Send
+from projections.engine.fold.plan import Plan
+from projections.engine.live.exporter import Exporter
+from projections.engine.live.tail import Tail
+from projections.engine.store.commit import Committer, Fate, prepare
+from projections.engine.store.positions import lock_positions, read_positions, set_generation
+from projections.engine.views.event_context import At
+from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
+from tests.engine.spine import until
+
+DAY = date(2026, 1, 1)
+ACCOUNTS = [str(number) for number in range(6)]
+SECRET = "only for Ada"
+
+
+def saving(event: MoneyDeposited, at: At) -> Iterator[Send]:
+    """Each deposit puts one cent aside."""
+    if event.details.purpose == "poison":
+        raise ValueError("no")
+    yield from corrected(event, at)
+
+
+def corrected(event: MoneyDeposited, at: At) -> Iterator[Send]:
+    yield Send("accounts/savings", Deposit(cents=1, on=event.on), then=Withdraw(cents=1, on=event.on))
+
+
+SAVING = Policy("saving", 1, saving, frozenset({MoneyDeposited}), "park")
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, Policy]:
+    """The policies that this code has."""
+    found = {"saving": SAVING}
+    monkeypatch.setattr(declared, "discover", lambda: found)
+    return found
+
+
+@pytest.fixture
+def bank(world: Settings, code: dict[str, Policy]) -> Bookkeeper:
+    return folded_lives(world, ACCOUNTS, 3)
+
+
+@pytest.fixture
+def db(bank: Bookkeeper) -> Iterator[Connection]:
+    with connect(bank.world, "test") as connection:
+        prepare(connection)
+        yield connection
+
+
+def answer(samefold: Samefold, world: Settings, *arguments: str, code: int = 0) -> Any:
+    done = samefold(*arguments, "--json", settings=world)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def fold(db: Connection, world: Settings, policy: Policy) -> None:
+    """Fold the log up to its end now, as the policy's agent would."""
+    positions = read_positions(db, policy.agent, world.events_topic)
+    assert positions is not None
+    view, at = view_of(policy), dict(positions.readings)
+    committer, end = Committer(Plan({view.name: view}), positions), topics.describe(world, world.events_topic).end
+    with Tail(world, world.events_topic, at) as tail:
+        while batches := tail.towards(at, _ends(at, end), 1_000):
+            assert committer.apply(db, batches).fate is Fate.APPLIED
+            at.update({batch.partition: batch.next for batch in batches})
+
+
+def insert(db: Connection, ident: str, **columns: Any) -> None:
+    values = {"id": ident, "policy": "saving", "kind": "send", "stream": "accounts/1", "partition": 0} | columns
+    names = ", ".join(values)
+    db.execute(f"insert into outbox ({names}) values ({', '.join(['%s'] * len(values))})".encode(), [*values.values()])
+
+
+# ── samefold policies ──
+
+
+def test_a_policy_is_new_then_live_then_of_another_version_then_removed(
+    bank: Bookkeeper, db: Connection, code: dict[str, Policy], samefold: Samefold
+) -> None:
+    world = bank.world
+
+    def now() -> dict[str, Any]:
+        found: dict[str, dict[str, Any]] = answer(samefold, world, "policies")
+        return found["saving"]
+
+    assert (now()["code"], now()["live"], now()["state"], now()["since"]) == (1, None, "new", None)
+    assert "`samefold policies switch saving`" in samefold("policies", settings=world).stdout
+    made = answer(samefold, world, "policies", "switch", "saving")
+    assert (made["policy"], made["number"], made["version"]) == ("saving", 1, 1)
+    assert (now()["live"], now()["state"], now()["needs"], now()["lag"]["records"]) == (1, "live", [1], 0)
+    assert now()["since"] is not None
+    again = samefold("policies", "switch", "saving", settings=world)
+    assert (again.returncode, again.stderr.split(":")[0]) == (1, "already-live")
+    bank.commit("1", MoneyDeposited(cents=5, on=DAY))
+    bank.flush()
+    assert now()["lag"]["records"] == 1
+    assert "policy saving: 1 records" in samefold("policies", settings=world).stdout
+    assert "retired" not in samefold("views", settings=world).stdout
+
+    code["saving"] = replace(SAVING, version=2)
+    assert (now()["code"], now()["live"], now()["state"]) == (2, 1, "other-version")
+    assert "Version 2 of 'saving' reacts" in samefold("policies", "switch", "saving", settings=world).stdout
+    code["saving"] = SAVING
+    asked = samefold("policies", "switch", "saving", settings=world, given="n\n")
+    assert (asked.returncode, now()["live"]) == (1, 2)
+    assert "older version 1" in asked.stderr
+    assert samefold("policies", "switch", "saving", "--yes", settings=world).returncode == 0
+    assert (now()["live"], now()["state"]) == (1, "live")
+
+    insert(db, "saving~1")
+    refused = samefold("policies", "remove", "saving", settings=world)
+    assert (refused.returncode, refused.stderr.split(":")[0]) == (1, "wishes-open")
+    del code["saving"]
+    assert (now()["code"], now()["state"], now()["open"]) == (None, "no-code", 1)
+    db.execute("delete from outbox")
+    assert answer(samefold, world, "policies", "remove", "saving")["version"] is None
+    assert answer(samefold, world, "policies") == {}
+    assert samefold("policies", settings=world).stdout == "policies/ has none, and none is live.\n"
+    code["saving"] = SAVING
+    assert (now()["code"], now()["live"], now()["state"]) == (1, None, "removed")
+
+
+def test_a_restored_database_needs_the_old_code_first(
+    bank: Bookkeeper, db: Connection, code: dict[str, Policy], samefold: Samefold
+) -> None:
+    world = bank.world
+    samefold("policies", "switch", "saving", settings=world)
+    positions = read_positions(db, SAVING.agent, world.events_topic)
+    assert positions is not None
+    bank.life(ACCOUNTS, 2)
+    set_generation(db, world.events_topic, {SAVING.agent: fold_all(world)}, "test")
+    code["saving"] = replace(SAVING, version=2)
+    samefold("policies", "switch", "saving", settings=world)
+    set_generation(db, world.events_topic, {SAVING.agent: positions.readings}, "restored")
+    now = answer(samefold, world, "policies")["saving"]
+    assert (now["live"], now["state"], now["needs"]) == (2, "old-events", [1])
+    assert "Run the code with v1 until its events have been read" in samefold("policies", settings=world).stdout
+
+
+def test_a_policy_that_does_not_exist_is_wrong_usage(bank: Bookkeeper, samefold: Samefold) -> None:
+    unknown = samefold("policies", "switch", "nonsense", settings=bank.world)
+    assert unknown.returncode == 2
+    assert unknown.stderr == "unknown-policy: There is no policy 'nonsense'.\n  → The policies are saving.\n"
+    assert samefold("parked", "replay", "policy_nonsense", "accounts/1", settings=bank.world).returncode == 2
+    never = samefold("policies", "remove", "nonsense", settings=bank.world)
+    assert (never.returncode, never.stderr.split(":")[0]) == (1, "never-live")
+
+
+# ── samefold outbox ──
+
+
+def test_the_outbox_is_listed_without_what_may_be_confidential(
+    bank: Bookkeeper, db: Connection, samefold: Samefold
+) -> None:
+    world = bank.world
+    assert samefold("outbox", "list", settings=world).stdout == "Nothing is on its way.\n"
+    assert samefold("outbox", "list", "--dead", settings=world).stdout == "There are no dead letters.\n"
+    body = json.dumps({"note": SECRET})
+    insert(db, "saving~1", body=body, target="accounts/2", type="Deposit", wished_at="2026-01-01")
+    insert(db, "saving~2", body=body, dead="refused-by-kafka: it is too large", wished_at="2026-01-02")
+    insert(db, "saving~3", due="2099-01-01", wished_at="2026-01-03")
+    insert(db, "saving~4", sent_at="2026-01-04", wished_at="2026-01-04")
+    insert(db, "saving~5", kind=None, stream=None, outcome="accepted")
+    insert(db, "other~1", policy="other", wished_at="2026-01-05")
+    found = answer(samefold, world, "outbox", "list", "--policy", "saving")
+    assert found["total"] == 5
+    assert {one["id"]: one["state"] for one in found["wishes"]} == {
+        "saving~1": "unsent",
+        "saving~2": "dead",
+        "saving~3": "waiting",
+        "saving~4": "sent",
+        "saving~5": "outcome",
+    }
+    dead = answer(samefold, world, "outbox", "list", "--dead")
+    assert [one["id"] for one in dead["wishes"]] == ["saving~2"]
+    few = samefold("outbox", "list", "--limit", "2", settings=world)
+    assert "… and 4 more" in few.stdout
+    for arguments in (("list",), ("list", "--json"), ("list", "--dead")):
+        assert SECRET not in samefold("outbox", *arguments, settings=world).stdout
+    assert answer(samefold, world, "outbox", "show", "saving~1")["body"] == {"note": SECRET}
+    shown = samefold("outbox", "show", "saving~2", settings=world)
+    assert SECRET in shown.stdout
+    assert "samefold outbox retry saving~2" in shown.stdout
+    assert samefold("outbox", "show", "saving~9", settings=world).stderr.startswith("no-such-wish: ")
+
+
+def test_dead_letters_are_sent_again_or_dropped(bank: Bookkeeper, db: Connection, samefold: Samefold) -> None:
+    world = bank.world
+    insert(db, "saving~1", dead="too-deep: a cycle", attempts=9, next_attempt="2099-01-01")
+    insert(db, "saving~2", dead="gone: the endpoint is gone", kind="post", target="crm")
+    insert(db, "saving~3")
+    insert(db, "saving~4", dead="too-deep: a cycle", otherwise_type="Withdraw", stream="accounts/4")
+    insert(db, "saving~5", dead="id-reused: another command", outcome="accepted")
+    for arguments in (("retry", "saving~1", "saving~3"), ("drop", "--yes", "saving~3")):
+        alive = samefold("outbox", *arguments, settings=world)
+        assert (alive.returncode, alive.stderr.split("\n")[0]) == (
+            1,
+            "not-dead: saving~3 is no dead letter; nothing was changed.",
+        )
+    assert samefold("outbox", "retry", "saving~1", "saving~9", settings=world).stderr.startswith("no-such-wish: ")
+    assert samefold("outbox", "retry", "saving~5", settings=world).stderr.startswith("not-dead: saving~5 can't be sent")
+    assert answer(samefold, world, "outbox", "retry", "saving~1") == {"retried": ["saving~1"]}
+    again = answer(samefold, world, "outbox", "show", "saving~1")
+    assert (again["dead"], again["attempts"], again["next_attempt"], again["state"]) == (None, 0, None, "unsent")
+    asked = samefold("outbox", "drop", "saving~2", "saving~4", settings=world, given="n\n")
+    assert asked.returncode == 1
+    assert "accounts/4 will wait for an outcome in vain" in asked.stderr
+    assert answer(samefold, world, "outbox", "list")["total"] == 5
+    assert samefold("outbox", "drop", "saving~2", "saving~4", "--yes", settings=world).stdout == (
+        "Dropped saving~2, saving~4.\n"
+    )
+    assert {one["id"] for one in answer(samefold, world, "outbox", "list")["wishes"]} == {
+        "saving~1",
+        "saving~3",
+        "saving~5",
+    }
+
+
+def test_the_database_before_its_migration_is_named(empty_world: Settings, samefold: Samefold) -> None:
+    for arguments in (("policies",), ("outbox", "list")):
+        done = samefold(*arguments, settings=empty_world)
+        assert (done.returncode, done.stderr.split(":")[0]) == (1, "database-behind")
+
+
+# ── samefold parked ──
+
+
+@pytest.fixture
+def parked(bank: Bookkeeper, db: Connection, samefold: Samefold) -> Bookkeeper:
+    """Account `ada` is parked for the policy since version 3; a wish of version 2 has ended after that."""
+    world = bank.world
+    samefold("policies", "switch", "saving", settings=world)
+    for event in (
+        AccountOpened(overdraft_limit=0, on=DAY),
+        MoneyDeposited(cents=5, on=DAY),
+        MoneyDeposited(cents=6, on=DAY, details=Details(purpose="poison")),
+        MoneyDeposited(cents=7, on=DAY),
+    ):
+        bank.commit("ada", event)
+    bank.flush()
+    fold(db, world, SAVING)
+    for suffix, account in (("", "savings"), ("~then", "ada")):
+        ident = id_of("saving", "accounts/ada", 2, 0) + suffix
+        [(fingerprint,)] = db.execute("select fingerprint from outbox where id = %s", (ident,)).fetchall()
+        bank.commit(account, command_id=ident, fingerprint=fingerprint)
+        bank.flush()
+        fold(db, world, SAVING)
+    return bank
+
+
+def ids(db: Connection) -> set[tuple[str, bool]]:
+    """Ids of the outbox, each with whether the wish is there."""
+    return set(db.execute("select id, kind is not null from outbox").fetchall())
+
+
+def test_a_parked_stream_is_replayed_without_the_outcomes_that_were_read(
+    parked: Bookkeeper, db: Connection, code: dict[str, Policy], samefold: Samefold
+) -> None:
+    world = parked.world
+    assert ids(db) == set(), "the wish of version 2 has ended, parked or not"
+    [one] = answer(samefold, world, "parked", "list")
+    assert (one["view"], one["stream"], one["since_version"], one["live"]) == ("policy_saving", "accounts/ada", 3, True)
+    assert answer(samefold, world, "policies")["saving"]["parked"] == 1
+    shown = answer(samefold, world, "parked", "show", "policy_saving", "accounts/ada")
+    assert [event["version"] for event in shown["events"]] == [3, 4]
+    again = answer(samefold, world, "parked", "replay", "policy_saving", "accounts/ada", code=1)
+    assert (again["events"], again["parked_since"]) == (0, 3)
+    code["saving"] = replace(SAVING, react=corrected)
+    done = answer(samefold, world, "parked", "replay", "policy_saving", "accounts/ada")
+    assert (done["events"], done["parked_since"]) == (2, None)
+    assert ids(db) == {(id_of("saving", "accounts/ada", version, 0), True) for version in (3, 4)}
+    assert answer(samefold, world, "parked", "list") == []
+
+
+def test_a_parked_event_is_dropped_and_the_rest_goes_on(parked: Bookkeeper, db: Connection, samefold: Samefold) -> None:
+    done = answer(samefold, parked.world, "parked", "drop", "policy_saving", "accounts/ada", "--yes")
+    assert (done["dropped"], done["events"], done["parked_since"]) == (3, 1, None)
+    assert ids(db) == {(id_of("saving", "accounts/ada", 4, 0), True)}
+    parked.commit("ada", MoneyDeposited(cents=8, on=DAY))
+    parked.flush()
+    fold(db, parked.world, SAVING)
+    assert (id_of("saving", "accounts/ada", 5, 0), True) in ids(db)
+
+
+# ── metrics, trimming ──
+
+
+def test_lag_parked_streams_and_the_outbox_are_metrics(parked: Bookkeeper, db: Connection) -> None:
+    world = parked.world
+    insert(db, "saving~1", wished_at="2026-01-01")
+    insert(db, "saving~2", dead="too-deep: a cycle")
+    insert(db, "saving~3", due="2099-01-01")
+    parked.life(["ada"], 2)
+    end = topics.describe(world, world.events_topic).end
+    exporter = Exporter(world, "test")
+    thread = Thread(target=exporter.run)
+    thread.start()
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.REGISTRY.get_sample_value(f"samefold_{name}", labels)
+
+    try:
+        until(lambda: value("outbox_dead", policy="saving") == 1, "the exporter has read both stores")
+        until(lambda: value("parked_streams", view="policy_saving") == 1, "the exporter has read both stores")
+    finally:
+        exporter.stopping.set()
+        thread.join(30)
+    assert value("outbox_open", policy="saving") == 2
+    assert (value("outbox_unsent_seconds", policy="saving") or 0) > 1_000_000
+    lags = [value("lag_events", agent="policy_saving", partition=str(partition)) or 0 for partition in end]
+    assert sum(lags) == 2
+
+
+def test_the_log_is_not_trimmed_before_a_policy_has_read_it(
+    bank: Bookkeeper, db: Connection, samefold: Samefold, tmp_path: Path
+) -> None:
+    world = bank.world.model_copy(update={"archive_restore_days": 0, "archive_url": str(tmp_path)})
+    samefold("policies", "switch", "saving", settings=world)
+    at = lock_positions(db, [SAVING.agent], world.events_topic)[SAVING.agent]
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    archive_log(world)
+    _, cuts = plan_trim(world)
+    assert {cut.partition: cut.to for cut in cuts} == {
+        partition: reading.next_offset for partition, reading in at.items()
+    }
+    assert all("policy_saving" in cut.held for cut in cuts if cut.held)
+    samefold("policies", "remove", "saving", settings=world)
+    _, cuts = plan_trim(world)
+    assert {cut.partition: cut.to for cut in cuts} == topics.describe(world, world.events_topic).end

@@ -1,0 +1,149 @@
+"""The relay on the real stores: what it appends to `commands`, when, in which order, and what it marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from infra.database.connect import Connection, connect
+from infra.log import clients, topics
+from infra.log.records import decode_command
+from infra.log.topics import TopicChanged, TopicMissing
+from infra.processes import faultpoints
+from infra.processes.faultpoints import Point
+from infra.settings import Settings
+from policies.engine.relay import Relay
+from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up, until
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+@pytest.fixture
+def db(world: Settings) -> Iterator[Connection]:
+    set_up(world)
+    with connect(world, "test") as connection:
+        yield connection
+
+
+@contextmanager
+def relay(world: Settings, clock: Clock | None = None, name: str = "r1") -> Iterator[list[BaseException]]:
+    running = Relay(world, name, lambda: {"saving": range(world.partitions)}, clock or Clock())
+    with beside(running.run, running.stop, name) as errors:
+        yield errors
+
+
+def wish(
+    db: Connection,
+    ident: str,
+    *,
+    stream: str = "accounts/a",
+    version: int = 1,
+    target: str = "accounts/b",
+    due: timedelta | None = None,
+    body: str = "{}",
+) -> None:
+    db.execute(
+        "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, due, depth, "
+        "correlation_id, causation_id) values (%s, 'saving', 'send', 0, %s, %s, 0, %s, 'Deposit', %s, %s, 1, 'c', 'c')",
+        (ident, stream, version, target, body, None if due is None else NOW + due),
+    )
+
+
+def sent(world: Settings) -> list[str]:
+    """Ids of the commands in the topic, by partition and offset."""
+    return [decode_command(record.value or b"").id for record in records_of(world, world.commands_topic)]
+
+
+def unmarked(world: Settings) -> int:
+    count: int = scalar(world, "select count(*) from outbox where sent_at is null and dead is null")
+    return count
+
+
+def test_late_timers_fire_at_once_in_order_and_once(world: Settings, db: Connection) -> None:
+    clock = Clock()
+    for ident, due in (("second", -2 * HOUR), ("first", -3 * HOUR), ("third", -HOUR), ("later", HOUR)):
+        wish(db, ident, stream=f"accounts/{ident}", due=due)
+    with relay(world, clock):
+        until(lambda: unmarked(world) == 1, "all that are due are marked")
+        assert sent(world) == ["first", "second", "third"]
+        clock.now = NOW + HOUR
+        until(lambda: unmarked(world) == 0, "the last one is marked")
+    assert sent(world) == ["first", "second", "third", "later"]
+
+
+def test_commands_of_one_stream_for_another_are_sent_in_order(world: Settings, db: Connection) -> None:
+    for version in range(50, 0, -1):
+        wish(db, f"{version}", version=version)
+    with relay(world):
+        until(lambda: unmarked(world) == 0, "all are marked")
+    assert sent(world) == [f"{version}" for version in range(1, 51)]
+
+
+def test_a_command_that_is_too_large_is_a_dead_letter_and_the_rest_goes_on(world: Settings, db: Connection) -> None:
+    wish(db, "large", version=1, body=f'{{"text": "{"x" * (world.max_commit_bytes + 200_000)}"}}')
+    wish(db, "small", version=2)
+    with relay(world):
+        until(lambda: unmarked(world) == 0, "none is left")
+    assert sent(world) == ["small"]
+    dead: str = scalar(world, "select dead from outbox where id = 'large'")
+    assert dead.startswith("refused-by-kafka: ")
+
+
+def test_what_was_not_marked_is_sent_again_after_a_kill(
+    world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(point: Point) -> None:
+        if point == "wishes to be marked":
+            raise Killed
+
+    monkeypatch.setattr(faultpoints, "hook", kill)
+    wish(db, "w")
+    with relay(world) as errors:
+        until(lambda: bool(errors), "the relay is killed")
+        assert isinstance(errors.pop(), Killed)
+    assert (sent(world), unmarked(world)) == (["w"], 1)
+    monkeypatch.setattr(faultpoints, "hook", None)
+    with relay(world, name="r2"):
+        until(lambda: unmarked(world) == 0, "it is marked")
+    assert sent(world) == ["w", "w"]
+
+
+def test_a_recreated_topic_of_commands_is_refused_by_name(world: Settings, db: Connection) -> None:
+    with handler(world):
+        send(world, open_account("b"))
+        until(lambda: project(world) > 0, "the log has an opening, and the agent has read it")
+    admin = clients.admin(world)  # its futures end with it
+    admin.delete_topics([world.commands_topic])[world.commands_topic].result(30)
+    until(lambda: not _exists(world, world.commands_topic), "it is gone")
+    topics.ensure(world)
+    wish(db, "w")
+    with relay(world) as errors:
+        until(lambda: bool(errors), "the relay ends")
+        error = errors.pop()
+    assert isinstance(error, TopicChanged)
+    assert world.commands_topic in error.message
+    assert (sent(world), unmarked(world)) == ([], 1)
+
+
+def _exists(world: Settings, topic: str) -> bool:
+    try:
+        topics.describe(world, topic)
+    except TopicMissing:
+        return False
+    return True

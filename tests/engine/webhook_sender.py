@@ -1,0 +1,12 @@
+"""A process that posts all webhooks of the policy `letters`: `python tests/engine/webhook_sender.py NAME DELAY_S`."""
+
+import asyncio
+import sys
+
+from infra.settings import Settings
+from policies.engine.webhooks import Webhooks
+
+if __name__ == "__main__":
+    settings = Settings()
+    webhooks = Webhooks(settings, sys.argv[1], delays_s=[float(sys.argv[2])] * 500)
+    asyncio.run(webhooks.run(lambda: {"letters": range(settings.partitions)}))
