@@ -164,7 +164,7 @@ def asked(api: Api, shared_world: Settings) -> Iterator[Asked]:
 
 @pytest.fixture(scope="module")
 def document(api: Api) -> Document:
-    found: Document = httpx.get(f"{api.url}/openapi.json").json()
+    found: Document = httpx.get(f"{api.url}/openapi.json", timeout=60).json()
     return found
 
 

@@ -159,6 +159,7 @@ class Operator:
         """In a terminal of its own. A rebuild comes as far as the midst of its load, and stays there until it is ended."""
         if name == "rebuild":
             self.slowly = connect(self.world, "test")
+            self.slowly.execute("set idle_in_transaction_session_timeout = 0")
             self.slowly.execute("begin")
             self.slowly.execute("lock table build_parts in share mode")
         with self.log.open("ab") as log:
@@ -191,7 +192,7 @@ class Operator:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         try:
-            until(holds, what, seconds=60)
+            until(holds, what, seconds=LINE_S)
         except AssertionError:
             print(self.log.read_text()[-5_000:])
             raise
@@ -215,7 +216,10 @@ class Operator:
         return bool(scalar(self.world, named, f"samefold %{name}%"))
 
     def _environment(self, prompt: str) -> dict[str, str]:
-        return os.environ | self.world.environment() | {"PYTHONPATH": str(self.code[prompt])}
+        return os.environ | self.world.environment() | {
+            "PYTHONPATH": str(self.code[prompt]),
+            "SAMEFOLD_API_PORT": "0",  # both releases have an API on this machine
+        }
 
 
 def _command(words: list[str]) -> list[str]:

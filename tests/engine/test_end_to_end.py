@@ -73,7 +73,7 @@ def work(place: Settings, folder: Path) -> Iterator[tuple[Crew, Watch]]:
         yield crew, watch
 
 
-def until(crew: Crew, watch: Watch, holds: Callable[[], bool], seconds: float = 60) -> None:
+def until(crew: Crew, watch: Watch, holds: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "\n".join(file.read_text()[-2_000:] for file in crew.folder.iterdir())
