@@ -216,10 +216,14 @@ class Operator:
         return bool(scalar(self.world, named, f"samefold %{name}%"))
 
     def _environment(self, prompt: str) -> dict[str, str]:
-        return os.environ | self.world.environment() | {
-            "PYTHONPATH": str(self.code[prompt]),
-            "SAMEFOLD_API_PORT": "0",  # both releases have an API on this machine
-        }
+        return (
+            os.environ
+            | self.world.environment()
+            | {
+                "PYTHONPATH": str(self.code[prompt]),
+                "SAMEFOLD_API_PORT": "0",  # both releases have an API on this machine
+            }
+        )
 
 
 def _command(words: list[str]) -> list[str]:
