@@ -509,9 +509,12 @@ class Handler:
         except KafkaException as error:
             if not clients.may_pass(error.args[0]):
                 raise
-            return Wait("Kafka is unavailable")
-        except clients.KafkaUnavailable:
-            return Wait("Kafka is unavailable")
+            # seen once: after a broker was overloaded for minutes, it did not answer this client any more, but a new one
+            self._log_reader.close()
+            self._log_reader = clients.range_consumer(self.settings)
+            return Wait(f"Kafka is unavailable: {error.args[0].str()}")
+        except clients.KafkaUnavailable as error:
+            return Wait(f"Kafka is unavailable: {error.message}")
         return writer.on_position(snapshot, end)
 
     def _before_opening(self, snapshot: Snapshot) -> Action | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from psycopg import sql
 
 from commands.client import CORE_CHANNEL
@@ -151,12 +152,15 @@ class Watch:
         groups = self._admin.list_consumer_groups(request_timeout=TIMEOUT_S).result().valid
         names = [group.group_id for group in groups if group.group_id.startswith(self._groups)]
         asked = self._admin.describe_consumer_groups(names, request_timeout=TIMEOUT_S) if names else {}
-        return {
-            str(member.member_id)
-            for group in asked.values()
-            for member in group.result().members
-            if member.group_instance_id == _name(child) and member.assignment.topic_partitions
-        }
+        found = set[str]()
+        for group in asked.values():
+            with suppress(KafkaException):  # its coordinator moves: the next look finds it
+                found |= {
+                    str(member.member_id)
+                    for member in group.result().members
+                    if member.group_instance_id == _name(child) and member.assignment.topic_partitions
+                }
+        return found
 
     def _take(self, record: Record) -> None:
         partition = record.partition

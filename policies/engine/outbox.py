@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 import socket
@@ -25,7 +26,7 @@ from msgspec import UNSET
 
 from commands.intake import bad_name, fingerprint_of, validator
 from infra.domain_model.contexts import Context, contexts, stored_name
-from infra.domain_model.storable import encode
+from infra.domain_model.storable import encode, require_same
 from infra.log.records import Command, Commit, time_of
 from infra.settings import ENDPOINT_NAME
 from policies.engine.policy import Policy, Post, Send
@@ -134,7 +135,8 @@ def _wishes(policy: Policy, event: Any, _after: Any, at: At) -> Iterator[Wish]:
             case Send():
                 yield _send(wish, ident, number, at)
             case Post():
-                body = encode(wish.body).decode()
+                # not msgspec's `encode`, which makes null of NaN
+                body = json.dumps(msgspec.to_builtins(wish.body, str_keys=True), ensure_ascii=False, allow_nan=False)
                 yield Wish(ident, "post", number, _endpoint(wish), None, body, None, None, FollowUp(), FollowUp(), at)
             case _:
                 raise BadWish(f"it yields a {type(wish).__name__}, which is neither a Send nor a Post")
@@ -190,7 +192,7 @@ def _follow_up(stream: str, command: Any, ident: str, *, fills: bool = False) ->
 
 
 def _command(stream: str, command: Any) -> tuple[str, bytes]:
-    """Stored name and body of a command that its stream's context knows. Raises BadWish, pydantic.ValidationError."""
+    """Stored name and body of a command that its stream's context knows. Raises BadWish, Lost, pydantic.ValidationError."""
     name = stream.partition("/")[0]
     context: Context | None = contexts().get(name)
     if context is None:
@@ -200,7 +202,7 @@ def _command(stream: str, command: Any) -> tuple[str, bytes]:
     if context.commands.get(kind) is not of:
         raise BadWish(f"it sends a {of.__name__} to {stream}, but that is no command of '{name}'")
     body = encode(command)
-    validator(of)(body)
+    require_same(command, validator(of)(body))
     return kind, body
 
 

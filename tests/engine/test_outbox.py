@@ -305,6 +305,7 @@ BAD = {
     ),
     "no wish": (once("hello"), "neither a Send nor a Post"),
     "no JSON": (once(Post("ledger", object())), "object"),
+    "no number": (once(Post("ledger", {"rate": float("nan")})), "not JSON compliant"),
     "no endpoint": (once(Post("", {})), "endpoint"),
 }
 
