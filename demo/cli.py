@@ -22,7 +22,14 @@ def demo(
     overdraft_limit: Annotated[
         str, typer.Option(metavar="AMOUNT", help="How far an account may be overdrawn, e.g. 0 or 5000.00.")
     ] = "5000.00",
-    no_kill: Annotated[bool, typer.Option("--no-kill", help="Kill nothing, send everything at once.")] = False,
+    kills: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=100,
+            help="Of handlers, as many of agents, policies and the API. With 0, everything is sent at once.",
+        ),
+    ] = 5,
     no_release: Annotated[
         bool, typer.Option("--no-release", help="End with the proof: no next release, and no Spark.")
     ] = False,
@@ -41,14 +48,14 @@ def demo(
     Works in a folder `demo` of its own in the data folder; stops all that it starts. Exit code 1 if the proof does not hold.
     """
     from demo.report import Reporter, show_next, show_release
-    from demo.run import KILLS, Options, run
+    from demo.run import Options, run
     from infra.processes.interrupts import one_interrupt
     from infra.settings import Settings
     from infra.terminal import print_json, stdout
 
     if data is not None and seed is not None:
         raise typer.BadParameter("--data and --seed exclude each other.")
-    options = Options(data, _cents(overdraft_limit), 0 if no_kill else KILLS, seed, release=not no_release)
+    options = Options(data, _cents(overdraft_limit), kills, seed, release=not no_release)
     reporter = Reporter()
     stdout.print("[bold]Samefold's demo[/bold]")
     with one_interrupt(lambda: reporter.ending):

@@ -37,7 +37,6 @@ from projections.engine.views.core_views import all_views
 
 FOLDER = "demo"
 REBUILT = "balances"
-KILLS = 5
 SESSION_TIMEOUT_MS = 2_500
 
 
@@ -54,7 +53,7 @@ class Options:
 
     data: Path | None = None
     overdraft_limit: int = OVERDRAFT_LIMIT
-    kills: int = KILLS
+    kills: int = 0
     seed: int | None = None
     release: bool = True
 

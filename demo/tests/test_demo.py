@@ -172,7 +172,7 @@ def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: 
 
 
 def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(few), "--no-kill", "--json", settings=place, process_s=480)
+    done = samefold("demo", "--data", str(few), "--kills", "0", "--json", settings=place, process_s=480)
     assert done.returncode == 0, done.stdout + done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     found = last.pop("release")
@@ -204,7 +204,7 @@ def test_without_kills_and_without_overdraft_a_second_demo_takes_the_first_ones_
     printed = ""
     for source in (("--data", str(few)), ("--seed", "7")):
         done = samefold(
-            *("demo", *source, "--no-kill", "--no-release", "--overdraft-limit", "0", "--json"),
+            *("demo", *source, "--kills", "0", "--no-release", "--overdraft-limit", "0", "--json"),
             settings=place,
             process_s=480,
         )
@@ -230,7 +230,7 @@ def test_without_kills_and_without_overdraft_a_second_demo_takes_the_first_ones_
 )
 def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: str, few: Path, place: Settings) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--data", str(few), "--no-kill"],
+        [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--data", str(few), "--kills", "0"],
         env=os.environ | place.environment() | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
