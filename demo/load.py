@@ -91,7 +91,7 @@ class Load:
         self._planned = len(self._victims)
         self._down: Kill | None = None
         # two slices a kill, one that it hits and one that is sent while the process is down, and some for the end
-        self._slice = -(-len(commands) // (8 * kills + 10)) if kills else len(commands)
+        self._slice = -(-len(commands) // (12 * kills + 10)) if kills else len(commands)
         self._sent = 0
         self._visible = 0
 
