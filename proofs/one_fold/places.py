@@ -24,7 +24,7 @@ from proofs.bank_oracle import Entry, Place, places_in
 from proofs.one_fold.oracle import Parked, Skip
 from tests.engine.bankviews import make_tables
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Places:
@@ -48,7 +48,7 @@ class Places:
         place = self._base.model_copy(update={**topic, "partitions": len(logs)})
         place = self.with_database(place)
         topics.ensure(place)
-        client = producer(place)
+        client = producer(place.model_copy(update={"ack_timeout_s": PATIENCE_S}))
         for partition, log in enumerate(logs):
             for value in log:
                 client.produce(place.events_topic, value, partition=partition)
