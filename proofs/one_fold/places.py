@@ -24,7 +24,9 @@ from proofs.bank_oracle import Entry, Place, places_in
 from proofs.one_fold.oracle import Parked, Skip
 from tests.engine.bankviews import make_tables
 
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
+_numbers = count(1)
+"""Of all places in one process: topics stay when they are no longer used."""
 
 
 class Places:
@@ -32,7 +34,6 @@ class Places:
 
     def __init__(self, stack: Stack, name: str, views: Mapping[str, View]) -> None:
         self.stack = stack
-        self._numbers = count(1)
         self._template = name
         self._databases: list[str] = []
         self._admin(sql.SQL("create database {}"), name)
@@ -42,13 +43,13 @@ class Places:
         make_tables(self._base, views)
 
     def make(self, logs: Sequence[Sequence[bytes | None]]) -> Settings:
-        number = next(self._numbers)
+        number = next(_numbers)
         prefix = f"{self._template}-{number}"
         topic = {"commands_topic": f"{prefix}-commands", "events_topic": f"{prefix}-events", "group_prefix": prefix}
         place = self._base.model_copy(update={**topic, "partitions": len(logs)})
         place = self.with_database(place)
         topics.ensure(place)
-        client = producer(place.model_copy(update={"ack_timeout_s": PATIENCE_S}))
+        client = producer(place)
         for partition, log in enumerate(logs):
             for value in log:
                 client.produce(place.events_topic, value, partition=partition)
@@ -57,7 +58,7 @@ class Places:
 
     def with_database(self, place: Settings) -> Settings:
         """The same log, with a database of its own."""
-        name = f"{self._template}_{next(self._numbers)}"
+        name = f"{self._template}_{next(_numbers)}"
         self._admin(sql.SQL("create database {} template {}"), name, self._template)
         self._databases.append(name)
         return place.model_copy(update={"database_url": SecretStr(self.stack.postgres.url(name))})
