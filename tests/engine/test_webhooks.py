@@ -27,6 +27,7 @@ from infra.errors import BadSettings
 from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
 from infra.testing.fixtures import ROOT
+from policies.engine import webhooks as webhooks_engine
 from policies.engine.webhooks import DELAYS_S, Webhooks
 from tests.engine.spine import until
 
@@ -321,6 +322,32 @@ def test_a_long_backlog_arrives_whole_and_in_order(world: Settings, receiver: Re
     assert in_order(receiver.got())
     versions = [request["body"]["version"] for request in receiver.got() if request["body"]["stream"] == "boxes/1"]
     assert all(later == earlier + 1 for earlier, later in pairwise(versions))
+
+
+@pytest.mark.parametrize("statement", ["_POST", "_NOT_DELIVERED", "_DELIVERED"])
+def test_a_post_is_found_by_its_id_however_many_there_are(world: Settings, statement: str) -> None:
+    """The statements were planned when the outbox was empty, and PostgreSQL keeps these plans until it analyzes the table."""
+    query = getattr(webhooks_engine, statement)
+    values = {"id": "none", "now": START, "tried": 1, "next_attempt": None, "dead": None}
+    webhooks = Webhooks(world, "policies")
+    with connect(world, "test") as db:
+        db.execute("alter table outbox set (autovacuum_enabled = off)")
+        db.execute("vacuum analyze outbox")
+        for _ in range(12):
+            webhooks._execute(query, values)
+        db.execute(
+            "insert into outbox (id, policy, kind, partition, stream, version, number, target, body, wished_at) "
+            "select 'letters~' || n, 'letters', 'post', 0, 'boxes/1', n, 0, 'good', '{}', now() "
+            "from generate_series(1, 5000) n"
+        )
+    read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
+    assert webhooks._connection is not None
+    with webhooks._connection.transaction():
+        [(before,)] = webhooks._execute(read, {})
+        webhooks._execute(query, values | {"id": "letters~77"})
+        [(after,)] = webhooks._execute(read, {})
+    webhooks._disconnect()
+    assert after - before <= 2
 
 
 # ── retries and dead letters ──
