@@ -185,7 +185,9 @@ class Webhooks:
         """Make dead letters of posts to endpoints that the settings don't name."""
         known = [*self._settings.webhooks]
         while True:
+            began = time.monotonic()
             rows = await self.execute(_UNKNOWN, {"mine": _names(partitions()), "known": known})
+            rest_s = _rest_s(time.monotonic() - began)  # it goes through all posts, in the thread of all endpoints
             for endpoint, posts in Counter(endpoint for (endpoint,) in rows).items():
                 log.error(
                     "%d posts are dead letters: SAMEFOLD_WEBHOOKS names no endpoint '%s'. "
@@ -193,7 +195,7 @@ class Webhooks:
                     posts,
                     endpoint,
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, rest_s))
 
 
 class _Queue:
@@ -255,7 +257,7 @@ class _Queue:
         began = time.monotonic()
         rows = await self._webhooks.execute(_DUE, values)
         ended = time.monotonic()
-        self._rested_at = ended + min((ended - began) * REST, MAX_REST_S)
+        self._rested_at = ended + _rest_s(ended - began)
         lanes: dict[Lane, list[str]] = {}
         for policy, stream, post in rows:
             lanes.setdefault((policy, stream), []).append(post)
@@ -367,6 +369,10 @@ async def _read_little(response: httpx.Response) -> None:
                 size += len(part)
                 if size > LONGEST_BODY:
                     return
+
+
+def _rest_s(reading_s: float) -> float:
+    return min(reading_s * REST, MAX_REST_S)
 
 
 async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
