@@ -167,12 +167,12 @@ outbox = sa.Table(
     sa.Column("dead", sa.Text, comment="why it is a dead letter: a code and what happened"),
     sa.Index(
         "outbox_unsent",
-        *("policy", "partition"),
+        *("policy", "partition", "stream", "version", "number"),
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is null"),
     ),
     sa.Index(
         "outbox_timers",
-        *("policy", "partition", "due"),
+        *("policy", "partition", "due", "stream", "version", "number"),
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is not null"),
     ),
     sa.Index(

@@ -55,22 +55,27 @@ _REFUSED = {
 """Errors of one record: it is refused each time."""
 
 
+_UNSENT = "kind = 'send' and sent_at is null and dead is null"
 _READ = f"""
-with mine (policy, partition) as (select * from unnest(%s::text[], %s::int[])),
+with mine (policy, partition) as materialized (select * from unnest(%(policies)s::text[], %(partitions)s::int[])),
 unsent as (
-  select outbox.* from mine join outbox using (policy, partition)
-   where kind = 'send' and sent_at is null and dead is null and due is null
+  select o.* from mine cross join lateral (
+    select * from outbox o where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is null
+     order by stream, version, number limit %(most)s) o
    union all
-  select outbox.* from mine join outbox using (policy, partition)
-   where kind = 'send' and sent_at is null and dead is null and due is not null and due <= %s)
-select {SENDABLE} from unsent order by due nulls first, partition, stream, version, number limit %s
-"""  # noqa: S608
+  select o.* from mine cross join lateral (
+    select * from outbox o
+     where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is not null and due <= %(until)s
+     order by due, stream, version, number limit %(most)s) o)
+select {SENDABLE} from unsent order by due nulls first, partition, stream, version, number limit %(most)s
+"""  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
 
 def read_unsent(connection: Connection, mine: Sequence[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
     """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent."""
-    where = [list(column) for column in zip(*mine, strict=True)]
-    return map(Row._make, connection.execute(_READ, [*where, until, most]))
+    policies, partitions = (list(column) for column in zip(*mine, strict=True))
+    values = {"policies": policies, "partitions": partitions, "until": until, "most": most}
+    return map(Row._make, connection.execute(_READ, values))
 
 
 def mark_sent(connection: Connection, ids: Sequence[str]) -> None:

@@ -9,13 +9,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from infra.database.connect import Connection, connect
+from infra.database.migrate import upgrade
 from infra.log import clients, topics
 from infra.log.records import decode_command
 from infra.log.topics import TopicChanged, TopicMissing
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from policies.engine.relay import Relay
+from policies.engine.relay import Relay, read_unsent
 from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up, until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -122,6 +123,37 @@ def test_what_was_not_marked_is_sent_again_after_a_kill(
     with relay(world, name="r2"):
         until(lambda: unmarked(world) == 0, "it is marked")
     assert sent(world) == ["w", "w"]
+
+
+@pytest.mark.parametrize("due", ["null::timestamptz", "now() - interval '1 hour'"], ids=["at-once", "timers"])
+def test_a_page_is_read_without_the_rest_however_many_wait(world: Settings, due: str) -> None:
+    """Planned when the outbox was empty, as in a process that has run for a while."""
+    upgrade(world)
+    mine, until_then = [("saving", partition) for partition in range(world.partitions)], datetime.now(UTC)
+
+    def read(db: Connection) -> int:
+        [(rows,)] = db.execute(
+            "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
+        )
+        return int(rows)
+
+    with connect(world, "test", by_key=True) as db:
+        db.execute("alter table outbox set (autovacuum_enabled = off)")
+        db.execute("vacuum analyze outbox")
+        for _ in range(12):
+            assert not [*read_unsent(db, mine, until_then, 10)]
+        db.execute(
+            "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, depth, "
+            "correlation_id, causation_id, due) select 'saving~' || n, 'saving', 'send', n %% 4, 'accounts/' || n, n, 0, "
+            f"'accounts/x', 'Deposit', '{{}}', 1, 'c', 'c', {due} from generate_series(1, 20000) n",
+            [],
+        )
+        for _ in range(2):
+            with db.transaction():
+                before = read(db)
+                assert len([*read_unsent(db, mine, until_then, 10)]) == 10
+                assert read(db) - before <= 10 * len(mine)
+            db.execute("analyze outbox")
 
 
 def test_a_recreated_topic_of_commands_is_refused_by_name(world: Settings, db: Connection) -> None:
