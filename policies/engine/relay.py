@@ -43,6 +43,8 @@ PAUSE_S = 0.5
 """After a failed append, and while a store is unavailable."""
 MOST = 2_000
 """Commands that are read from the outbox at once."""
+MOST_KNOWN = 50_000
+"""Commands in memory from which on no others are read: while Kafka refuses them, they wait in the outbox."""
 PAGE_S = 0.05
 """Until the next ones are read, if there were more."""
 
@@ -194,7 +196,7 @@ class Relay:
         complete = True
         while self._offered:
             offered = self._offered.popleft()
-            if offered is None:
+            if offered is None or self._sender.known >= MOST_KNOWN:
                 self._caught_up.clear()
                 complete = False
                 continue
@@ -212,6 +214,8 @@ class Relay:
         pairs = sorted(_pairs(mine))
         if not pairs:
             return LOOK_S / 4
+        if self._sender.known >= MOST_KNOWN:
+            return PAUSE_S
         now = self._clock()
         most = MOST + self._sender.known
         rows = list(read_unsent(connection, pairs, now + timedelta(seconds=LOOK_S), most))
