@@ -166,6 +166,7 @@ class Relay:
 
     def _serve(self) -> None:
         connection = self._connected()
+        self._caught_up.clear()  # notifications were lost with the last connection
         topic = self._topic = self._topic or self._known_topic(connection)
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
