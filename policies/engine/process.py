@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ from infra.processes.process_end import Parts, exit_code_of
 from infra.settings import Settings
 from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
-from policies.engine.webhooks import Webhooks
+from policies.engine.webhooks import IN_FLIGHT, Webhooks
 from policies.engine.worker import agent_of
 from projections.engine.live.agent import SWITCH_INTERVAL_S, Agent
 
@@ -48,6 +49,9 @@ class Policies:
 
     async def run(self) -> None:
         self.parts.callbacks()
+        # the relay has one, each agent may wait in one for Kafka, and each endpoint in some for a name
+        threads = 8 + 2 * len(self.policies) + IN_FLIGHT * len(self.settings.webhooks)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
         relay = asyncio.create_task(asyncio.to_thread(self._relay.run))
         hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
         self.parts.task("relay", self._watch(relay), may_return=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -215,6 +216,9 @@ class _Queue:
         self._endpoint = endpoint
         self._client = client
         self._partitions = partitions
+        self._lookups = ThreadPoolExecutor(IN_FLIGHT, f"names for {name}")
+        self._in_doubt = True
+        """Whether its name may be one that nobody resolves: the last attempt had no answer."""
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
         self._quiet_until = webhooks.clock()
@@ -231,6 +235,7 @@ class _Queue:
                 await self._woken(POLL_S)
         finally:
             await _cancel(self._sending.values())
+            self._lookups.shutdown(wait=False, cancel_futures=True)
 
     async def _woken(self, timeout_s: float | None = None) -> None:
         """Wait for a kick or the end of a lane, and raise what that one raised."""
@@ -280,6 +285,11 @@ class _Queue:
                 return
 
     async def _attempt(self, post: Post) -> Answer:
+        answer = await self._asked(post)
+        self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)
+        return answer
+
+    async def _asked(self, post: Post) -> Answer:
         now = self._webhooks.clock()
         headers = {
             "content-type": "application/json",
@@ -292,6 +302,8 @@ class _Queue:
         answer: Answer | None = None
         try:
             async with asyncio.timeout(self._endpoint.timeout_s):
+                if self._in_doubt:
+                    await self._look_up(httpx.URL(url).host)
                 async with self._client.stream("POST", url, content=content, headers=headers) as response:
                     answer = _answer(response, now)
                     await _read_little(response)
@@ -301,6 +313,13 @@ class _Queue:
             why = in_words(error) if isinstance(error, httpx.TransportError) else type(error).__name__
             return answer or Answer(Result.UNREACHABLE, why)
         return answer
+
+    async def _look_up(self, host: str) -> None:
+        """Resolve a name in a thread of this endpoint's own: one that nobody resolves would take up those that all have."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._lookups, socket.getaddrinfo, host, None)
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from error
 
     async def _record(self, post: Post, answer: Answer) -> bool:
         """Write what became of an attempt. Returns whether this process delivered the post."""

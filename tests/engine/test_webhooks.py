@@ -289,6 +289,33 @@ def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Rec
     assert len(waiting(settings)) == 20, "a request that was cancelled is not forgotten"
 
 
+def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
+    world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking up a name takes a thread until the resolver gives up, however long ago the attempt has timed out."""
+    looked_up, over = socket.getaddrinfo, threading.Event()
+
+    def look_up(host: Any, *more: Any, **named: Any) -> Any:
+        if host in ("nowhere.test", b"nowhere.test"):
+            over.wait(30)
+            raise socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution")
+        return looked_up(host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    fast = f"http://localhost:{receiver.port}/fast/ok"
+    settings = with_endpoints(world, slow="http://nowhere.test/hooks", fast=fast)
+    for number in range(60):
+        put(settings, "slow", f"boxes/{number}", [1])
+    try:
+        with posting(settings):
+            until(lambda: sum(tried for tried, _ in waiting(settings).values()) >= 12, "its attempts time out", 30)
+            put(settings, "fast", "boxes/1", [1])
+            until(lambda: len(receiver.got("fast")) == 1, "the fast endpoint has its post", 5)
+            over.set()
+    finally:
+        over.set()
+
+
 def test_only_posts_of_this_processs_partitions_are_sent(world: Settings, receiver: Receiver) -> None:
     settings = with_endpoints(world, good=receiver.url("good/ok"))
     mine, others = put(settings, "good", "boxes/4", [1]), put(settings, "good", "boxes/5", [1])
