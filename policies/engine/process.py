@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 RESTART_S = (0.5, 30.0)
 HEALTHY_S = 30.0
+COLLECTED = 25
+"""Starts of one policy's agent after which what is left of the earlier ones is collected."""
 
 
 class Policies:
@@ -87,9 +90,12 @@ class Policies:
 
     async def _host(self, policy: Policy) -> None:
         """Run the policy's agent, and start it again after an error."""
-        failures = 0
+        failures = starts = 0
         while not self._ended.is_set():
             agent = self._agents[policy.name] = agent_of(self.settings, policy, self.name, self._offer)
+            starts += 1
+            if starts % COLLECTED == 0:
+                gc.collect()  # its predecessors are in cycles, with Kafka clients, their threads and sockets
             began = asyncio.get_running_loop().time()
             try:
                 await agent.run()
