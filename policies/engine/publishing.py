@@ -157,7 +157,7 @@ class Lane:
             records = reader.take(self._work.settings.agent_batch, POLL_S).get(self.partition, [])
             for outgoing, after, error in self._parts(reading, records):
                 producer.poll(0)
-                if self._disturbed or self._stopping.is_set():
+                if self._must_end():
                     break
                 is_due = error is not None or time.monotonic() - committed_at > IDLE_POSITION_S
                 reading = after
@@ -184,6 +184,9 @@ class Lane:
                 return
             yield outgoing, _after(counted[taken - 1]), None
             counted = counted[taken:]
+
+    def _must_end(self) -> bool:
+        return self._disturbed or self._stopping.is_set()
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._TRANSPORT and not _NO_CONNECTION.search(error.str()):
