@@ -55,7 +55,7 @@ def upgrade() -> None:
         ),
         sa.Column("refusal", sa.Text(), nullable=True, comment="the rejection's code"),
         sa.Column("outcome_depth", sa.Integer(), nullable=True),
-        sa.Column("outcome_fingerprint", sa.Text(), nullable=True),
+        sa.Column("outcome_fingerprint", sa.Text(), nullable=True, comment="and the stream that decided it"),
         sa.Column(
             "sent_at",
             sa.DateTime(timezone=True),
