@@ -96,7 +96,7 @@ class Wishes:
                     outcome=commit["outcome"],
                     refusal=(commit["reason"] or {}).get("code"),
                     outcome_depth=commit.get("depth", 0),
-                    outcome_fingerprint=commit["fingerprint"],
+                    outcome_fingerprint=f"{commit['fingerprint']} {commit['stream']}",
                 )
             )
 
@@ -133,7 +133,8 @@ class Wishes:
         """Keep the row; or, if both halves are there, what follows."""
         if row.kind:
             self.made[row.id] = (row.target or "", row.type or "", row.body or "")
-        if not row.kind or not row.outcome or row.fingerprint not in (None, row.outcome_fingerprint):
+        same = row.fingerprint is None or f"{row.fingerprint} {row.target}" == row.outcome_fingerprint
+        if not row.kind or not row.outcome or not same:
             self.rows[row.id] = row
             return
         self.rows.pop(row.id, None)

@@ -36,12 +36,13 @@ def list_(
     """What is in the outbox, without bodies."""
     from infra import terminal
     from infra.settings import Settings
-    from policies.engine.operate import policy_named, wishes
+    from policies.engine.operate import require_known, wishes
     from policies.engine.policy import discover
 
-    total, found = wishes(Settings(), policy=policy, dead=dead, limit=limit)
+    settings = Settings()
+    total, found = wishes(settings, policy=policy, dead=dead, limit=limit)
     if policy is not None and not found:
-        policy_named(policy, discover())
+        require_known(settings, policy, discover())
 
     def text(_: Any) -> Iterator[RenderableType]:
         if not found:

@@ -160,19 +160,19 @@ outbox = sa.Table(
     sa.Column("outcome", sa.Text, comment="accepted or rejected; null while only the wish is known"),
     sa.Column("refusal", sa.Text, comment="the rejection's code"),
     sa.Column("outcome_depth", sa.Integer),
-    sa.Column("outcome_fingerprint", sa.Text),
+    sa.Column("outcome_fingerprint", sa.Text, comment="and the stream that decided it"),
     sa.Column("sent_at", sa.DateTime(timezone=True), comment="acknowledged by Kafka or by the endpoint"),
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Column("next_attempt", sa.DateTime(timezone=True)),
     sa.Column("dead", sa.Text, comment="why it is a dead letter: a code and what happened"),
     sa.Index(
         "outbox_unsent",
-        *("policy", "partition"),
+        *("policy", "partition", "stream", "version", "number"),
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is null"),
     ),
     sa.Index(
         "outbox_timers",
-        *("policy", "partition", "due"),
+        *("policy", "partition", "due", "stream", "version", "number"),
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is not null"),
     ),
     sa.Index(

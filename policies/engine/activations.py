@@ -98,9 +98,14 @@ def version_at(activations: Sequence[Activation], partition: int, offset: int) -
 
 
 def ends_at(activations: Sequence[Activation], partition: int, offset: int) -> int | None:
-    """The offset from which another activation is in force than at this one, None if the last one is."""
-    following = _following(activations, partition, offset)
-    return following.positions[partition].next_offset if following else None
+    """The offset from which another version is in force than at this one, None if none is.
+
+    An activation may have no place in a partition: a version that was switched back before anything came.
+    """
+    version = version_at(activations, partition, offset)
+    starts = sorted({one.positions[partition].next_offset for one in activations})
+    later = (start for start in starts if start > offset)
+    return next((start for start in later if version_at(activations, partition, start) != version), None)
 
 
 def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | None = None) -> None:

@@ -87,6 +87,13 @@ def policy_named(name: str, policies: Mapping[str, Policy]) -> Policy:
     raise UnknownPolicy(f"There is no policy '{name}'.", known)
 
 
+def require_known(settings: Settings, name: str, policies: Mapping[str, Policy]) -> None:
+    """Raises UnknownPolicy for a name that neither this code nor the log has, and DatabaseUnavailable."""
+    with naming(settings), connect(settings, "samefold policies") as connection:
+        if not activations_of(connection, name):
+            policy_named(name, policies)
+
+
 def policies_now(settings: Settings, policies: Mapping[str, Policy]) -> list[PolicyNow]:
     """All policies of this code, and those that are live or have wishes.
 

@@ -276,7 +276,7 @@ def _second_half(commit: Commit) -> _Row:
     return {
         "outcome": commit.outcome,
         "refusal": commit.reason.code if commit.reason else None,
-        "outcome_fingerprint": commit.fingerprint,
+        "outcome_fingerprint": f"{commit.fingerprint} {commit.stream}",
         "outcome_depth": commit.depth or 0,
     }
 
@@ -315,7 +315,7 @@ _MADE = (
     *("depth", "correlation_id", "causation_id", "wished_at", "dead"),
 )
 _BOTH = "kind is not null and outcome is not null"
-_SAME = "(fingerprint is null or fingerprint = outcome_fingerprint)"
+_SAME = "(fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint)"
 
 _MEET = f"""
 with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} returning *),

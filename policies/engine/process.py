@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -22,7 +24,7 @@ from infra.processes.process_end import Parts, exit_code_of
 from infra.settings import Settings
 from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
-from policies.engine.webhooks import Webhooks
+from policies.engine.webhooks import IN_FLIGHT, Webhooks
 from policies.engine.worker import agent_of
 from projections.engine.live.agent import SWITCH_INTERVAL_S, Agent
 
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 RESTART_S = (0.5, 30.0)
 HEALTHY_S = 30.0
+COLLECTED = 25
+"""Starts of one policy's agent after which what is left of the earlier ones is collected."""
 
 
 class Policies:
@@ -48,6 +52,9 @@ class Policies:
 
     async def run(self) -> None:
         self.parts.callbacks()
+        # the relay has one, each agent may wait in one for Kafka, and each endpoint in some for a name
+        threads = 8 + 2 * len(self.policies) + IN_FLIGHT * len(self.settings.webhooks)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
         relay = asyncio.create_task(asyncio.to_thread(self._relay.run))
         hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
         self.parts.task("relay", self._watch(relay), may_return=True)
@@ -83,9 +90,12 @@ class Policies:
 
     async def _host(self, policy: Policy) -> None:
         """Run the policy's agent, and start it again after an error."""
-        failures = 0
+        failures = starts = 0
         while not self._ended.is_set():
             agent = self._agents[policy.name] = agent_of(self.settings, policy, self.name, self._offer)
+            starts += 1
+            if starts % COLLECTED == 0:
+                gc.collect()  # its predecessors are in cycles, with Kafka clients, their threads and sockets
             began = asyncio.get_running_loop().time()
             try:
                 await agent.run()

@@ -43,6 +43,8 @@ from projections.engine.views.view import Kind, View
 CONTENT_TYPE = "application/cloudevents+json; charset=UTF-8"
 MOST = 1_000
 """Public events that one event may become."""
+FULL = 8 * 1024 * 1024
+"""Bytes of public events with which a transaction is full, at the end of a commit: it must end before its time-out."""
 OVERHEAD = 512
 """More bytes than Kafka and the headers add to a record."""
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -143,17 +145,24 @@ class Writer:
         of = (publication.version, Kind.POLICY, Outgoing, (key,), publication.publish, publication.subscription)
         self._plan = Plan({PUBLIC: View(PUBLIC, *of, tuple(contexts()), "")})
 
-    def outgoing(self, partition: int, counted: Sequence[Counted]) -> tuple[list[Outgoing], EngineStop | None]:
-        """Public events in order, and the error at whose commit they end: nothing of that commit is among them."""
+    def outgoing(self, partition: int, counted: Sequence[Counted]) -> tuple[list[Outgoing], int, EngineStop | None]:
+        """Public events in order, until they are FULL, the number of commits that they came out of, and the error that ended them.
+
+        Nothing of the commit with the error is among them.
+        """
         found: list[Outgoing] = []
-        for one in counted:
+        size = 0
+        for taken, one in enumerate(counted):
+            if size >= FULL:
+                return found, taken, None
             try:
                 items = decode(self._plan, partition, [one]).items
                 values = [(item.at, value) for item in items for value in self._published(item.event, item.at)]
             except EngineStop as stop:
-                return found, stop
+                return found, taken, stop
             found += [Outgoing(at.stream.encode(), value, one) for at, value in values]
-        return found, None
+            size += sum(len(value) for _, value in values)
+        return found, len(counted), None
 
     def _published(self, event: Any, at: At) -> list[bytes]:
         """What `publish` yields, as CloudEvents. Raises PublicationFailed, PublicEventTooLarge."""

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,8 +20,8 @@ from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
-from infra.log.records import Headers, UnreadableRecord
-from infra.log.rule import START, Reading, read_readable
+from infra.log.records import Headers, Record, UnreadableRecord
+from infra.log.rule import START, Counted, Reading, read_readable
 from infra.log.source import read_held
 from infra.observability import logs, metrics
 from infra.processes.faultpoints import reach
@@ -155,19 +155,38 @@ class Lane:
                 log.info("publisher, partition %d: a connection broke; a new producer goes on", self.partition)
                 return
             records = reader.take(self._work.settings.agent_batch, POLL_S).get(self.partition, [])
-            after, counted, _, unreadable = read_readable(reading, records)
-            outgoing, stop = self._writer.outgoing(self.partition, counted)
-            error = stop or unreadable
+            for outgoing, after, error in self._parts(reading, records):
+                producer.poll(0)
+                if self._must_end():
+                    break
+                is_due = error is not None or time.monotonic() - committed_at > IDLE_POSITION_S
+                reading = after
+                if outgoing or (is_due and reading != self.reading):
+                    self._commit(producer, outgoing, reading)
+                    self.reading, committed_at = reading, time.monotonic()
+                self._status.well("kafka", "publishes again")
+                if error is not None:
+                    raise error
+
+    def _parts(
+        self, reading: Reading, records: Sequence[Record]
+    ) -> Iterator[tuple[Sequence[Outgoing], Reading, SamefoldError | None]]:
+        """What these records publish, a transaction each, the position after it, and the error with which it ends."""
+        end, counted, _, unreadable = read_readable(reading, records)
+        while True:
+            outgoing, taken, stop = self._writer.outgoing(self.partition, counted)
             if stop is not None:
-                after, *_ = read_readable(reading, [record for record in records if record.offset < stop.offset])
-            reading = after
-            is_due = error is not None or time.monotonic() - committed_at > IDLE_POSITION_S
-            if outgoing or (is_due and reading != self.reading):
-                self._commit(producer, outgoing, reading)
-                self.reading, committed_at = reading, time.monotonic()
-            self._status.well("kafka", "publishes again")
-            if error is not None:
-                raise error
+                before, *_ = read_readable(reading, [record for record in records if record.offset < stop.offset])
+                yield outgoing, before, stop
+                return
+            if taken == len(counted):
+                yield outgoing, end, unreadable
+                return
+            yield outgoing, _after(counted[taken - 1]), None
+            counted = counted[taken:]
+
+    def _must_end(self) -> bool:
+        return self._disturbed or self._stopping.is_set()
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._TRANSPORT and not _NO_CONNECTION.search(error.str()):
@@ -180,8 +199,7 @@ class Lane:
         try:
             producer.begin_transaction()
             for key, value, source in outgoing:
-                after = Reading(source.offset + 1, source.commit.epoch, source.commit.seq, source.commit.command_offset)
-                headers = {"content-type": CONTENT_TYPE, SOURCE: self._at(after)}
+                headers = {"content-type": CONTENT_TYPE, SOURCE: self._at(_after(source))}
                 producer.produce(work.public.name, value, key, self.partition, headers=headers)
             if outgoing:
                 if producer.flush(WITHIN_S):
@@ -256,6 +274,11 @@ class Lane:
                 "Nothing was published twice. To publish all events anew, use a new public topic (SAMEFOLD_PUBLIC_TOPIC).",
             )
         return None
+
+
+def _after(one: Counted) -> Reading:
+    """The position after a commit."""
+    return Reading(one.offset + 1, one.commit.epoch, one.commit.seq, one.commit.command_offset)
 
 
 def _committed(name: str, found: TopicPartition) -> Position:

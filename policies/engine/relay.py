@@ -43,6 +43,8 @@ PAUSE_S = 0.5
 """After a failed append, and while a store is unavailable."""
 MOST = 2_000
 """Commands that are read from the outbox at once."""
+MOST_KNOWN = 50_000
+"""Commands in memory from which on no others are read: while Kafka refuses them, they wait in the outbox."""
 PAGE_S = 0.05
 """Until the next ones are read, if there were more."""
 
@@ -55,22 +57,27 @@ _REFUSED = {
 """Errors of one record: it is refused each time."""
 
 
+_UNSENT = "kind = 'send' and sent_at is null and dead is null"
 _READ = f"""
-with mine (policy, partition) as (select * from unnest(%s::text[], %s::int[])),
+with mine (policy, partition) as materialized (select * from unnest(%(policies)s::text[], %(partitions)s::int[])),
 unsent as (
-  select outbox.* from mine join outbox using (policy, partition)
-   where kind = 'send' and sent_at is null and dead is null and due is null
+  select o.* from mine cross join lateral (
+    select * from outbox o where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is null
+     order by stream, version, number limit %(most)s) o
    union all
-  select outbox.* from mine join outbox using (policy, partition)
-   where kind = 'send' and sent_at is null and dead is null and due is not null and due <= %s)
-select {SENDABLE} from unsent order by due nulls first, partition, stream, version, number limit %s
-"""  # noqa: S608
+  select o.* from mine cross join lateral (
+    select * from outbox o
+     where o.policy = mine.policy and o.partition = mine.partition and {_UNSENT} and due is not null and due <= %(until)s
+     order by due, stream, version, number limit %(most)s) o)
+select {SENDABLE} from unsent order by due nulls first, partition, stream, version, number limit %(most)s
+"""  # noqa: S608  # each limit ends the walk through an index that has this order, however many rows are behind it
 
 
 def read_unsent(connection: Connection, mine: Sequence[tuple[str, int]], until: datetime, most: int) -> Iterator[Row]:
     """The first unsent rows of these (policy, partition) that are due by then, in the order in which they are to be sent."""
-    where = [list(column) for column in zip(*mine, strict=True)]
-    return map(Row._make, connection.execute(_READ, [*where, until, most]))
+    policies, partitions = (list(column) for column in zip(*mine, strict=True))
+    values = {"policies": policies, "partitions": partitions, "until": until, "most": most}
+    return map(Row._make, connection.execute(_READ, values))
 
 
 def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
@@ -159,6 +166,7 @@ class Relay:
 
     def _serve(self) -> None:
         connection = self._connected()
+        self._caught_up.clear()  # notifications were lost with the last connection
         topic = self._topic = self._topic or self._known_topic(connection)
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
@@ -189,7 +197,7 @@ class Relay:
         complete = True
         while self._offered:
             offered = self._offered.popleft()
-            if offered is None:
+            if offered is None or self._sender.known >= MOST_KNOWN:
                 self._caught_up.clear()
                 complete = False
                 continue
@@ -207,6 +215,8 @@ class Relay:
         pairs = sorted(_pairs(mine))
         if not pairs:
             return LOOK_S / 4
+        if self._sender.known >= MOST_KNOWN:
+            return PAUSE_S
         now = self._clock()
         most = MOST + self._sender.known
         rows = list(read_unsent(connection, pairs, now + timedelta(seconds=LOOK_S), most))

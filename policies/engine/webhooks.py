@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -161,7 +162,7 @@ class Webhooks:
 
     def _execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         if self._connection is None:
-            self._connection = connect(self._settings, self._name)
+            self._connection = connect(self._settings, self._name, by_key=True)
         try:
             with naming(self._settings):
                 return self._connection.execute(statement.encode(), values).fetchall()
@@ -185,7 +186,9 @@ class Webhooks:
         """Make dead letters of posts to endpoints that the settings don't name."""
         known = [*self._settings.webhooks]
         while True:
+            began = time.monotonic()
             rows = await self.execute(_UNKNOWN, {"mine": _names(partitions()), "known": known})
+            rest_s = _rest_s(time.monotonic() - began)  # it goes through all posts, in the thread of all endpoints
             for endpoint, posts in Counter(endpoint for (endpoint,) in rows).items():
                 log.error(
                     "%d posts are dead letters: SAMEFOLD_WEBHOOKS names no endpoint '%s'. "
@@ -193,7 +196,7 @@ class Webhooks:
                     posts,
                     endpoint,
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, rest_s))
 
 
 class _Queue:
@@ -213,6 +216,9 @@ class _Queue:
         self._endpoint = endpoint
         self._client = client
         self._partitions = partitions
+        self._lookups = ThreadPoolExecutor(IN_FLIGHT, f"names for {name}")
+        self._in_doubt = True
+        """Whether its name may be one that nobody resolves: the last attempt had no answer."""
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
         self._quiet_until = webhooks.clock()
@@ -229,6 +235,7 @@ class _Queue:
                 await self._woken(POLL_S)
         finally:
             await _cancel(self._sending.values())
+            self._lookups.shutdown(wait=False, cancel_futures=True)
 
     async def _woken(self, timeout_s: float | None = None) -> None:
         """Wait for a kick or the end of a lane, and raise what that one raised."""
@@ -255,7 +262,7 @@ class _Queue:
         began = time.monotonic()
         rows = await self._webhooks.execute(_DUE, values)
         ended = time.monotonic()
-        self._rested_at = ended + min((ended - began) * REST, MAX_REST_S)
+        self._rested_at = ended + _rest_s(ended - began)
         lanes: dict[Lane, list[str]] = {}
         for policy, stream, post in rows:
             lanes.setdefault((policy, stream), []).append(post)
@@ -278,6 +285,11 @@ class _Queue:
                 return
 
     async def _attempt(self, post: Post) -> Answer:
+        answer = await self._asked(post)
+        self._in_doubt = answer.result in (Result.TIMED_OUT, Result.UNREACHABLE)
+        return answer
+
+    async def _asked(self, post: Post) -> Answer:
         now = self._webhooks.clock()
         headers = {
             "content-type": "application/json",
@@ -290,6 +302,8 @@ class _Queue:
         answer: Answer | None = None
         try:
             async with asyncio.timeout(self._endpoint.timeout_s):
+                if self._in_doubt:
+                    await self._look_up(httpx.URL(url).host)
                 async with self._client.stream("POST", url, content=content, headers=headers) as response:
                     answer = _answer(response, now)
                     await _read_little(response)
@@ -299,6 +313,13 @@ class _Queue:
             why = in_words(error) if isinstance(error, httpx.TransportError) else type(error).__name__
             return answer or Answer(Result.UNREACHABLE, why)
         return answer
+
+    async def _look_up(self, host: str) -> None:
+        """Resolve a name in a thread of this endpoint's own: one that nobody resolves would take up those that all have."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._lookups, socket.getaddrinfo, host, None)
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from error
 
     async def _record(self, post: Post, answer: Answer) -> bool:
         """Write what became of an attempt. Returns whether this process delivered the post."""
@@ -369,6 +390,10 @@ async def _read_little(response: httpx.Response) -> None:
                     return
 
 
+def _rest_s(reading_s: float) -> float:
+    return min(reading_s * REST, MAX_REST_S)
+
+
 async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -398,14 +423,15 @@ where place <= 100 and (due is null or due <= %(now)s)
 order by coalesce(due, wished_at), policy, stream, place
 limit 1000
 """
+# Those by id don't say that `sent_at` is null, as it always is for posts. Otherwise a plan from when the table was empty scans
+# the index of all posts.
 _POST = """
 select id, policy, partition, body, attempts from outbox
-where id = %(id)s and kind = 'post' and sent_at is null and dead is null
-    and (next_attempt is null or next_attempt <= %(now)s)
+where id = %(id)s and kind = 'post' and dead is null and (next_attempt is null or next_attempt <= %(now)s)
 """
 _DELIVERED = "delete from outbox where id = %(id)s returning id"
 _NOT_DELIVERED = """
 update outbox set attempts = %(tried)s, next_attempt = %(next_attempt)s, dead = %(dead)s
-where id = %(id)s and kind = 'post' and sent_at is null and dead is null and attempts = %(tried)s - 1
+where id = %(id)s and kind = 'post' and dead is null and attempts = %(tried)s - 1
 returning id
 """

@@ -221,6 +221,14 @@ def test_an_outcome_of_another_command_under_the_id_is_a_dead_letter(db: Connect
     assert {ident: row["dead"].partition(":")[0] for ident, row in rows(db).items()} == {WISH: "id-reused"}
 
 
+def test_an_outcome_of_another_stream_under_the_id_is_a_dead_letter(db: Connection, world: Settings) -> None:
+    """The policy sends elsewhere now, under the same version, and the database was restored."""
+    agent, log = Agent(db, world, policy(saving)), Log()
+    other = outcome(WISH, "accounts/elsewhere", Deposit(cents=1, on=DAY))
+    agent.apply(log.batch(0, deposited()), log.batch(1, other))
+    assert {ident: row["dead"].partition(":")[0] for ident, row in rows(db).items()} == {WISH: "id-reused"}
+
+
 def test_a_chain_that_is_too_long_is_a_dead_letter(db: Connection, world: Settings) -> None:
     agent, log = Agent(db, world, policy(saving)), Log()
     agent.apply(log.batch(0, deposited(1, depth=MOST_DEPTH - 1), deposited(2, depth=MOST_DEPTH)))

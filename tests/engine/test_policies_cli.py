@@ -181,6 +181,8 @@ def test_the_outbox_is_listed_without_what_may_be_confidential(
     assert samefold("outbox", "list", "--dead", settings=world).stdout == "There are no dead letters.\n"
     unknown = samefold("outbox", "list", "--policy", "nosuch", settings=world)
     assert (unknown.returncode, "There is no policy 'nosuch'" in unknown.stderr) == (2, True)
+    db.execute("insert into activations (policy, number, version, positions, log_offset) values ('old', 1, 1, '{}', 0)")
+    assert samefold("outbox", "list", "--policy", "old", settings=world).stdout == "Nothing is on its way.\n"
     body = json.dumps({"note": SECRET})
     insert(db, "saving~1", body=body, target="accounts/2", type="Deposit", wished_at="2026-01-01")
     insert(db, "saving~2", body=body, dead="refused-by-kafka: it is too large", wished_at="2026-01-02")

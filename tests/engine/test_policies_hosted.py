@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -48,6 +51,46 @@ def test_a_policy_that_fails_all_night_is_still_started_again(monkeypatch: pytes
     monkeypatch.setattr(process, "agent_of", failing)
     asyncio.run(run())
     assert starts == 1_030
+
+
+def test_agents_that_failed_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent is in cycles, and has a Kafka client that can't be closed. These processes collect garbage seldom."""
+    made, most = WeakSet[Any](), 0
+
+    class Failing:
+        reader = Reader({}, batch=1, max_age=1)
+
+        def __init__(self, hosting: Policies, number: int) -> None:
+            self.itself, self.hosting, self.number = self, hosting, number
+
+        async def run(self) -> None:
+            nonlocal most
+            most = max(most, len(made))
+            if self.number == 4 * process.COLLECTED:
+                self.hosting.stop()
+            raise PoisonEvent("policy_greetings", "accounts/1", 1, partition=0, offset=1, cause="it is poisonous")
+
+        def stop(self) -> None:
+            pass
+
+    async def run() -> None:
+        hosting, number = Policies(NOWHERE, [POLICY], "test"), count()
+
+        def failing(*_: Any) -> Failing:
+            made.add(one := Failing(hosting, next(number)))
+            return one
+
+        monkeypatch.setattr(process, "agent_of", failing)
+        asyncio.get_running_loop().call_later(60, hosting.stop)
+        await hosting.run()
+
+    monkeypatch.setattr(process, "RESTART_S", (0.0, 0.0))
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
+    assert 0 < most <= process.COLLECTED + 1
 
 
 def test_a_policy_whose_agent_can_not_even_be_made_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,11 @@ import pytest
 from domain.accounts import AccountOpened
 from infra.database.connect import DatabaseUnavailable, connect
 from infra.log import topics
+from infra.log.records import Record
+from infra.log.rule import START
 from infra.log.source import read_range
 from infra.settings import Settings
-from policies.engine.activations import switch
+from policies.engine.activations import Activation, switch
 from policies.engine.policy import Policy
 from policies.engine.worker import PolicyWorker
 from projections.engine.store.commit import Fate
@@ -20,6 +22,25 @@ ACCOUNTS = [str(number) for number in range(6)]
 
 def policy(version: int) -> Policy:
     return Policy("greetings", version, lambda _event, _at: (), frozenset({AccountOpened}))
+
+
+def test_a_version_that_was_in_force_nowhere_in_a_partition_stops_no_worker_there(world: Settings) -> None:
+    """Version 2 was live for a moment in which nothing came. Then the database was restored to before."""
+
+    def activation(number: int, version: int, offset: int) -> Activation:
+        at = START._replace(next_offset=offset)
+        return Activation("greetings", number, version, {0: at}, number)
+
+    def record(offset: int) -> Record:
+        return Record(0, offset, 0, None, None)
+
+    worker = PolicyWorker(world, policy(1), "w")
+    worker._activations = [activation(1, 1, 0), activation(2, 2, 100), activation(3, 1, 100), activation(4, 3, 110)]
+    records = [record(offset) for offset in range(90, 120)]
+    mine, stop = worker.own(0, START._replace(next_offset=90), records)
+    assert [one.offset for one in mine] == [*range(90, 110)]
+    assert stop is not None
+    assert "version 3 of policy 'greetings' is in force" in stop.message
 
 
 def test_a_switch_that_a_restored_database_forgot_still_fences_a_worker(world: Settings) -> None:

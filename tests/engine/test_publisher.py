@@ -230,6 +230,22 @@ def test_a_plain_consumer_sees_each_event_once_under_kills(world: Settings, tmp_
 
 
 @pytest.mark.slow
+def test_much_at_once_is_several_transactions(world: Settings, tmp_path: Path) -> None:
+    """So that each ends before its time-out, however much one batch of the log publishes. A position stands between two."""
+    log = Log(world)
+    log.deposit("a", count=40)
+    partition = log.partition("a")
+    full = "import policies.engine.public_schema\npolicies.engine.public_schema.FULL = 1"
+    with reader(world) as reading:
+        with publisher(world, tmp_path, code=full, point="publication committed", nth=7) as killed:
+            killed.ends()
+        with publisher(world, tmp_path, code=full):
+            reading.wait(log.accepted)
+        reading.require_exactly(log.accepted)
+    # each transaction ends with a record of its own
+    assert topics.describe(world, world.public_topic).end[partition] >= 80
+
+
 def test_two_share_the_partitions(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     accounts = [f"x{number}" for number in range(12)]

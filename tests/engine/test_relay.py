@@ -9,13 +9,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from infra.database.connect import Connection, connect
+from infra.database.migrate import upgrade
 from infra.log import clients, topics
 from infra.log.records import decode_command
 from infra.log.topics import TopicChanged, TopicMissing
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from policies.engine.relay import Relay
+from policies.engine import relay as relay_engine
+from policies.engine.relay import Relay, read_unsent
+from policies.engine.sender import Row
 from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up, until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -122,6 +125,63 @@ def test_what_was_not_marked_is_sent_again_after_a_kill(
     with relay(world, name="r2"):
         until(lambda: unmarked(world) == 0, "it is marked")
     assert sent(world) == ["w", "w"]
+
+
+def test_commands_that_kafka_does_not_take_wait_in_the_outbox_not_in_memory(
+    world: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_engine, "MOST", 10)
+    monkeypatch.setattr(relay_engine, "MOST_KNOWN", 30)
+    for version in range(1, 101):
+        wish(db, f"{version:03}", version=version, target=f"accounts/{version}")
+    mine = {"saving": range(world.partitions)}
+    one, asked = Relay(world, "r1", lambda: mine, Clock()), list[Row]()
+    monkeypatch.setattr(one, "_send", asked.append)
+    for _ in range(20):
+        one._read(db, mine)
+    assert [row.id for row in asked] == [f"{version:03}" for version in range(1, 31)]
+    one._caught_up.add(("saving", 0))
+    one.offer([Row("w", "saving", 0, "accounts/z", "accounts/b", "Deposit", "{}", None, 1, "c", "c")])
+    assert not one._take_offers(mine), "the outbox has more"
+    assert len(asked) == 30
+    for row in asked[:]:
+        one._sender.acknowledged(row, 0)
+    one._sender.marked([row.id for row in asked])
+    db.execute("update outbox set sent_at = now() where id <= '030'")
+    for _ in range(20):
+        one._read(db, mine)
+    assert len(asked) == 60
+
+
+@pytest.mark.parametrize("due", ["null::timestamptz", "now() - interval '1 hour'"], ids=["at-once", "timers"])
+def test_a_page_is_read_without_the_rest_however_many_wait(world: Settings, due: str) -> None:
+    """Planned when the outbox was empty, as in a process that has run for a while."""
+    upgrade(world)
+    mine, until_then = [("saving", partition) for partition in range(world.partitions)], datetime.now(UTC)
+
+    def read(db: Connection) -> int:
+        [(rows,)] = db.execute(
+            "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
+        )
+        return int(rows)
+
+    with connect(world, "test", by_key=True) as db:
+        db.execute("alter table outbox set (autovacuum_enabled = off)")
+        db.execute("vacuum analyze outbox")
+        for _ in range(12):
+            assert not [*read_unsent(db, mine, until_then, 10)]
+        db.execute(
+            "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, depth, "
+            "correlation_id, causation_id, due) select 'saving~' || n, 'saving', 'send', n %% 4, 'accounts/' || n, n, 0, "
+            f"'accounts/x', 'Deposit', '{{}}', 1, 'c', 'c', {due} from generate_series(1, 20000) n",
+            [],
+        )
+        for _ in range(2):
+            with db.transaction():
+                before = read(db)
+                assert len([*read_unsent(db, mine, until_then, 10)]) == 10
+                assert read(db) - before <= 10 * len(mine)
+            db.execute("analyze outbox")
 
 
 def test_a_recreated_topic_of_commands_is_refused_by_name(world: Settings, db: Connection) -> None:

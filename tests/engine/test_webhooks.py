@@ -27,6 +27,7 @@ from infra.errors import BadSettings
 from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
 from infra.testing.fixtures import ROOT
+from policies.engine import webhooks as webhooks_engine
 from policies.engine.webhooks import DELAYS_S, Webhooks
 from tests.engine.spine import until
 
@@ -288,6 +289,33 @@ def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Rec
     assert len(waiting(settings)) == 20, "a request that was cancelled is not forgotten"
 
 
+def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
+    world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking up a name takes a thread until the resolver gives up, however long ago the attempt has timed out."""
+    looked_up, over = socket.getaddrinfo, threading.Event()
+
+    def look_up(host: Any, *more: Any, **named: Any) -> Any:
+        if host in ("nowhere.test", b"nowhere.test"):
+            over.wait(30)
+            raise socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution")
+        return looked_up(host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    fast = f"http://localhost:{receiver.port}/fast/ok"
+    settings = with_endpoints(world, slow="http://nowhere.test/hooks", fast=fast)
+    for number in range(60):
+        put(settings, "slow", f"boxes/{number}", [1])
+    try:
+        with posting(settings):
+            until(lambda: sum(tried for tried, _ in waiting(settings).values()) >= 12, "its attempts time out", 30)
+            put(settings, "fast", "boxes/1", [1])
+            until(lambda: len(receiver.got("fast")) == 1, "the fast endpoint has its post", 5)
+            over.set()
+    finally:
+        over.set()
+
+
 def test_only_posts_of_this_processs_partitions_are_sent(world: Settings, receiver: Receiver) -> None:
     settings = with_endpoints(world, good=receiver.url("good/ok"))
     mine, others = put(settings, "good", "boxes/4", [1]), put(settings, "good", "boxes/5", [1])
@@ -321,6 +349,32 @@ def test_a_long_backlog_arrives_whole_and_in_order(world: Settings, receiver: Re
     assert in_order(receiver.got())
     versions = [request["body"]["version"] for request in receiver.got() if request["body"]["stream"] == "boxes/1"]
     assert all(later == earlier + 1 for earlier, later in pairwise(versions))
+
+
+@pytest.mark.parametrize("statement", ["_POST", "_NOT_DELIVERED", "_DELIVERED"])
+def test_a_post_is_found_by_its_id_however_many_there_are(world: Settings, statement: str) -> None:
+    """The statements were planned when the outbox was empty, and PostgreSQL keeps these plans until it analyzes the table."""
+    query = getattr(webhooks_engine, statement)
+    values = {"id": "none", "now": START, "tried": 1, "next_attempt": None, "dead": None}
+    webhooks = Webhooks(world, "policies")
+    with connect(world, "test") as db:
+        db.execute("alter table outbox set (autovacuum_enabled = off)")
+        db.execute("vacuum analyze outbox")
+        for _ in range(12):
+            webhooks._execute(query, values)
+        db.execute(
+            "insert into outbox (id, policy, kind, partition, stream, version, number, target, body, wished_at) "
+            "select 'letters~' || n, 'letters', 'post', 0, 'boxes/1', n, 0, 'good', '{}', now() "
+            "from generate_series(1, 5000) n"
+        )
+    read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
+    assert webhooks._connection is not None
+    with webhooks._connection.transaction():
+        [(before,)] = webhooks._execute(read, {})
+        webhooks._execute(query, values | {"id": "letters~77"})
+        [(after,)] = webhooks._execute(read, {})
+    webhooks._disconnect()
+    assert after - before <= 2
 
 
 # ── retries and dead letters ──

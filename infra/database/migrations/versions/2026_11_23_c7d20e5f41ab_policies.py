@@ -55,7 +55,7 @@ def upgrade() -> None:
         ),
         sa.Column("refusal", sa.Text(), nullable=True, comment="the rejection's code"),
         sa.Column("outcome_depth", sa.Integer(), nullable=True),
-        sa.Column("outcome_fingerprint", sa.Text(), nullable=True),
+        sa.Column("outcome_fingerprint", sa.Text(), nullable=True, comment="and the stream that decided it"),
         sa.Column(
             "sent_at",
             sa.DateTime(timezone=True),
@@ -72,13 +72,13 @@ def upgrade() -> None:
     op.create_index(
         "outbox_unsent",
         "outbox",
-        ["policy", "partition"],
+        ["policy", "partition", "stream", "version", "number"],
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is null"),
     )
     op.create_index(
         "outbox_timers",
         "outbox",
-        ["policy", "partition", "due"],
+        ["policy", "partition", "due", "stream", "version", "number"],
         postgresql_where=sa.text("kind = 'send' and sent_at is null and dead is null and due is not null"),
     )
     op.create_index(
