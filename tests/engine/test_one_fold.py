@@ -89,6 +89,7 @@ def live_to_the_middle(
     return expected
 
 
+@pytest.mark.slow
 @seed(SEED)
 @settings(generated, max_examples=3)
 @given(chance=st.randoms(use_true_random=True), partitions=st.integers(1, 16))

@@ -141,6 +141,7 @@ def test_an_event_becomes_a_cloud_event(world: Settings, tmp_path: Path) -> None
     assert len(log.accepted) == 5
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_its_position_alone(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     with reader(world) as public:
@@ -173,6 +174,7 @@ def test_void_records_are_not_public(world: Settings, tmp_path: Path) -> None:
         public.require_exactly(log.accepted)
 
 
+@pytest.mark.slow_but("public records sent")
 @pytest.mark.parametrize("point", PUBLISHER)
 def test_a_kill_at_each_point_neither_loses_nor_doubles(world: Settings, tmp_path: Path, point: str) -> None:
     log = Log(world)
@@ -312,6 +314,7 @@ def test_lost_offsets_are_found_in_the_public_topic(world: Settings, tmp_path: P
             assert one.says("position-unknown")
 
 
+@pytest.mark.slow
 def test_the_last_position_is_found_before_aborted_records(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     log.deposit("a", count=2)
@@ -329,6 +332,7 @@ def test_the_last_position_is_found_before_aborted_records(world: Settings, tmp_
         public.require_exactly(log.accepted)
 
 
+@pytest.mark.slow
 def test_a_publisher_that_never_committed_starts_at_the_first_event(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     log.deposit("a", count=2)
@@ -339,6 +343,7 @@ def test_a_publisher_that_never_committed_starts_at_the_first_event(world: Setti
         public.require_exactly(log.accepted)
 
 
+@pytest.mark.slow
 def test_a_transaction_that_hangs_is_told(
     world: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -374,6 +379,7 @@ def test_a_transaction_that_hangs_is_told(
         public.require_exactly(log.accepted)
 
 
+@pytest.mark.slow
 def test_an_offset_that_was_reset_is_refused(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     log.deposit("a", count=4)
@@ -390,6 +396,7 @@ def test_an_offset_that_was_reset_is_refused(world: Settings, tmp_path: Path) ->
         assert one.says("position-unknown")
 
 
+@pytest.mark.slow
 def test_a_higher_version_goes_on_and_a_lower_one_stops(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     log.deposit("a", count=2)
@@ -408,6 +415,7 @@ def test_a_higher_version_goes_on_and_a_lower_one_stops(world: Settings, tmp_pat
         assert [event["publicationversion"] for event in public.events] == [1, 1, 2, 2]
 
 
+@pytest.mark.slow_but("events")
 @pytest.mark.parametrize("topic", ["events", "public"])
 def test_a_recreated_topic_is_refused(world: Settings, tmp_path: Path, topic: str) -> None:
     log = Log(world)
@@ -423,6 +431,7 @@ def test_a_recreated_topic_is_refused(world: Settings, tmp_path: Path, topic: st
         assert one.says("topic-changed")
 
 
+@pytest.mark.slow_but("raises")
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -478,6 +487,7 @@ def test_a_compacted_topic_is_refused(world: Settings, tmp_path: Path) -> None:
         assert one.says("cleanup.policy")
 
 
+@pytest.mark.slow
 def test_an_event_that_is_not_public_moves_the_position_only(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     log.deposit("a", count=2)

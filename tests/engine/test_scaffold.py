@@ -115,6 +115,7 @@ def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
     assert "RenameRoom(name=event.name)" in (parts.root / "policies" / "reminders.py").read_text()
 
 
+@pytest.mark.slow_but("Text-()")
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -163,6 +164,7 @@ def test_without_a_match_nothing_is_written(parts: Parts) -> None:
     assert files(parts.root) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["x" * 30, "this_is_a_name_of_thirty_chars"])
 def test_what_is_written_under_the_longest_names_passes_the_linter(tmp_path: Path, context: str) -> None:
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())

@@ -340,6 +340,7 @@ def test_what_was_answered_while_the_database_was_away_is_not_posted_again(world
     assert len(receiver.got()) == 1
 
 
+@pytest.mark.slow
 def test_a_long_backlog_arrives_whole_and_in_order(world: Settings, receiver: Receiver) -> None:
     settings = with_endpoints(world, good=receiver.url("good/ok"))
     for number in range(5):
@@ -380,6 +381,7 @@ def test_a_post_is_found_by_its_id_however_many_there_are(world: Settings, state
 # ── retries and dead letters ──
 
 
+@pytest.mark.slow
 def test_attempts_are_repeated_later_and_later_and_then_the_post_is_a_dead_letter_and_the_next_one_goes(
     world: Settings, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,6 +427,7 @@ def test_an_endpoint_that_the_settings_do_not_name_gets_dead_letters(
     assert "2 posts are dead letters: SAMEFOLD_WEBHOOKS names no endpoint 'god'" in caplog.text
 
 
+@pytest.mark.slow_but("900")
 @pytest.mark.parametrize("header", ["900", "Thu, 01 Jan 2026 00:15:00 GMT"])
 def test_retry_after_is_kept_and_nothing_else_is_posted_before(
     header: str, world: Settings, receiver: Receiver
