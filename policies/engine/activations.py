@@ -9,7 +9,7 @@ The first record of a policy's number counts, later ones with that number are vo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -198,28 +198,20 @@ def switch(settings: Settings, policy: Policy, *, lower: bool = False) -> Activa
     `lower` lets an older version take over. A switch that was killed ends in the next one, or in any worker.
     Raises AlreadyLive, LowerVersion, OldEventsLeft, SwitchLost, and what `bring_in` raises.
     """
-    with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
-        topic = require_contract(settings, connection)
-        unfinished = [one.number for one in activations_of(connection, policy.name) if one.log_offset is None]
-        bring_in(settings, connection)
-        ensure_positions(connection, topic.name, policy.name)
-        with connection.transaction():
-            at, known = _locked(connection, topic, policy.name)
-            live = known[-1].version if known else REMOVED
-            if live == policy.version:
-                if known[-1].number in unfinished:  # of a switch that was killed
-                    return known[-1]
-                raise AlreadyLive(
-                    f"Policy '{policy.name}' is live as version {live}, which is this code's.",
-                    f"If it has changed, raise VERSION in policies/{policy.name}.py, then switch.",
-                )
-            if live > policy.version and not lower:
-                raise LowerVersion(
-                    f"Policy '{policy.name}' is live as version {live}, and this code's is the older version {policy.version}.",
-                    "Run the command with the newer code; or with --yes, if the older version is to react from now on.",
-                )
-            number = _activate(connection, topic.name, policy.name, policy.version, known, at)
-        return _record(settings, connection, policy.name, number, policy.version)
+
+    def require(_: Connection, live: int) -> None:
+        if live == policy.version:
+            raise AlreadyLive(
+                f"Policy '{policy.name}' is live as version {live}, which is this code's.",
+                f"If it has changed, raise VERSION in policies/{policy.name}.py, then switch.",
+            )
+        if live > policy.version and not lower:
+            raise LowerVersion(
+                f"Policy '{policy.name}' is live as version {live}, and this code's is the older version {policy.version}.",
+                "Run the command with the newer code; or with --yes, if the older version is to react from now on.",
+            )
+
+    return _activate(settings, policy.name, policy.version, require)
 
 
 def remove(settings: Settings, name: str) -> Activation:
@@ -227,40 +219,55 @@ def remove(settings: Settings, name: str) -> Activation:
 
     Raises NeverLive, OldEventsLeft, WishesOpen, SwitchLost, and what `bring_in` raises.
     """
+
+    def require(connection: Connection, live: int) -> None:
+        if live == REMOVED:
+            raise NeverLive(f"Policy '{name}' is not live.", "`samefold policies` shows which are.")
+        [(wishes, parked)] = connection.execute(
+            "select (select count(*) from outbox where policy = %s and kind is not null), "
+            "(select count(*) from parked where table_name = %s)",
+            (name, agent_of(name)),
+        ).fetchall()
+        if wishes:
+            raise WishesOpen(
+                f"Policy '{name}' has {wishes:,} wishes under way, which would get no end.",
+                f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and retry or "
+                "drop dead letters.",
+            )
+        if parked:
+            raise WishesOpen(
+                f"Policy '{name}' has {parked:,} parked streams, whose events it has not reacted to.",
+                "`samefold parked list` shows them. Replay or drop them first.",
+            )
+
+    return _activate(settings, name, REMOVED, require)
+
+
+def _activate(settings: Settings, policy: str, version: int, require: Callable[[Connection, int], None]) -> Activation:
+    """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
     with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
-        unfinished = [one.number for one in activations_of(connection, name) if one.log_offset is None]
+        unfinished = [one.number for one in activations_of(connection, policy) if one.log_offset is None]
         bring_in(settings, connection)
-        ensure_positions(connection, topic.name, name)
+        ensure_positions(connection, topic.name, policy)
         with connection.transaction():
-            at, known = _locked(connection, topic, name)
-            if not known or known[-1].version == REMOVED:
-                if known and known[-1].number in unfinished:
-                    return known[-1]
-                raise NeverLive(f"Policy '{name}' is not live.", "`samefold policies` shows which are.")
-            row = connection.execute(
-                "select count(*) from outbox where policy = %s and kind is not null", (name,)
-            ).fetchone()
-            if row and row[0]:
-                raise WishesOpen(
-                    f"Policy '{name}' has {row[0]:,} wishes under way, which would get no end.",
-                    f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and retry or "
-                    "drop dead letters.",
-                )
-            if parked := connection.execute(
-                "select count(*) from parked where table_name = %s", (agent_of(name),)
-            ).fetchone():
-                _require_none_parked(name, parked[0])
-            number = _activate(connection, topic.name, name, REMOVED, known, at)
-        return _record(settings, connection, name, number, REMOVED)
-
-
-def _require_none_parked(name: str, parked: int) -> None:
-    if parked:
-        raise WishesOpen(
-            f"Policy '{name}' has {parked:,} parked streams, whose events it has not reacted to.",
-            "`samefold parked list` shows them. Replay or drop them first.",
+            at, known = _locked(connection, topic, policy)
+            if known and known[-1].version == version and known[-1].number in unfinished:  # of a switch that was killed
+                return known[-1]
+            require(connection, known[-1].version if known else REMOVED)
+            number = known[-1].number + 1 if known else 1
+            _insert(connection, policy, number, version, at)
+            # fence the batches of the version before
+            set_generation(connection, topic.name, {agent_of(policy): at}, "switch")
+        reach("activation written")
+        bring_in(settings, connection)
+        made = next(one for one in activations_of(connection, policy) if one.number == number)
+    if made.version != version:
+        raise SwitchLost(
+            f"Policy '{policy}' was switched to version {made.version} at the same time, from another database.",
+            "`samefold policies` shows what is live. Only one database may belong to a log.",
         )
+    return made
 
 
 def _locked(connection: Connection, topic: topics.Topic, policy: str) -> tuple[dict[int, Reading], list[Activation]]:
@@ -285,38 +292,11 @@ def _locked(connection: Connection, topic: topics.Topic, policy: str) -> tuple[d
     return mine, known
 
 
-def _activate(
-    connection: Connection,
-    topic: str,
-    policy: str,
-    version: int,
-    known: list[Activation],
-    at: dict[int, Reading],
-) -> int:
-    """Write the next activation and fence the batches of the one before. Returns its number."""
-    number = known[-1].number + 1 if known else 1
-    _insert(connection, policy, number, version, at)
-    set_generation(connection, topic, {agent_of(policy): at}, "switch")
-    return number
-
-
 def _insert(connection: Connection, policy: str, number: int, version: int, positions: Mapping[int, Reading]) -> None:
     connection.execute(
         "insert into activations (policy, number, version, positions) values (%s, %s, %s, %s) on conflict do nothing",
         (policy, number, version, json.dumps(positions)),
     )
-
-
-def _record(settings: Settings, connection: Connection, policy: str, number: int, version: int) -> Activation:
-    reach("activation written")
-    bring_in(settings, connection)
-    made = next(one for one in activations_of(connection, policy) if one.number == number)
-    if made.version != version:
-        raise SwitchLost(
-            f"Policy '{policy}' was switched to version {made.version} at the same time, from another database.",
-            "`samefold policies` shows what is live. Only one database may belong to a log.",
-        )
-    return made
 
 
 def _following(activations: Sequence[Activation], partition: int, offset: int) -> Activation | None:
