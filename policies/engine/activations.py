@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import LiteralString, NamedTuple
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import clients, topics
-from infra.log.records import ENVELOPE, Record, UnreadableRecord, time_of
+from infra.log.records import ENVELOPE, time_of, unreadable
 from infra.log.rule import START, Reading
 from infra.log.source import read_range
 from infra.processes.faultpoints import reach
@@ -63,7 +63,7 @@ class Activation(NamedTuple):
     policy: str
     number: int
     version: int
-    positions: Mapping[int, Reading]
+    positions: dict[int, Reading]
     log_offset: int | None
     """Offset of its record in the topic of policies; None before it is there."""
 
@@ -84,11 +84,18 @@ _decoder = msgspec.json.Decoder(ActivationRecord)
 
 def activations_of(connection: Connection, policy: str) -> list[Activation]:
     """The policy's activations in the table, by number."""
+    return _select(connection, "where policy = %s order by number", policy)
+
+
+def _select(connection: Connection, which: LiteralString, *values: str) -> list[Activation]:
     found = connection.execute(
-        "select policy, number, version, positions, log_offset from activations where policy = %s order by number",
-        (policy,),
+        f"select policy, number, version, positions, log_offset from activations {which}",  # noqa: S608
+        values,
     )
-    return [Activation(name, number, version, _readings(at), offset) for name, number, version, at, offset in found]
+    return [
+        Activation(policy, number, version, {int(p): Reading(*at) for p, at in positions.items()}, log_offset)
+        for policy, number, version, positions, log_offset in found
+    ]
 
 
 def version_at(activations: Sequence[Activation], partition: int, offset: int) -> int:
@@ -109,10 +116,9 @@ def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | N
     Several processes may do so at once. The connection must not be in a transaction. Raises KafkaUnavailable, TopicUnfit,
     TopicMissing, TopicChanged, ContractBroken, UnreadableRecord, psycopg.Error.
     """
-    row = connection.execute(
+    [(known, unrecorded)] = connection.execute(
         "select max(log_offset) + 1, count(*) filter (where log_offset is null) from activations"
-    ).fetchone()
-    known, unrecorded = row or (None, 0)
+    ).fetchall()
     position, admin = known or 0, admin or topics.Admin(settings)
     if known is None:
         topics.ensure_policies(settings, admin)
@@ -126,20 +132,12 @@ def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | N
         events = require_contract(settings, connection)
         with connection.transaction():
             # a second process waits here, and then finds the records of the first one
-            found = connection.execute(
-                "select policy, number, version, positions from activations where log_offset is null "
-                "order by policy, number for update"
-            ).fetchall()
+            found = _select(connection, "where log_offset is null order by policy, number for update")
             if not found:
                 return
             if _end(settings, topics.Admin(settings, APPEND_S), position) == position:
-                _append(
-                    settings,
-                    [
-                        ActivationRecord(policy, number, version, _readings(positions), events.id)
-                        for policy, number, version, positions in found
-                    ],
-                )
+                records = [ActivationRecord(*one[:4], events_topic_id=events.id) for one in found]
+                _append(settings, records)
 
 
 def ensure_positions(connection: Connection, topic: str, policy: str) -> None:
@@ -304,10 +302,6 @@ def _following(activations: Sequence[Activation], partition: int, offset: int) -
     return next((one for one in activations if one.positions[partition].next_offset > offset), None)
 
 
-def _readings(positions: Mapping[str, Sequence[int]]) -> dict[int, Reading]:
-    return {int(partition): Reading(*reading) for partition, reading in positions.items()}
-
-
 def _end(settings: Settings, admin: topics.Admin, position: int) -> int:
     """The topic's end. Raises TopicChanged if it lacks records that were read."""
     end = topics.describe(settings, settings.policies_topic, admin=admin).end[0]
@@ -329,7 +323,10 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
         for record in found:
             if record.value is None or not record.value.startswith(ENVELOPE):
                 continue
-            one = _decoded(topic.name, record)
+            try:
+                one = _decoder.decode(record.value)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise unreadable(topic.name, record, error) from error
             if one.events_topic_id != events.id:
                 raise topics.TopicChanged(
                     f"Topic '{topic.name}' was written for a topic '{events.name}' with the id {one.events_topic_id}; "
@@ -350,16 +347,6 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                     time_of(record.time_ms),
                 ),
             )
-
-
-def _decoded(topic: str, record: Record) -> ActivationRecord:
-    try:
-        return _decoder.decode(record.value or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableRecord(
-            f"{topic}[0] offset {record.offset} has Samefold's envelope but can't be decoded: {error}",
-            "Nothing was skipped. Run the release that wrote it. If no release did, check which other programs write to the topic.",
-        ) from error
 
 
 def _append(settings: Settings, records: list[ActivationRecord]) -> None:
