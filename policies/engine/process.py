@@ -48,11 +48,11 @@ class Policies:
 
     async def run(self) -> None:
         self.parts.callbacks()
-        relay = asyncio.create_task(asyncio.to_thread(self._relay.run))
+        relay = self.parts.task("relay", asyncio.to_thread(self._relay.run))
         hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
-        self.parts.task("relay", self._watch(relay), may_return=True)
         self.parts.task("webhooks", self._webhooks.run(self.partitions))
         await self._ended.wait()
+        self.parts.over()
         for agent in self._agents.values():
             agent.stop()
         self._relay.stop()
@@ -76,10 +76,6 @@ class Policies:
         """A batch changed the outbox, and left these rows to be sent; None if they are not known."""
         self._relay.offer(rows)
         self._webhooks.kick()
-
-    async def _watch(self, relay: asyncio.Task[None]) -> None:
-        await relay
-        self.stop()
 
     async def _host(self, policy: Policy) -> None:
         """Run the policy's agent, and start it again after an error."""
