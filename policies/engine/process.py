@@ -50,13 +50,13 @@ class Policies:
         self.parts.callbacks()
         relay = self.parts.task("relay", asyncio.to_thread(self._relay.run))
         hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
-        self.parts.task("webhooks", self._webhooks.run(self.partitions))
+        webhooks = self.parts.task("webhooks", self._webhooks.run(self.partitions))
         await self._ended.wait()
         self.parts.over()
         for agent in self._agents.values():
             agent.stop()
         self._relay.stop()
-        self._webhooks.close()
+        webhooks.cancel()
         await asyncio.gather(relay, *hosted, return_exceptions=True)
         await self.parts.cancel()
         if self.error is not None:

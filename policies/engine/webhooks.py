@@ -112,21 +112,21 @@ class Webhooks:
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: list[asyncio.Event] = []
-        self._closed = asyncio.Event()
 
     async def run(self, partitions: Partitions) -> None:
-        """Post until `close`. Waits while the database is unavailable. Raises DatabaseBehind, DatabaseRefused, ValueRefused."""
+        """Post until this is cancelled; posts in flight stay in the outbox. Waits while the database is unavailable.
+
+        Raises DatabaseBehind, DatabaseRefused, ValueRefused.
+        """
         self._loop = asyncio.get_running_loop()
         async with _client() as client:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client, partitions) for name, endpoint in endpoints]
             self._wakes = [queue.wake for queue in queues]
-            work = [self._until_closed(), self._bury_unknown(partitions), *(queue.run() for queue in queues)]
+            work = [self._bury_unknown(partitions), *(queue.run() for queue in queues)]
             tasks = [asyncio.create_task(part) for part in work]
             try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                await asyncio.gather(*tasks)
             finally:
                 self._loop = None
                 await _cancel(tasks)
@@ -137,15 +137,8 @@ class Webhooks:
         """Read the outbox now: it has new rows. Any thread may call this."""
         if loop := self._loop:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._wake)
-
-    def close(self) -> None:
-        """Let `run` return. Requests in flight are cancelled; their posts stay in the outbox. Any thread may call this."""
-        if loop := self._loop:
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._closed.set)
-        else:
-            self._closed.set()
+                for wake in self._wakes:
+                    loop.call_soon_threadsafe(wake.set)
 
     async def execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """The rows of a statement, tried while the database is unavailable: what an endpoint answered must not be forgotten."""
@@ -173,13 +166,6 @@ class Webhooks:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def _wake(self) -> None:
-        for wake in self._wakes:
-            wake.set()
-
-    async def _until_closed(self) -> None:
-        await self._closed.wait()
 
     async def _bury_unknown(self, partitions: Partitions) -> None:
         """Make dead letters of posts to endpoints that the settings don't name."""

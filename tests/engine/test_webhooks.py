@@ -150,23 +150,18 @@ def posting(
 ) -> Iterator[Webhooks]:
     """Webhooks in a thread, for as long as the block runs. An error of theirs is the block's."""
     webhooks = Webhooks(settings, "policies", delays_s=delays_s, **({"clock": clock} if clock else {}))
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(webhooks.run(lambda: partitions))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(webhooks.run(lambda: partitions))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     try:
         yield webhooks
     finally:
-        webhooks.close()
+        loop.call_soon_threadsafe(task.cancel)
         thread.join(20)
     assert not thread.is_alive()
-    assert not errors, errors
+    loop.close()
+    assert task.cancelled(), task.exception()
 
 
 def empty(settings: Settings) -> Callable[[], bool]:
