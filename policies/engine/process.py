@@ -8,23 +8,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
-import signal
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from infra.errors import SamefoldError
-from infra.observability import logs, metrics
-from infra.processes.garbage_collector import collect_seldom
-from infra.processes.process_end import Parts, exit_code_of
+from infra.processes.process_end import Parts
 from infra.settings import Settings
 from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
 from policies.engine.webhooks import Webhooks
 from policies.engine.worker import agent_of
-from projections.engine.live.agent import SWITCH_INTERVAL_S, Agent
+from projections.engine.live.agent import Agent, serve
 
 log = logging.getLogger(__name__)
 
@@ -95,33 +90,12 @@ class Policies:
                 await asyncio.wait_for(self._ended.wait(), min(RESTART_S[0] * 2 ** min(failures, 10), RESTART_S[1]))
 
 
-async def _serve(settings: Settings, name: str) -> None:
-    serving = Policies(settings, discover().values(), name)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.stop)
-    await serving.run()
-
-
 def main() -> NoReturn:
-    """`python -m policies.engine.process --name NAME`: exit code 0 after SIGTERM or SIGINT, 1 after an error."""
+    """`python -m policies.engine.process --name NAME`."""
     parser = argparse.ArgumentParser(prog="python -m policies.engine.process")
     parser.add_argument("--name", default="policies")
-    arguments = parser.parse_args()
-    settings = Settings()
-    logs.configure(settings.log_level, settings.log_format)
-    if settings.log_level != "DEBUG":
-        for library in ("aiokafka", "faust", "mode", "psycopg"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    collect_seldom()
-
-    def work() -> None:
-        metrics.serve(settings)
-        asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.name))
-
-    # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
-    os._exit(exit_code_of(work, log, f"policies {arguments.name}"))
+    name = parser.parse_args().name
+    serve(f"policies {name}", lambda settings: Policies(settings, discover().values(), name), log)
 
 
 if __name__ == "__main__":
