@@ -16,7 +16,6 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -85,8 +84,8 @@ Offer = Callable[[Sequence[tuple[Any, ...]] | None], None]
 """Takes the rows (columns of `SENDABLE`) that a committed batch left to be sent at once; None if they are not known."""
 
 
-def view_of(policy: Policy, offer: Offer | None = None) -> View:
-    """The policy as its agent folds it."""
+def view_of(policy: Policy, offer: Offer | None = None, *, with_outcomes: bool = True) -> View:
+    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read."""
     of = [
         context.name for context in contexts().values() if not policy.subscription.isdisjoint(context.events.values())
     ]
@@ -103,16 +102,8 @@ def view_of(policy: Policy, offer: Offer | None = None) -> View:
         on_poison=policy.on_poison,
         agent=policy.agent,
         question=policy.purpose,
-        write=partial(_writes, policy, offer, True),
+        write=partial(_writes, policy, offer, with_outcomes),
     )
-
-
-def without_outcomes(view: View) -> View:
-    """The same for a replay of parked events: all outcomes have been read before."""
-    write = view.write
-    assert isinstance(write, partial), "it is the view of a policy"
-    policy, offer, _ = write.args
-    return replace(view, write=partial(_writes, policy, offer, False))
 
 
 def id_of(policy: str, stream: str, version: int, number: int) -> str:
