@@ -100,7 +100,6 @@ def view_of(policy: Policy, offer: Offer | None = None, *, with_outcomes: bool =
         shape="",
         on_poison=policy.on_poison,
         agent=policy.agent,
-        question=policy.purpose,
         write=partial(_writes, policy, offer, with_outcomes),
     )
 
