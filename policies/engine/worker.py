@@ -66,7 +66,6 @@ class PolicyWorker(Worker):
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
         check_contract(connection, contract)
-        bring_in(self.settings, connection)
         start_new(self.settings, connection, self.policy)
         return self.read(connection)
 
