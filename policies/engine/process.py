@@ -39,13 +39,13 @@ class Policies:
         self._agents: dict[str, Agent] = {}
         self._ended = asyncio.Event()
         self._relay = Relay(settings, name, self.partitions)
-        self._webhooks = Webhooks(settings, name)
+        self._webhooks = Webhooks(settings, name, self.partitions)
 
     async def run(self) -> None:
         self.parts.callbacks()
         relay = self.parts.task("relay", asyncio.to_thread(self._relay.run))
         hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
-        webhooks = self.parts.task("webhooks", self._webhooks.run(self.partitions))
+        webhooks = self.parts.task("webhooks", self._webhooks.run())
         await self._ended.wait()
         self.parts.over()
         for agent in self._agents.values():

@@ -99,12 +99,14 @@ class Webhooks:
         self,
         settings: Settings,
         name: str,
+        partitions: Partitions,
         *,
         clock: Callable[[], datetime] = _now,
         delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self._settings = settings
         self._name = f"samefold {name} webhooks"
+        self.partitions = partitions
         self.clock = clock
         self.delays_s = delays_s
         self.status = logs.StatusLog(log, name)
@@ -113,7 +115,7 @@ class Webhooks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: list[asyncio.Event] = []
 
-    async def run(self, partitions: Partitions) -> None:
+    async def run(self) -> None:
         """Post until this is cancelled; posts in flight stay in the outbox. Waits while the database is unavailable.
 
         Raises DatabaseBehind, DatabaseRefused, ValueRefused.
@@ -121,9 +123,9 @@ class Webhooks:
         self._loop = asyncio.get_running_loop()
         async with _client() as client:
             endpoints = self._settings.webhooks.items()
-            queues = [_Queue(self, name, endpoint, client, partitions) for name, endpoint in endpoints]
+            queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
             self._wakes = [queue.wake for queue in queues]
-            work = [self._bury_unknown(partitions), *(queue.run() for queue in queues)]
+            work = [self._bury_unknown(), *(queue.run() for queue in queues)]
             tasks = [asyncio.create_task(part) for part in work]
             try:
                 await asyncio.gather(*tasks)
@@ -167,11 +169,11 @@ class Webhooks:
             self._connection.close()
             self._connection = None
 
-    async def _bury_unknown(self, partitions: Partitions) -> None:
+    async def _bury_unknown(self) -> None:
         """Make dead letters of posts to endpoints that the settings don't name."""
         known = [*self._settings.webhooks]
         while True:
-            rows = await self.execute(_UNKNOWN, {"mine": _names(partitions()), "known": known})
+            rows = await self.execute(_UNKNOWN, {"mine": _names(self.partitions()), "known": known})
             for endpoint, posts in Counter(endpoint for (endpoint,) in rows).items():
                 log.error(
                     "%d posts are dead letters: SAMEFOLD_WEBHOOKS names no endpoint '%s'. "
@@ -185,20 +187,12 @@ class Webhooks:
 class _Queue:
     """The posts to one endpoint. Its requests in flight are counted apart, so that it does not hold up another endpoint."""
 
-    def __init__(
-        self,
-        webhooks: Webhooks,
-        name: str,
-        endpoint: Endpoint,
-        client: httpx.AsyncClient,
-        partitions: Partitions,
-    ) -> None:
+    def __init__(self, webhooks: Webhooks, name: str, endpoint: Endpoint, client: httpx.AsyncClient) -> None:
         self.wake = asyncio.Event()
         self._webhooks = webhooks
         self._name = name
         self._endpoint = endpoint
         self._client = client
-        self._partitions = partitions
         self._signer = Webhook(endpoint.secret.get_secret_value())
         self._sending: dict[Lane, asyncio.Task[None]] = {}
         self._quiet_until = webhooks.clock()
@@ -234,7 +228,7 @@ class _Queue:
         await asyncio.sleep(max(0.0, self._rested_at - time.monotonic()))
         values = {
             "endpoint": self._name,
-            "mine": _names(self._partitions()),
+            "mine": _names(self._webhooks.partitions()),
             "busy": [stream for _, stream in self._sending],
             "now": self._webhooks.clock(),
         }
@@ -256,7 +250,7 @@ class _Queue:
             if not rows or now < self._quiet_until:
                 return
             post = Post(*rows[0])
-            if post.partition not in self._partitions().get(post.policy, ()):
+            if post.partition not in self._webhooks.partitions().get(post.policy, ()):
                 return
             answer = await self._attempt(post)
             metrics.WEBHOOK_ATTEMPTS.labels(self._name, answer.result).inc()

@@ -149,9 +149,11 @@ def posting(
     partitions: Mapping[str, Collection[int]] = ALL,
 ) -> Iterator[Webhooks]:
     """Webhooks in a thread, for as long as the block runs. An error of theirs is the block's."""
-    webhooks = Webhooks(settings, "policies", delays_s=delays_s, **({"clock": clock} if clock else {}))
+    webhooks = Webhooks(
+        settings, "policies", lambda: partitions, delays_s=delays_s, **({"clock": clock} if clock else {})
+    )
     loop = asyncio.new_event_loop()
-    task = loop.create_task(webhooks.run(lambda: partitions))
+    task = loop.create_task(webhooks.run())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     try:
