@@ -80,14 +80,13 @@ def receive(record: Record, intake: Intake) -> Received:
         )
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
-    if envelope.correlation_id is UNSET and envelope.causation_id is UNSET and envelope.depth is UNSET:
-        return _validated(record, envelope, intake)
     received = _validated(record, envelope, intake)
+    if envelope.correlation_id is UNSET and envelope.causation_id is UNSET and envelope.depth is UNSET:
+        return received
     if wrong := bad_relation(envelope.correlation_id, envelope.causation_id):
         return msgspec.structs.replace(received, command=None, rejection=reason("malformed", wrong))
-    relation = envelope.correlation_id, envelope.causation_id, envelope.depth
     return msgspec.structs.replace(
-        received, **dict(zip(("correlation_id", "causation_id", "depth"), relation, strict=True))
+        received, correlation_id=envelope.correlation_id, causation_id=envelope.causation_id, depth=envelope.depth
     )
 
 

@@ -131,13 +131,13 @@ def _parked() -> list[ParkedStream]:
 
 def _view(name: str) -> View:
     from policies.engine.operate import policy_named
-    from policies.engine.outbox import view_of, without_outcomes
+    from policies.engine.outbox import view_of
     from policies.engine.policy import discover
     from projections.engine.fold.errors import POLICY
     from projections.engine.rebuild.rebuild import views_named
     from projections.engine.views.core_views import all_views
 
     if name.startswith(POLICY):
-        return without_outcomes(view_of(policy_named(name.removeprefix(POLICY), discover())))
+        return view_of(policy_named(name.removeprefix(POLICY), discover()), with_outcomes=False)
     [view] = views_named([name], all_views())
     return view

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,11 +35,8 @@ def show(context: typer.Context, as_json: Json = False) -> None:
     from policies.engine.operate import policies_now
     from policies.engine.policy import discover
 
-    found = policies_now(Settings(), discover())
-    if as_json:
-        terminal.print_json({one.name: terminal.plain(one) for one in found})
-        return
-    terminal.show(found, _text, as_json=False)
+    found = {one.name: one for one in policies_now(Settings(), discover())}
+    terminal.show(found, _text, as_json=as_json)
 
 
 def switch(name: PolicyName, yes: Yes = False, as_json: Json = False) -> None:
@@ -73,18 +70,12 @@ def _tell(made: Activation, *, as_json: bool) -> None:
 
     at = {partition: reading.next_offset for partition, reading in sorted(made.positions.items())}
     result = {"policy": made.policy, "number": made.number, "version": made.version or None, "positions": at}
-
-    def text(_: dict[str, Any]) -> Iterator[RenderableType]:
-        where = " ".join(f"{partition}:{offset}" for partition, offset in at.items())
-        what = (
-            f"Version {made.version} of '{made.policy}' reacts" if made.version else f"'{made.policy}' reacts no more"
-        )
-        yield f"{what} to events from {where} on."
-
-    terminal.show(result, text, as_json=as_json)
+    where = " ".join(f"{partition}:{offset}" for partition, offset in at.items())
+    what = f"Version {made.version} of '{made.policy}' reacts" if made.version else f"'{made.policy}' reacts no more"
+    terminal.show(result, lambda _: [f"{what} to events from {where} on."], as_json=as_json)
 
 
-def _text(found: list[PolicyNow]) -> Iterator[RenderableType]:
+def _text(found: dict[str, PolicyNow]) -> Iterator[RenderableType]:
     from infra.terminal import Text, table
 
     if not found:
@@ -103,10 +94,10 @@ def _text(found: list[PolicyNow]) -> Iterator[RenderableType]:
                 Text(f"{one.dead:,}", "red") if one.dead else None,
                 one.parked or None,
             )
-            for one in found
+            for one in found.values()
         ),
     )
-    for one in found:
+    for one in found.values():
         lag = one.lag
         if one.live:
             behind = f"{lag.records:,} records, {lag.seconds:,.1f} s behind" if lag.records else "up to date"

@@ -111,10 +111,14 @@ def decode_event(record: Record) -> Commit | Opening | None:
     try:
         return decode_value(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableRecord(
-            f"events[{record.partition}] offset {record.offset} has Samefold's envelope but can't be decoded: {error}",
-            "Nothing was skipped. Run the release that wrote it. If no release did, check which other programs write to the topic.",
-        ) from error
+        raise unreadable("events", record, error) from error
+
+
+def unreadable(topic: str, record: Record, error: Exception) -> UnreadableRecord:
+    return UnreadableRecord(
+        f"{topic}[{record.partition}] offset {record.offset} has Samefold's envelope but can't be decoded: {error}",
+        "Nothing was skipped. Run the release that wrote it. If no release did, check which other programs write to the topic.",
+    )
 
 
 decode_value: Callable[[bytes], Commit | Opening] = _events_decoder.decode

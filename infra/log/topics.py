@@ -131,12 +131,21 @@ def ensure_policies(settings: Settings, admin: Admin | None = None) -> Topic:
 
 def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
     """Create the missing topics of these, check and return them."""
-    existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
-    if missing := [_new_topic(settings, name, partitions) for name in names if name not in existing]:
-        admin.ask(lambda client, within_s: _make(client, missing, within_s))
-    found = [describe(settings, name, admin=admin) for name in names]
+    found = _create(settings, admin, names, partitions)
     check(settings, names, admin=admin)
     return found
+
+
+def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
+    """Create the missing topics of these, and return all."""
+    existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
+    config = _promised(settings)
+    missing = [
+        NewTopic(name, partitions, settings.replication_factor, config=config) for name in names if name not in existing
+    ]
+    if missing:
+        admin.ask(lambda client, within_s: _make(client, missing, within_s))
+    return [describe(settings, name, admin=admin) for name in names]
 
 
 def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
@@ -145,10 +154,7 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
     How long it keeps its records is the operator's decision. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
     """
     admin, name = Admin(settings), settings.public_topic
-    if name not in admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics):
-        wanted = NewTopic(name, events.partitions, settings.replication_factor, config=_promised(settings))
-        admin.ask(lambda client, within_s: _make(client, [wanted], within_s))
-    public = describe(settings, name, admin=admin)
+    [public] = _create(settings, admin, [name], events.partitions)
     found = _configs(admin, [name])[name]
     for key in ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable"):
         _require(name, key, found[key], _promised(settings)[key])
@@ -206,19 +212,17 @@ def _offsets(
     return {partition.partition: future.result(within_s).offset for partition, future in asked.items()}
 
 
-def ends(topic: Topic, admin: Admin) -> dict[int, int]:
+def ends(topic: Topic, admin: Admin, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> dict[int, int]:
     """Each partition's current end. Raises KafkaUnavailable."""
-    numbers = range(topic.partitions)
-    return admin.ask(lambda client, within_s: _offsets(client, topic.name, numbers, OffsetSpec.latest(), within_s))
+    wanted, latest = range(topic.partitions), OffsetSpec.latest()
+    return admin.ask(
+        lambda client, within_s: _offsets(client, topic.name, wanted, latest, within_s, isolation_level=isolation)
+    )
 
 
 def stable_ends(topic: Topic, admin: Admin) -> dict[int, int]:
     """Each partition's last stable offset: the offset of its first open transaction, or its end. Raises KafkaUnavailable."""
-    numbers, committed = range(topic.partitions), IsolationLevel.READ_COMMITTED
-    latest = OffsetSpec.latest()
-    return admin.ask(
-        lambda client, within_s: _offsets(client, topic.name, numbers, latest, within_s, isolation_level=committed)
-    )
+    return ends(topic, admin, IsolationLevel.READ_COMMITTED)
 
 
 def offsets_at(settings: Settings, topic: Topic, time_ms: int) -> dict[int, int]:
@@ -273,15 +277,6 @@ def _require(name: str, key: str, found: str, wanted: str) -> None:
             f"Topic '{name}' has {key}={found}; {_WHY[key]}.",
             f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config {key}={wanted}",
         )
-
-
-def _new_topic(settings: Settings, name: str, partitions: int) -> NewTopic:
-    return NewTopic(
-        name,
-        num_partitions=partitions,
-        replication_factor=settings.replication_factor,
-        config=_promised(settings),
-    )
 
 
 def _promised(settings: Settings) -> dict[str, str]:

@@ -9,8 +9,8 @@ The first record of a policy's number counts, later ones with that number are vo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import LiteralString, NamedTuple
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
 from infra.log import clients, topics
-from infra.log.records import ENVELOPE, Record, UnreadableRecord, time_of
+from infra.log.records import ENVELOPE, time_of, unreadable
 from infra.log.rule import START, Reading
 from infra.log.source import read_range
 from infra.processes.faultpoints import reach
@@ -63,7 +63,7 @@ class Activation(NamedTuple):
     policy: str
     number: int
     version: int
-    positions: Mapping[int, Reading]
+    positions: dict[int, Reading]
     log_offset: int | None
     """Offset of its record in the topic of policies; None before it is there."""
 
@@ -84,11 +84,18 @@ _decoder = msgspec.json.Decoder(ActivationRecord)
 
 def activations_of(connection: Connection, policy: str) -> list[Activation]:
     """The policy's activations in the table, by number."""
+    return _select(connection, "where policy = %s order by number", policy)
+
+
+def _select(connection: Connection, which: LiteralString, *values: str) -> list[Activation]:
     found = connection.execute(
-        "select policy, number, version, positions, log_offset from activations where policy = %s order by number",
-        (policy,),
+        f"select policy, number, version, positions, log_offset from activations {which}",  # noqa: S608
+        values,
     )
-    return [Activation(name, number, version, _readings(at), offset) for name, number, version, at, offset in found]
+    return [
+        Activation(policy, number, version, {int(p): Reading(*at) for p, at in positions.items()}, log_offset)
+        for policy, number, version, positions, log_offset in found
+    ]
 
 
 def version_at(activations: Sequence[Activation], partition: int, offset: int) -> int:
@@ -114,10 +121,9 @@ def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | N
     Several processes may do so at once. The connection must not be in a transaction. Raises KafkaUnavailable, TopicUnfit,
     TopicMissing, TopicChanged, ContractBroken, UnreadableRecord, psycopg.Error.
     """
-    row = connection.execute(
+    [(known, unrecorded)] = connection.execute(
         "select max(log_offset) + 1, count(*) filter (where log_offset is null) from activations"
-    ).fetchone()
-    known, unrecorded = row or (None, 0)
+    ).fetchall()
     position, admin = known or 0, admin or topics.Admin(settings)
     if known is None:
         topics.ensure_policies(settings, admin)
@@ -131,20 +137,12 @@ def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | N
         events = require_contract(settings, connection)
         with connection.transaction():
             # a second process waits here, and then finds the records of the first one
-            found = connection.execute(
-                "select policy, number, version, positions from activations where log_offset is null "
-                "order by policy, number for update"
-            ).fetchall()
+            found = _select(connection, "where log_offset is null order by policy, number for update")
             if not found:
                 return
             if _end(settings, topics.Admin(settings, APPEND_S), position) == position:
-                _append(
-                    settings,
-                    [
-                        ActivationRecord(policy, number, version, _readings(positions), events.id)
-                        for policy, number, version, positions in found
-                    ],
-                )
+                records = [ActivationRecord(*one[:4], events_topic_id=events.id) for one in found]
+                _append(settings, records)
 
 
 def ensure_positions(connection: Connection, topic: str, policy: str) -> None:
@@ -203,28 +201,20 @@ def switch(settings: Settings, policy: Policy, *, lower: bool = False) -> Activa
     `lower` lets an older version take over. A switch that was killed ends in the next one, or in any worker.
     Raises AlreadyLive, LowerVersion, OldEventsLeft, SwitchLost, and what `bring_in` raises.
     """
-    with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
-        topic = require_contract(settings, connection)
-        unfinished = [one.number for one in activations_of(connection, policy.name) if one.log_offset is None]
-        bring_in(settings, connection)
-        ensure_positions(connection, topic.name, policy.name)
-        with connection.transaction():
-            at, known = _locked(connection, topic, policy.name)
-            live = known[-1].version if known else REMOVED
-            if live == policy.version:
-                if known[-1].number in unfinished:  # of a switch that was killed
-                    return known[-1]
-                raise AlreadyLive(
-                    f"Policy '{policy.name}' is live as version {live}, which is this code's.",
-                    f"If it has changed, raise VERSION in policies/{policy.name}.py, then switch.",
-                )
-            if live > policy.version and not lower:
-                raise LowerVersion(
-                    f"Policy '{policy.name}' is live as version {live}, and this code's is the older version {policy.version}.",
-                    "Run the command with the newer code; or with --yes, if the older version is to react from now on.",
-                )
-            number = _activate(connection, topic.name, policy.name, policy.version, known, at)
-        return _record(settings, connection, policy.name, number, policy.version)
+
+    def require(_: Connection, live: int) -> None:
+        if live == policy.version:
+            raise AlreadyLive(
+                f"Policy '{policy.name}' is live as version {live}, which is this code's.",
+                f"If it has changed, raise VERSION in policies/{policy.name}.py, then switch.",
+            )
+        if live > policy.version and not lower:
+            raise LowerVersion(
+                f"Policy '{policy.name}' is live as version {live}, and this code's is the older version {policy.version}.",
+                "Run the command with the newer code; or with --yes, if the older version is to react from now on.",
+            )
+
+    return _activate(settings, policy.name, policy.version, require)
 
 
 def remove(settings: Settings, name: str) -> Activation:
@@ -232,40 +222,55 @@ def remove(settings: Settings, name: str) -> Activation:
 
     Raises NeverLive, OldEventsLeft, WishesOpen, SwitchLost, and what `bring_in` raises.
     """
+
+    def require(connection: Connection, live: int) -> None:
+        if live == REMOVED:
+            raise NeverLive(f"Policy '{name}' is not live.", "`samefold policies` shows which are.")
+        [(wishes, parked)] = connection.execute(
+            "select (select count(*) from outbox where policy = %s and kind is not null), "
+            "(select count(*) from parked where table_name = %s)",
+            (name, agent_of(name)),
+        ).fetchall()
+        if wishes:
+            raise WishesOpen(
+                f"Policy '{name}' has {wishes:,} wishes under way, which would get no end.",
+                f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and retry or "
+                "drop dead letters.",
+            )
+        if parked:
+            raise WishesOpen(
+                f"Policy '{name}' has {parked:,} parked streams, whose events it has not reacted to.",
+                "`samefold parked list` shows them. Replay or drop them first.",
+            )
+
+    return _activate(settings, name, REMOVED, require)
+
+
+def _activate(settings: Settings, policy: str, version: int, require: Callable[[Connection, int], None]) -> Activation:
+    """Let this version react from the policy's positions on. `require` gets the live version, and raises where it may not."""
     with naming(settings), connect(settings, "samefold policies", short_transactions=True) as connection:
         topic = require_contract(settings, connection)
-        unfinished = [one.number for one in activations_of(connection, name) if one.log_offset is None]
+        unfinished = [one.number for one in activations_of(connection, policy) if one.log_offset is None]
         bring_in(settings, connection)
-        ensure_positions(connection, topic.name, name)
+        ensure_positions(connection, topic.name, policy)
         with connection.transaction():
-            at, known = _locked(connection, topic, name)
-            if not known or known[-1].version == REMOVED:
-                if known and known[-1].number in unfinished:
-                    return known[-1]
-                raise NeverLive(f"Policy '{name}' is not live.", "`samefold policies` shows which are.")
-            row = connection.execute(
-                "select count(*) from outbox where policy = %s and kind is not null", (name,)
-            ).fetchone()
-            if row and row[0]:
-                raise WishesOpen(
-                    f"Policy '{name}' has {row[0]:,} wishes under way, which would get no end.",
-                    f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and retry or "
-                    "drop dead letters.",
-                )
-            if parked := connection.execute(
-                "select count(*) from parked where table_name = %s", (agent_of(name),)
-            ).fetchone():
-                _require_none_parked(name, parked[0])
-            number = _activate(connection, topic.name, name, REMOVED, known, at)
-        return _record(settings, connection, name, number, REMOVED)
-
-
-def _require_none_parked(name: str, parked: int) -> None:
-    if parked:
-        raise WishesOpen(
-            f"Policy '{name}' has {parked:,} parked streams, whose events it has not reacted to.",
-            "`samefold parked list` shows them. Replay or drop them first.",
+            at, known = _locked(connection, topic, policy)
+            if known and known[-1].version == version and known[-1].number in unfinished:  # of a switch that was killed
+                return known[-1]
+            require(connection, known[-1].version if known else REMOVED)
+            number = known[-1].number + 1 if known else 1
+            _insert(connection, policy, number, version, at)
+            # fence the batches of the version before
+            set_generation(connection, topic.name, {agent_of(policy): at}, "switch")
+        reach("activation written")
+        bring_in(settings, connection)
+        made = next(one for one in activations_of(connection, policy) if one.number == number)
+    if made.version != version:
+        raise SwitchLost(
+            f"Policy '{policy}' was switched to version {made.version} at the same time, from another database.",
+            "`samefold policies` shows what is live. Only one database may belong to a log.",
         )
+    return made
 
 
 def _locked(connection: Connection, topic: topics.Topic, policy: str) -> tuple[dict[int, Reading], list[Activation]]:
@@ -290,21 +295,6 @@ def _locked(connection: Connection, topic: topics.Topic, policy: str) -> tuple[d
     return mine, known
 
 
-def _activate(
-    connection: Connection,
-    topic: str,
-    policy: str,
-    version: int,
-    known: list[Activation],
-    at: dict[int, Reading],
-) -> int:
-    """Write the next activation and fence the batches of the one before. Returns its number."""
-    number = known[-1].number + 1 if known else 1
-    _insert(connection, policy, number, version, at)
-    set_generation(connection, topic, {agent_of(policy): at}, "switch")
-    return number
-
-
 def _insert(connection: Connection, policy: str, number: int, version: int, positions: Mapping[int, Reading]) -> None:
     connection.execute(
         "insert into activations (policy, number, version, positions) values (%s, %s, %s, %s) on conflict do nothing",
@@ -312,25 +302,9 @@ def _insert(connection: Connection, policy: str, number: int, version: int, posi
     )
 
 
-def _record(settings: Settings, connection: Connection, policy: str, number: int, version: int) -> Activation:
-    reach("activation written")
-    bring_in(settings, connection)
-    made = next(one for one in activations_of(connection, policy) if one.number == number)
-    if made.version != version:
-        raise SwitchLost(
-            f"Policy '{policy}' was switched to version {made.version} at the same time, from another database.",
-            "`samefold policies` shows what is live. Only one database may belong to a log.",
-        )
-    return made
-
-
 def _following(activations: Sequence[Activation], partition: int, offset: int) -> Activation | None:
     """The first activation that begins behind this offset."""
     return next((one for one in activations if one.positions[partition].next_offset > offset), None)
-
-
-def _readings(positions: Mapping[str, Sequence[int]]) -> dict[int, Reading]:
-    return {int(partition): Reading(*reading) for partition, reading in positions.items()}
 
 
 def _end(settings: Settings, admin: topics.Admin, position: int) -> int:
@@ -354,7 +328,10 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
         for record in found:
             if record.value is None or not record.value.startswith(ENVELOPE):
                 continue
-            one = _decoded(topic.name, record)
+            try:
+                one = _decoder.decode(record.value)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise unreadable(topic.name, record, error) from error
             if one.events_topic_id != events.id:
                 raise topics.TopicChanged(
                     f"Topic '{topic.name}' was written for a topic '{events.name}' with the id {one.events_topic_id}; "
@@ -375,16 +352,6 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                     time_of(record.time_ms),
                 ),
             )
-
-
-def _decoded(topic: str, record: Record) -> ActivationRecord:
-    try:
-        return _decoder.decode(record.value or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableRecord(
-            f"{topic}[0] offset {record.offset} has Samefold's envelope but can't be decoded: {error}",
-            "Nothing was skipped. Run the release that wrote it. If no release did, check which other programs write to the topic.",
-        ) from error
 
 
 def _append(settings: Settings, records: list[ActivationRecord]) -> None:

@@ -190,7 +190,7 @@ def dead_letters(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
 def retry(settings: Settings, idents: Sequence[str]) -> None:
     """Have these dead letters sent again, all or none. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
     with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
-        found = _dead(connection, idents)
+        _dead(connection, idents)
         # the handler decided another command with this id, and decides none twice
         met = connection.execute(
             "select id from outbox where id = any(%s) and outcome is not null", (idents,)
@@ -203,8 +203,7 @@ def retry(settings: Settings, idents: Sequence[str]) -> None:
         connection.execute(
             "update outbox set dead = null, attempts = 0, next_attempt = null where id = any(%s)", (idents,)
         )
-        for policy in sorted({one.policy for one in found}):
-            connection.execute("select pg_notify(%s, %s)", (CHANNEL, policy))
+        connection.execute(f"notify {CHANNEL}")
 
 
 def drop(settings: Settings, idents: Sequence[str]) -> None:

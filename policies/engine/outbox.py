@@ -16,8 +16,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +33,7 @@ from projections.engine.fold.fold import Changes
 from projections.engine.store.rows import Statement
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
-from projections.engine.views.column_types import Scalar
+from projections.engine.views.column_types import BadRow, Scalar, type_of
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind, View
@@ -49,8 +48,7 @@ PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 THEN, OTHERWISE = "~then", "~otherwise"
 """What the ids of follow-ups add to the wish's."""
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
+_TEXT, _NUMBER, _MOMENT = map(type_of, (Scalar.STR, Scalar.INT, Scalar.DATETIME))
 
 
 class BadWish(ValueError):
@@ -85,8 +83,8 @@ Offer = Callable[[Sequence[tuple[Any, ...]] | None], None]
 """Takes the rows (columns of `SENDABLE`) that a committed batch left to be sent at once; None if they are not known."""
 
 
-def view_of(policy: Policy, offer: Offer | None = None) -> View:
-    """The policy as its agent folds it."""
+def view_of(policy: Policy, offer: Offer | None = None, *, with_outcomes: bool = True) -> View:
+    """The policy as its agent folds it; without outcomes for a replay of parked events, when all of them have been read."""
     of = [
         context.name for context in contexts().values() if not policy.subscription.isdisjoint(context.events.values())
     ]
@@ -102,17 +100,8 @@ def view_of(policy: Policy, offer: Offer | None = None) -> View:
         shape="",
         on_poison=policy.on_poison,
         agent=policy.agent,
-        question=policy.purpose,
-        write=partial(_writes, policy, offer, True),
+        write=partial(_writes, policy, offer, with_outcomes),
     )
-
-
-def without_outcomes(view: View) -> View:
-    """The same for a replay of parked events: all outcomes have been read before."""
-    write = view.write
-    assert isinstance(write, partial), "it is the view of a policy"
-    policy, offer, _ = write.args
-    return replace(view, write=partial(_writes, policy, offer, False))
 
 
 def id_of(policy: str, stream: str, version: int, number: int) -> str:
@@ -145,8 +134,10 @@ def _wishes(policy: Policy, event: Any, _after: Any, at: At) -> Iterator[Wish]:
 def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
     if problem := bad_name(str(wish.stream), ident):
         raise BadWish(f"it sends to {wish.stream!r}: {problem}")
-    if wish.due is not None and not _is_moment(wish.due):
-        raise BadWish(f"`due` is {wish.due!r}: it must be a time with a time zone, like `at.time + timedelta(days=1)`")
+    try:
+        due = wish.due if wish.due is None else _MOMENT.exact(wish.due)
+    except BadRow as bad:
+        raise BadWish(f"`due` is {wish.due!r}: {bad}. Write a time like `at.time + timedelta(days=1)`") from bad
     kind, body = _command(wish.stream, wish.command)
     return Wish(
         id=ident,
@@ -156,19 +147,11 @@ def _send(wish: Send, ident: str, number: int, at: At) -> Wish:
         type=kind,
         body=body.decode(),
         fingerprint=_fingerprint(ident, wish.stream, kind, body),
-        due=wish.due,
+        due=due,
         then=_follow_up(at.stream, wish.then, ident + THEN),
         otherwise=_follow_up(at.stream, wish.otherwise, ident + OTHERWISE, fills=True),
         at=at,
     )
-
-
-def _is_moment(due: datetime) -> bool:
-    """Whether it has a time zone and, in UTC, a year from 1 to 9999: Python can't read others back from the database."""
-    try:
-        return due.utcoffset() is not None and bool(due.astimezone(UTC))
-    except OverflowError:
-        return False
 
 
 def _endpoint(wish: Post) -> str:
@@ -214,12 +197,17 @@ def _fingerprint(ident: str, stream: str, kind: str, body: bytes) -> str:
 
 _Row = dict[str, Any]
 
-_TEXTS = ("id", "policy", "kind", "stream", "target", "type", "body", "fingerprint", "correlation_id", "causation_id")
 _FOLLOW = tuple(f"{which}_{part}" for which in ("then", "otherwise") for part in FollowUp._fields)
-_OUTCOME = ("outcome", "refusal", "outcome_fingerprint")
-_NUMBERS = ("partition", "version", "number", "depth", "outcome_depth")
-_TIMES = ("due", "wished_at")
-_COLUMNS = (*_TEXTS, *_FOLLOW, *_OUTCOME, "dead", *_NUMBERS, *_TIMES)
+_TYPES = {
+    "id": _TEXT,
+    **dict.fromkeys(("policy", "kind", "stream", "target", "type", "body", "fingerprint"), _TEXT),
+    **dict.fromkeys(("correlation_id", "causation_id", *_FOLLOW), _TEXT),
+    **dict.fromkeys(("outcome", "refusal", "outcome_fingerprint", "dead"), _TEXT),
+    **dict.fromkeys(("partition", "version", "number", "depth", "outcome_depth"), _NUMBER),
+    **dict.fromkeys(("due", "wished_at"), _MOMENT),
+}
+"""Of the columns that a batch writes, the key first."""
+_COLUMNS = tuple(_TYPES)
 
 
 def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: Sequence[Changes]) -> list[Statement]:
@@ -250,24 +238,17 @@ def _writes(policy: Policy, offer: Offer | None, with_outcomes: bool, batches: S
 
 
 def _first_half(wish: Wish, commit: Commit) -> _Row:
-    depth = 0 if wish.due else (commit.depth or 0) + 1
-    at = wish.at
+    at, depth = wish.at, 0 if wish.due else (commit.depth or 0) + 1
     return {
-        "kind": wish.kind,
+        **wish._asdict(),  # also what is no column, and is not written
+        **dict(zip(_FOLLOW, (*wish.then, *wish.otherwise), strict=True)),
         "partition": at.partition,
         "stream": at.stream,
         "version": at.version,
-        "number": wish.number,
-        "target": wish.target,
-        "type": wish.type,
-        "body": wish.body,
-        "fingerprint": wish.fingerprint,
-        "due": wish.due,
         "depth": depth,
         "correlation_id": commit.command_id if commit.correlation_id is UNSET else commit.correlation_id,
         "causation_id": commit.command_id,
         "wished_at": time_of(at.time_ms),
-        **dict(zip(_FOLLOW, (*wish.then, *wish.otherwise), strict=True)),
         "dead": _TOO_DEEP if depth > MOST_DEPTH else None,
     }
 
@@ -282,19 +263,7 @@ def _second_half(commit: Commit) -> _Row:
 
 
 def _arrays(rows: Sequence[Mapping[str, Any]]) -> list[BinaryArray]:
-    def pack(column: str) -> BinaryArray:
-        values = [row.get(column) for row in rows]
-        if column in _NUMBERS:
-            return binary_arrays.bigints(values)
-        if column in _TIMES:
-            return binary_arrays.fixed(binary_arrays.TIMESTAMPTZ, 8, "q", list(map(_microseconds, values)))
-        return binary_arrays.texts(values)
-
-    return list(map(pack, _COLUMNS))
-
-
-def _microseconds(moment: datetime | None) -> int | None:
-    return None if moment is None else (moment - _EPOCH) // _MICROSECOND
+    return [kind.pack([row.get(column) for row in rows]) for column, kind in _TYPES.items()]
 
 
 _TOO_DEEP = f"too-deep: more than {MOST_DEPTH} commands led to one another; policies may feed each other in a cycle"

@@ -71,8 +71,6 @@ class Policy:
     react: Callable[[Any, At], Iterable[Send | Post]]
     subscription: frozenset[type]
     on_poison: Literal["stop", "park"] = "stop"
-    purpose: str = ""
-    """The module's docstring."""
 
     @property
     def agent(self) -> str:
@@ -103,7 +101,7 @@ def policy_of(module: ModuleType) -> Policy:
     on_poison: Literal["stop", "park"] = getattr(module, "ON_POISON", "stop")
     if on_poison not in ("stop", "park"):
         raise BadPolicy(f"Policy '{name}' has ON_POISON = {on_poison!r}.", 'It is "stop" (the default) or "park".')
-    return Policy(name, version_of(module), function, subscription, on_poison, (module.__doc__ or "").strip())
+    return Policy(name, version_of(module), function, subscription, on_poison)
 
 
 def version_of(module: ModuleType) -> int:

@@ -9,24 +9,19 @@ import argparse
 import asyncio
 import gc
 import logging
-import os
-import signal
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from infra.errors import SamefoldError
-from infra.observability import logs, metrics
-from infra.processes.garbage_collector import collect_seldom
-from infra.processes.process_end import Parts, exit_code_of
+from infra.processes.process_end import Parts
 from infra.settings import Settings
 from policies.engine.policy import Policy, discover
 from policies.engine.relay import Relay
 from policies.engine.webhooks import IN_FLIGHT, Webhooks
 from policies.engine.worker import agent_of
-from projections.engine.live.agent import SWITCH_INTERVAL_S, Agent
+from projections.engine.live.agent import Agent, serve
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +43,22 @@ class Policies:
         self._agents: dict[str, Agent] = {}
         self._ended = asyncio.Event()
         self._relay = Relay(settings, name, self.partitions)
-        self._webhooks = Webhooks(settings, name)
+        self._webhooks = Webhooks(settings, name, self.partitions)
 
     async def run(self) -> None:
         self.parts.callbacks()
         # the relay has one, each agent may wait in one for Kafka, and each endpoint in some for a name
         threads = 8 + 2 * len(self.policies) + IN_FLIGHT * len(self.settings.webhooks)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
-        relay = asyncio.create_task(asyncio.to_thread(self._relay.run))
+        relay = self.parts.task("relay", asyncio.to_thread(self._relay.run))
         hosted = [self.parts.task(f"policy {one.name}", self._host(one), may_return=True) for one in self.policies]
-        self.parts.task("relay", self._watch(relay), may_return=True)
-        self.parts.task("webhooks", self._webhooks.run(self.partitions))
+        webhooks = self.parts.task("webhooks", self._webhooks.run())
         await self._ended.wait()
+        self.parts.over()
         for agent in self._agents.values():
             agent.stop()
         self._relay.stop()
-        self._webhooks.close()
+        webhooks.cancel()
         await asyncio.gather(relay, *hosted, return_exceptions=True)
         await self.parts.cancel()
         if self.error is not None:
@@ -83,10 +78,6 @@ class Policies:
         """A batch changed the outbox, and left these rows to be sent; None if they are not known."""
         self._relay.offer(rows)
         self._webhooks.kick()
-
-    async def _watch(self, relay: asyncio.Task[None]) -> None:
-        await relay
-        self.stop()
 
     async def _host(self, policy: Policy) -> None:
         """Run the policy's agent, and start it again after an error."""
@@ -109,33 +100,12 @@ class Policies:
                 await asyncio.wait_for(self._ended.wait(), min(RESTART_S[0] * 2 ** min(failures, 10), RESTART_S[1]))
 
 
-async def _serve(settings: Settings, name: str) -> None:
-    serving = Policies(settings, discover().values(), name)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.stop)
-    await serving.run()
-
-
 def main() -> NoReturn:
-    """`python -m policies.engine.process --name NAME`: exit code 0 after SIGTERM or SIGINT, 1 after an error."""
+    """`python -m policies.engine.process --name NAME`."""
     parser = argparse.ArgumentParser(prog="python -m policies.engine.process")
     parser.add_argument("--name", default="policies")
-    arguments = parser.parse_args()
-    settings = Settings()
-    logs.configure(settings.log_level, settings.log_format)
-    if settings.log_level != "DEBUG":
-        for library in ("aiokafka", "faust", "mode", "psycopg"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    collect_seldom()
-
-    def work() -> None:
-        metrics.serve(settings)
-        asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.name))
-
-    # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
-    os._exit(exit_code_of(work, log, f"policies {arguments.name}"))
+    name = parser.parse_args().name
+    serve(f"policies {name}", lambda settings: Policies(settings, discover().values(), name), log)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import psycopg
 from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET
 
-from infra.database.connect import Connection, DatabaseUnavailable, connect, named
+from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
 from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command, Opening, decode_event, encode
@@ -114,7 +113,6 @@ class Relay:
         self._status = logs.StatusLog(log, f"relay {name}")
         self._kafka = clients.Connection(f"relay {name}")
         self._producer = clients.LastingProducer(settings, f"relay {name}", self._kafka)
-        self._database: Connection | None = None
         self._sender = Sender()
         self._offered: deque[Sequence[tuple[Any, ...]] | None] = deque()
         self._caught_up: set[tuple[str, int]] = set()
@@ -146,27 +144,23 @@ class Relay:
         try:
             while not self._stopping.is_set():
                 try:
-                    self._serve()
+                    with naming(self.settings), self._connect() as connection:
+                        self._serve(connection)
                 except (KafkaUnavailable, DatabaseUnavailable) as error:
                     self._status.wrong("stores", error.message, "away")
                     self._stopping.wait(PAUSE_S)
-                except psycopg.Error as error:
-                    self._disconnect()
-                    away = named(error, self.settings)
-                    if not isinstance(away, DatabaseUnavailable):
-                        raise away from error
-                    self._status.wrong("stores", away.message, "away")
-                    self._stopping.wait(PAUSE_S)
         finally:
             self._stopping.set()
-            self._disconnect()
             poller.join()
             os.close(self._wake_read)
             os.close(self._wake_write)
 
-    def _serve(self) -> None:
-        connection = self._connected()
-        self._caught_up.clear()  # notifications were lost with the last connection
+    def _connect(self) -> Connection:
+        return connect(self.settings, f"samefold relay {self.name}", short_transactions=True, by_key=True)
+
+    def _serve(self, connection: Connection) -> None:
+        connection.execute(f"listen {CHANNEL}")
+        self._caught_up.clear()  # what other processes notified of before is lost
         topic = self._topic = self._topic or self._known_topic(connection)
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
@@ -319,16 +313,3 @@ class Relay:
     def _wake(self) -> None:
         with suppress(OSError):  # it is full, so the relay wakes anyway; or closed
             os.write(self._wake_write, b".")
-
-    # ── the database ──
-
-    def _connected(self) -> Connection:
-        if self._database is None or self._database.closed:
-            self._database = connect(self.settings, f"samefold relay {self.name}", short_transactions=True, by_key=True)
-            self._database.execute(f"listen {CHANNEL}")
-        return self._database
-
-    def _disconnect(self) -> None:
-        connection, self._database = self._database, None
-        if connection is not None:
-            connection.close()

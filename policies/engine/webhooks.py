@@ -100,12 +100,14 @@ class Webhooks:
         self,
         settings: Settings,
         name: str,
+        partitions: Partitions,
         *,
         clock: Callable[[], datetime] = _now,
         delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self._settings = settings
         self._name = f"samefold {name} webhooks"
+        self.partitions = partitions
         self.clock = clock
         self.delays_s = delays_s
         self.status = logs.StatusLog(log, name)
@@ -113,21 +115,21 @@ class Webhooks:
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: list[asyncio.Event] = []
-        self._closed = asyncio.Event()
 
-    async def run(self, partitions: Partitions) -> None:
-        """Post until `close`. Waits while the database is unavailable. Raises DatabaseBehind, DatabaseRefused, ValueRefused."""
+    async def run(self) -> None:
+        """Post until this is cancelled; posts in flight stay in the outbox. Waits while the database is unavailable.
+
+        Raises DatabaseBehind, DatabaseRefused, ValueRefused.
+        """
         self._loop = asyncio.get_running_loop()
         async with _client() as client:
             endpoints = self._settings.webhooks.items()
-            queues = [_Queue(self, name, endpoint, client, partitions) for name, endpoint in endpoints]
+            queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
             self._wakes = [queue.wake for queue in queues]
-            work = [self._until_closed(), self._bury_unknown(partitions), *(queue.run() for queue in queues)]
+            work = [self._bury_unknown(), *(queue.run() for queue in queues)]
             tasks = [asyncio.create_task(part) for part in work]
             try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                await asyncio.gather(*tasks)
             finally:
                 self._loop = None
                 await _cancel(tasks)
@@ -138,15 +140,8 @@ class Webhooks:
         """Read the outbox now: it has new rows. Any thread may call this."""
         if loop := self._loop:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._wake)
-
-    def close(self) -> None:
-        """Let `run` return. Requests in flight are cancelled; their posts stay in the outbox. Any thread may call this."""
-        if loop := self._loop:
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._closed.set)
-        else:
-            self._closed.set()
+                for wake in self._wakes:
+                    loop.call_soon_threadsafe(wake.set)
 
     async def execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """The rows of a statement, tried while the database is unavailable: what an endpoint answered must not be forgotten."""
@@ -175,19 +170,12 @@ class Webhooks:
             self._connection.close()
             self._connection = None
 
-    def _wake(self) -> None:
-        for wake in self._wakes:
-            wake.set()
-
-    async def _until_closed(self) -> None:
-        await self._closed.wait()
-
-    async def _bury_unknown(self, partitions: Partitions) -> None:
+    async def _bury_unknown(self) -> None:
         """Make dead letters of posts to endpoints that the settings don't name."""
         known = [*self._settings.webhooks]
         while True:
             began = time.monotonic()
-            rows = await self.execute(_UNKNOWN, {"mine": _names(partitions()), "known": known})
+            rows = await self.execute(_UNKNOWN, {"mine": _names(self.partitions()), "known": known})
             rest_s = _rest_s(time.monotonic() - began)  # it goes through all posts, in the thread of all endpoints
             for endpoint, posts in Counter(endpoint for (endpoint,) in rows).items():
                 log.error(
@@ -202,20 +190,12 @@ class Webhooks:
 class _Queue:
     """The posts to one endpoint. Its requests in flight are counted apart, so that it does not hold up another endpoint."""
 
-    def __init__(
-        self,
-        webhooks: Webhooks,
-        name: str,
-        endpoint: Endpoint,
-        client: httpx.AsyncClient,
-        partitions: Partitions,
-    ) -> None:
+    def __init__(self, webhooks: Webhooks, name: str, endpoint: Endpoint, client: httpx.AsyncClient) -> None:
         self.wake = asyncio.Event()
         self._webhooks = webhooks
         self._name = name
         self._endpoint = endpoint
         self._client = client
-        self._partitions = partitions
         self._lookups = ThreadPoolExecutor(IN_FLIGHT, f"names for {name}")
         self._in_doubt = True
         """Whether its name may be one that nobody resolves: the last attempt had no answer."""
@@ -255,7 +235,7 @@ class _Queue:
         await asyncio.sleep(max(0.0, self._rested_at - time.monotonic()))
         values = {
             "endpoint": self._name,
-            "mine": _names(self._partitions()),
+            "mine": _names(self._webhooks.partitions()),
             "busy": [stream for _, stream in self._sending],
             "now": self._webhooks.clock(),
         }
@@ -277,7 +257,7 @@ class _Queue:
             if not rows or now < self._quiet_until:
                 return
             post = Post(*rows[0])
-            if post.partition not in self._partitions().get(post.policy, ()):
+            if post.partition not in self._webhooks.partitions().get(post.policy, ()):
                 return
             answer = await self._attempt(post)
             metrics.WEBHOOK_ATTEMPTS.labels(self._name, answer.result).inc()

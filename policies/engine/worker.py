@@ -66,7 +66,6 @@ class PolicyWorker(Worker):
 
     def begin(self, connection: Connection, contract: Contract) -> Positions | None:
         check_contract(connection, contract)
-        bring_in(self.settings, connection)
         start_new(self.settings, connection, self.policy)
         return self.read(connection)
 
@@ -86,18 +85,14 @@ class PolicyWorker(Worker):
         return replace(positions, live={self.agent: Live(version, self.agent)})
 
     def apply(self, takes: Mapping[int, tuple[Reading, Sequence[Record]]], turn: int = 0, lane: int = 0) -> BatchResult:
+        offered = False
         try:
             result = super().apply(takes, turn, lane)
-        except BaseException:
-            self._offer_unknown()
-            raise
-        if result.fate is Fate.UNKNOWN or result.retries:
-            self._offer_unknown()
-        return result
-
-    def _offer_unknown(self) -> None:
-        if self._offer is not None:
-            self._offer(None)
+            offered = result.fate is not Fate.UNKNOWN and not result.retries
+            return result
+        finally:
+            if not offered and self._offer is not None:
+                self._offer(None)
 
     def close(self, lane: int = 0) -> None:
         """The next connection may be to an older copy of the database, which does not fence what a switch had fenced."""

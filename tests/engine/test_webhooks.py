@@ -150,24 +150,21 @@ def posting(
     partitions: Mapping[str, Collection[int]] = ALL,
 ) -> Iterator[Webhooks]:
     """Webhooks in a thread, for as long as the block runs. An error of theirs is the block's."""
-    webhooks = Webhooks(settings, "policies", delays_s=delays_s, **({"clock": clock} if clock else {}))
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(webhooks.run(lambda: partitions))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
+    webhooks = Webhooks(
+        settings, "policies", lambda: partitions, delays_s=delays_s, **({"clock": clock} if clock else {})
+    )
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(webhooks.run())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     try:
         yield webhooks
     finally:
-        webhooks.close()
+        loop.call_soon_threadsafe(task.cancel)
         thread.join(20)
     assert not thread.is_alive()
-    assert not errors, errors
+    loop.close()
+    assert task.cancelled(), task.exception()
 
 
 def empty(settings: Settings) -> Callable[[], bool]:
@@ -357,7 +354,7 @@ def test_a_post_is_found_by_its_id_however_many_there_are(world: Settings, state
     """The statements were planned when the outbox was empty, and PostgreSQL keeps these plans until it analyzes the table."""
     query = getattr(webhooks_engine, statement)
     values = {"id": "none", "now": START, "tried": 1, "next_attempt": None, "dead": None}
-    webhooks = Webhooks(world, "policies")
+    webhooks = Webhooks(world, "policies", dict)
     with connect(world, "test") as db:
         db.execute("alter table outbox set (autovacuum_enabled = off)")
         db.execute("vacuum analyze outbox")

@@ -8,5 +8,6 @@ from policies.engine.webhooks import Webhooks
 
 if __name__ == "__main__":
     settings = Settings()
-    webhooks = Webhooks(settings, sys.argv[1], delays_s=[float(sys.argv[2])] * 500)
-    asyncio.run(webhooks.run(lambda: {"letters": range(settings.partitions)}))
+    mine = {"letters": range(settings.partitions)}
+    webhooks = Webhooks(settings, sys.argv[1], lambda: mine, delays_s=[float(sys.argv[2])] * 500)
+    asyncio.run(webhooks.run())

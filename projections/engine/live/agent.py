@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import faust
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
@@ -462,20 +462,18 @@ def _consumer_settings(settings: Settings, group: str, instance: str) -> dict[st
     }
 
 
-async def _serve(settings: Settings, agent: str, name: str) -> None:
-    serving = views_agent(settings, agent, name)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.stop)
-    await serving.run()
+class Serving(Protocol):
+    """What a process does."""
+
+    def stop(self) -> None:
+        """Let `run` return. In the event loop only."""
+
+    async def run(self) -> None:
+        """Raises the error that ended it."""
 
 
-def main() -> NoReturn:
-    """`python -m projections.engine.live.agent --agent core --name NAME`: exit code 0 after SIGTERM or SIGINT, 1 after an error."""
-    parser = argparse.ArgumentParser(prog="python -m projections.engine.live.agent")
-    parser.add_argument("--agent", default="core")
-    parser.add_argument("--name", default="agent")
-    arguments = parser.parse_args()
+def serve(who: str, make: Callable[[Settings], Serving], log: logging.Logger) -> NoReturn:
+    """Run what this makes until SIGTERM or SIGINT. Exit code 0, or 1 after an error."""
     settings = Settings()
     logs.configure(settings.log_level, settings.log_format)
     if settings.log_level != "DEBUG":
@@ -485,12 +483,28 @@ def main() -> NoReturn:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_seldom()
 
+    async def run() -> None:
+        serving = make(settings)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, serving.stop)
+        await serving.run()
+
     def work() -> None:
         metrics.serve(settings)
-        asyncio.new_event_loop().run_until_complete(_serve(settings, arguments.agent, arguments.name))
+        asyncio.new_event_loop().run_until_complete(run())
 
     # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
-    os._exit(exit_code_of(work, log, f"agent {arguments.name}"))
+    os._exit(exit_code_of(work, log, who))
+
+
+def main() -> NoReturn:
+    """`python -m projections.engine.live.agent --agent core --name NAME`."""
+    parser = argparse.ArgumentParser(prog="python -m projections.engine.live.agent")
+    parser.add_argument("--agent", default="core")
+    parser.add_argument("--name", default="agent")
+    given = parser.parse_args()
+    serve(f"agent {given.name}", lambda settings: views_agent(settings, given.agent, given.name), log)
 
 
 if __name__ == "__main__":

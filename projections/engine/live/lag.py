@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from infra.observability import metrics
+from projections.engine.store.positions import LIVE
 
 GAP_S = 5.0
 """After a longer pause between two observations, it is unknown whether a position moved."""
@@ -73,12 +74,9 @@ class Lags:
         self._standing = {where: standing for where, standing in self._standing.items() if where[0] in positions}
 
 
-PARKED = """
-select l.view, count(p.stream) as streams
-  from (select view, table_name from live union all
-        select distinct 'policy_' || policy, 'policy_' || policy from activations) l left join parked p using (table_name)
- group by l.view
-"""
+PARKED = f"""
+select l.view, count(p.stream) as streams from {LIVE} l left join parked p using (table_name) group by l.view
+"""  # noqa: S608
 """How many streams a live view, or a policy, leaves out."""
 OUTBOX = """
 select policy, count(o.kind) filter (where dead is null) as open, count(dead) as dead,

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from infra.database.connect import Connection
 from projections.engine.fold.fold import Parked
+from projections.engine.store.positions import LIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ def insert_parked(connection: Connection, table: str, parked: Iterable[Parked]) 
 
 def parked_streams(connection: Connection, *, live_only: bool = False) -> list[ParkedStream]:
     """All parked streams, by view, table and stream."""
-    found = connection.execute(
-        "select p.view, p.table_name, p.stream, p.partition, p.since_offset, p.since_version, p.error, p.parked_at, "
-        "l.table_name is not null from parked p left join (select table_name from live union all "
-        "select distinct 'policy_' || policy from activations) l using (table_name) "
-        "where l.table_name is not null or not %s order by p.view, p.table_name, p.stream",
-        (live_only,),
-    )
-    return [ParkedStream(*row) for row in found]
+    return [ParkedStream(*row) for row in connection.execute(_PARKED, (live_only,))]
+
+
+_PARKED = f"""
+select p.view, p.table_name, p.stream, p.partition, p.since_offset, p.since_version, p.error, p.parked_at, l.table_name is not null
+  from parked p left join {LIVE} l using (table_name)
+ where l.table_name is not null or not %s order by p.view, p.table_name, p.stream
+"""  # noqa: S608

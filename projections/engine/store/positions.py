@@ -46,12 +46,17 @@ class Positions:
         return {name: live.table for name, live in self.live.items()}
 
 
-_READ = """
-with mine as (
-  select view, version, table_name from live where agent = %(agent)s
-   union all
-  (select 'policy_' || policy, version, 'policy_' || policy from activations
-    where 'policy_' || policy = %(agent)s order by number desc limit 1))
+LIVE = """(
+select view, agent, version, table_name from live union all
+(select distinct on (policy) 'policy_' || policy, 'policy_' || policy, version, 'policy_' || policy from activations
+  order by policy, number desc))"""
+"""What is live, in SQL: views, and each policy as a view of its own agent, in its newest version, 0 where it was removed."""
+
+AGENTS = f"(select agent from {LIVE} l where version > 0)"  # noqa: S608
+"""The agents whose positions count, in SQL: those of live views, and of policies that have not been removed."""
+
+_READ = f"""
+with mine as (select * from {LIVE} l where agent = %(agent)s)
 select
   (select json_agg(json_build_array(p.partition, p.next_offset, p.epoch, p.seq, p.command_offset,
                                     p.generation, p.topic_id) order by p.partition)
@@ -59,14 +64,7 @@ select
   (select json_agg(json_build_array(l.view, l.version, l.table_name) order by l.view) from mine l),
   (select json_agg(json_build_array(k.view, k.stream, k.since_version)) from parked k join mine l using (table_name)),
   (select json_agg(json_build_array(s.view, s.stream, s.version, s.through)) from skips s join mine l using (view))
-"""
-
-
-AGENTS = """(
-select agent from live union all
-select 'policy_' || policy from (select distinct on (policy) policy, version from activations order by policy, number desc) a
- where version > 0)"""
-"""The agents whose positions count, in SQL: those of live views, and of policies that have not been removed."""
+"""  # noqa: S608
 
 
 def read_positions(connection: Connection, agent: str, topic: str) -> Positions | None:
