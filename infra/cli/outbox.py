@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from policies.engine.operate import WishNow
 
 WishId = Annotated[str, typer.Argument(metavar="ID", help="A wish's id.")]
-DeadIds = Annotated[list[str], typer.Argument(metavar="ID…", help="Ids of dead letters.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="Ids of wishes.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -71,7 +71,7 @@ def show(ident: WishId, as_json: Json = False) -> None:
     terminal.show(wish(Settings(), ident), text, as_json=as_json)
 
 
-def retry(idents: DeadIds, as_json: Json = False) -> None:
+def retry(idents: Ids, as_json: Json = False) -> None:
     """Send dead letters again."""
     from infra import terminal
     from infra.settings import Settings
@@ -81,15 +81,15 @@ def retry(idents: DeadIds, as_json: Json = False) -> None:
     terminal.show({"retried": idents}, lambda _: [f"To be sent again: {', '.join(idents)}."], as_json=as_json)
 
 
-def drop(idents: DeadIds, yes: Yes = False, as_json: Json = False) -> None:
-    """Remove dead letters for good: they are not sent, and have no outcome."""
+def drop(idents: Ids, yes: Yes = False, as_json: Json = False) -> None:
+    """Remove dead letters for good; timers and posts that wait, too, and outcomes without a wish. They have no end then."""
     from infra import terminal
     from infra.settings import Settings
-    from policies.engine.operate import dead_letters
     from policies.engine.operate import drop as run
+    from policies.engine.operate import to_drop
 
     settings = Settings()
-    found = dead_letters(settings, idents)
+    found = to_drop(settings, idents)
     if not yes:
         endless = sorted({str(one.stream) for one in found if one.has_follow_up})
         lost = (
@@ -97,6 +97,8 @@ def drop(idents: DeadIds, yes: Yes = False, as_json: Json = False) -> None:
             if endless
             else ""
         )
+        if any(one.state == "outcome" for one in found):
+            lost += " If the wish of an outcome is read later, it will wait for the outcome in vain."
         typer.confirm(f"Drop {', '.join(one.id for one in found)}?{lost}", abort=True, err=True)
     run(settings, idents)
     terminal.show({"dropped": idents}, lambda _: [f"Dropped {', '.join(idents)}."], as_json=as_json)

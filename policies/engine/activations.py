@@ -234,8 +234,8 @@ def remove(settings: Settings, name: str) -> Activation:
         if wishes:
             raise WishesOpen(
                 f"Policy '{name}' has {wishes:,} wishes under way, which would get no end.",
-                f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and retry or "
-                "drop dead letters.",
+                f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and drop "
+                "what has no end: dead letters, timers, outcomes without a wish.",
             )
         if parked:
             raise WishesOpen(

@@ -34,7 +34,7 @@ class NoSuchWish(SamefoldError):
 
 
 class NotDead(SamefoldError):
-    """The wish is no dead letter, or can't be sent again."""
+    """The wish is under way, or can't be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +181,16 @@ def wish(settings: Settings, ident: str) -> dict[str, Any]:
     return row
 
 
-def dead_letters(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
-    """These dead letters. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
+def to_drop(settings: Settings, idents: Sequence[str]) -> list[WishNow]:
+    """These rows, if `drop` takes them. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
     with naming(settings), connect(settings, "samefold outbox") as connection:
-        return _dead(connection, idents)
+        return _locked(connection, idents, *_DROPPED)
 
 
 def retry(settings: Settings, idents: Sequence[str]) -> None:
     """Have these dead letters sent again, all or none. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
     with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
-        _dead(connection, idents)
+        _locked(connection, idents, "dead")
         # the handler decided another command with this id, and decides none twice
         met = connection.execute(
             "select id from outbox where id = any(%s) and outcome is not null", (idents,)
@@ -207,22 +207,29 @@ def retry(settings: Settings, idents: Sequence[str]) -> None:
 
 
 def drop(settings: Settings, idents: Sequence[str]) -> None:
-    """Remove these dead letters, all or none. Raises NoSuchWish, NotDead, DatabaseUnavailable."""
+    """Remove these dead letters, timers, posts that are tried again later, and outcomes without a wish; all or none.
+
+    Raises NoSuchWish, NotDead, DatabaseUnavailable.
+    """
     with naming(settings), connect(settings, "samefold outbox") as connection, connection.transaction():
-        _dead(connection, idents)
+        _locked(connection, idents, *_DROPPED)
         connection.execute("delete from outbox where id = any(%s)", (idents,))
 
 
-def _dead(connection: Connection, idents: Sequence[str]) -> list[WishNow]:
-    """These rows, locked. Raises NoSuchWish, NotDead."""
+_DROPPED = ("dead", "waiting", "outcome")
+"""The states of what is not being sent at the moment, and waits for no answer."""
+
+
+def _locked(connection: Connection, idents: Sequence[str], *states: str) -> list[WishNow]:
+    """These rows, locked, all in one of these states. Raises NoSuchWish, NotDead."""
     cursor = connection.cursor(row_factory=class_row(WishNow))
     found = cursor.execute(f"{_WISHES} where id = any(%s) order by id for update".encode(), (idents,)).fetchall()
     if missing := sorted({*idents} - {one.id for one in found}):
         raise _missing(missing)
-    if alive := [one.id for one in found if one.dead is None]:
+    if others := [f"{one.id} ({one.state})" for one in found if one.state not in states]:
         raise NotDead(
-            f"{', '.join(alive)} {'is no dead letter' if len(alive) == 1 else 'are no dead letters'}; nothing was changed.",
-            "`samefold outbox list --dead` shows which are.",
+            f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} under way; nothing was changed.",
+            f"This takes wishes in the state {' or '.join(states)}: `samefold outbox list`.",
         )
     return found
 

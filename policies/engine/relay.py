@@ -179,7 +179,10 @@ class Relay:
                 continue
             # notifications of other processes, rows of this one, acknowledgements, or the time
             pause = max(read_at - time.monotonic(), 0)
-            select.select([connection.fileno(), self._wake_read], [], [], pause)
+            waiting = select.poll()  # select() takes no file above 1,023
+            for file in (connection.fileno(), self._wake_read):
+                waiting.register(file, select.POLLIN)
+            waiting.poll(1_000 * pause)
             with suppress(BlockingIOError):
                 os.read(self._wake_read, 1_000)
 

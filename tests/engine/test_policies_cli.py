@@ -223,7 +223,7 @@ def test_dead_letters_are_sent_again_or_dropped(bank: Bookkeeper, db: Connection
         alive = samefold("outbox", *arguments, settings=world)
         assert (alive.returncode, alive.stderr.split("\n")[0]) == (
             1,
-            "not-dead: saving~3 is no dead letter; nothing was changed.",
+            "not-dead: saving~3 (unsent) is under way; nothing was changed.",
         )
     assert samefold("outbox", "retry", "saving~1", "saving~9", settings=world).stderr.startswith("no-such-wish: ")
     assert samefold("outbox", "retry", "saving~5", settings=world).stderr.startswith("not-dead: saving~5 can't be sent")
@@ -242,6 +242,24 @@ def test_dead_letters_are_sent_again_or_dropped(bank: Bookkeeper, db: Connection
         "saving~3",
         "saving~5",
     }
+
+
+def test_what_has_no_end_and_is_not_on_its_way_can_be_dropped(
+    bank: Bookkeeper, db: Connection, samefold: Samefold
+) -> None:
+    """Otherwise a timer of the year 2099, or an outcome whose wish is never made again, would keep a policy from being removed."""
+    world = bank.world
+    insert(db, "saving~1", due="2099-01-01")
+    insert(db, "saving~2", kind=None, stream=None, outcome="accepted")
+    insert(db, "saving~3", due="2026-01-01")
+    asked = samefold("outbox", "drop", "saving~2", settings=world, given="n\n")
+    assert "If the wish of an outcome is read later" in asked.stderr
+    late = samefold("outbox", "drop", "saving~1", "saving~3", "--yes", settings=world)
+    assert late.stderr.startswith("not-dead: saving~3 (unsent) is under way")
+    assert answer(samefold, world, "outbox", "drop", "saving~1", "saving~2", "--yes") == {
+        "dropped": ["saving~1", "saving~2"]
+    }
+    assert [one["id"] for one in answer(samefold, world, "outbox", "list")["wishes"]] == ["saving~3"]
 
 
 def test_the_database_before_its_migration_is_named(empty_world: Settings, samefold: Samefold) -> None:
