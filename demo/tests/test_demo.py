@@ -29,7 +29,12 @@ from tests.engine.spine import until
 FILES = ["generated", *(["real"] if real_data() else [])]
 LIMIT = Decimal(5_000)
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("demo"),  # two demos at once are twenty processes
+]
 
 
 @pytest.fixture
