@@ -235,7 +235,7 @@ def remove(settings: Settings, name: str) -> Activation:
             raise WishesOpen(
                 f"Policy '{name}' has {wishes:,} wishes under way, which would get no end.",
                 f"`samefold outbox list --policy {name}` shows them. Let its code run until they have ended, and drop "
-                "what has no end: dead letters, timers, outcomes without a wish.",
+                "what has no end: dead letters, timers, posts that wait.",
             )
         if parked:
             raise WishesOpen(

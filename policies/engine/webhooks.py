@@ -283,7 +283,7 @@ class _Queue:
         try:
             async with asyncio.timeout(self._endpoint.timeout_s):
                 if self._in_doubt:
-                    await self._look_up(httpx.URL(url).host)
+                    await self._look_up(httpx.URL(url).raw_host)
                 async with self._client.stream("POST", url, content=content, headers=headers) as response:
                     answer = _answer(response, now)
                     await _read_little(response)
@@ -294,8 +294,11 @@ class _Queue:
             return answer or Answer(Result.UNREACHABLE, why)
         return answer
 
-    async def _look_up(self, host: str) -> None:
-        """Resolve a name in a thread of this endpoint's own: one that nobody resolves would take up those that all have."""
+    async def _look_up(self, host: bytes) -> None:
+        """Resolve a name in a thread of this endpoint's own: one that nobody resolves would take up those that all have.
+
+        `host` is in ASCII, as the request will ask for it: Python encodes other letters by an older rule, to another name.
+        """
         try:
             await asyncio.get_running_loop().run_in_executor(self._lookups, socket.getaddrinfo, host, None)
         except OSError as error:

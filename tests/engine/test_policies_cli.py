@@ -247,7 +247,7 @@ def test_dead_letters_are_sent_again_or_dropped(bank: Bookkeeper, db: Connection
 def test_what_has_no_end_and_is_not_on_its_way_can_be_dropped(
     bank: Bookkeeper, db: Connection, samefold: Samefold
 ) -> None:
-    """Otherwise a timer of the year 2099, or an outcome whose wish is never made again, would keep a policy from being removed."""
+    """Otherwise a timer of the year 2099 would keep a policy from being removed, and an outcome without a wish would stay."""
     world = bank.world
     insert(db, "saving~1", due="2099-01-01")
     insert(db, "saving~2", kind=None, stream=None, outcome="accepted")

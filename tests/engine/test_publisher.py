@@ -248,6 +248,7 @@ def test_much_at_once_is_several_transactions(world: Settings, tmp_path: Path) -
     assert topics.describe(world, world.public_topic).end[partition] >= 80
 
 
+@pytest.mark.slow
 def test_two_share_the_partitions(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     accounts = [f"x{number}" for number in range(12)]

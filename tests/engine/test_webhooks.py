@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from infra.database.connect import connect
@@ -311,6 +312,23 @@ def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
             over.set()
     finally:
         over.set()
+
+
+@pytest.mark.parametrize("host", ["xn--strae-oqa.test", "localhost", "[::1]"])
+def test_the_name_that_is_looked_up_is_the_one_that_is_asked(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx shows a name with its letters, which Python would encode by another rule: `straße` as `strasse`."""
+    looked_up: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: looked_up.append(host))
+    endpoint = Endpoint.model_validate({"url": f"https://{host}/hooks", "secret": SECRET})
+    post = webhooks_engine.Post("letters~1", "letters", 0, "{}", 0)
+
+    async def ask() -> webhooks_engine.Answer:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(204))) as client:
+            webhooks = Webhooks(Settings(), "policies", dict)
+            return await webhooks_engine._Queue(webhooks, "good", endpoint, client)._asked(post)
+
+    assert asyncio.run(ask()).result is webhooks_engine.Result.DELIVERED
+    assert looked_up == [host.strip("[]").encode()]
 
 
 def test_only_posts_of_this_processs_partitions_are_sent(world: Settings, receiver: Receiver) -> None:
