@@ -82,7 +82,7 @@ def retry(idents: Ids, as_json: Json = False) -> None:
 
 
 def drop(idents: Ids, yes: Yes = False, as_json: Json = False) -> None:
-    """Remove dead letters for good; timers and posts that wait, too, and outcomes without a wish. They have no end then."""
+    """Remove dead letters for good; also timers and posts that wait, wishes without an outcome, and outcomes without a wish."""
     from infra import terminal
     from infra.settings import Settings
     from policies.engine.operate import drop as run
@@ -97,6 +97,8 @@ def drop(idents: Ids, yes: Yes = False, as_json: Json = False) -> None:
             if endless
             else ""
         )
+        if any(one.state == "sent" for one in found):
+            lost += " What was sent may have been decided, and its outcome will lead to nothing."
         if any(one.state == "outcome" for one in found):
             lost += " If the wish of an outcome is read later, it will wait for the outcome in vain."
         typer.confirm(f"Drop {', '.join(one.id for one in found)}?{lost}", abort=True, err=True)

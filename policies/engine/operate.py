@@ -207,7 +207,7 @@ def retry(settings: Settings, idents: Sequence[str]) -> None:
 
 
 def drop(settings: Settings, idents: Sequence[str]) -> None:
-    """Remove these dead letters, timers, posts that are tried again later, and outcomes without a wish; all or none.
+    """Remove these dead letters, timers, posts that are tried again later, wishes without an outcome and the reverse; all or none.
 
     Raises NoSuchWish, NotDead, DatabaseUnavailable.
     """
@@ -216,8 +216,8 @@ def drop(settings: Settings, idents: Sequence[str]) -> None:
         connection.execute("delete from outbox where id = any(%s)", (idents,))
 
 
-_DROPPED = ("dead", "waiting", "outcome")
-"""The states of what is not being sent at the moment, and waits for no answer."""
+_DROPPED = ("dead", "waiting", "sent", "outcome")
+"""The states of what is not about to be sent."""
 
 
 def _locked(connection: Connection, idents: Sequence[str], *states: str) -> list[WishNow]:

@@ -252,12 +252,13 @@ def test_what_has_no_end_and_is_not_on_its_way_can_be_dropped(
     insert(db, "saving~1", due="2099-01-01")
     insert(db, "saving~2", kind=None, stream=None, outcome="accepted")
     insert(db, "saving~3", due="2026-01-01")
+    insert(db, "saving~4", sent_at="2026-01-04")
     asked = samefold("outbox", "drop", "saving~2", settings=world, given="n\n")
     assert "If the wish of an outcome is read later" in asked.stderr
     late = samefold("outbox", "drop", "saving~1", "saving~3", "--yes", settings=world)
     assert late.stderr.startswith("not-dead: saving~3 (unsent) is under way")
-    assert answer(samefold, world, "outbox", "drop", "saving~1", "saving~2", "--yes") == {
-        "dropped": ["saving~1", "saving~2"]
+    assert answer(samefold, world, "outbox", "drop", "saving~1", "saving~2", "saving~4", "--yes") == {
+        "dropped": ["saving~1", "saving~2", "saving~4"]
     }
     assert [one["id"] for one in answer(samefold, world, "outbox", "list")["wishes"]] == ["saving~3"]
 
