@@ -26,6 +26,7 @@ CASES = {"wide": 200_000, "hot": 1_000}
 """Streams."""
 EVENTS = 600_000
 ONE = "samefold, 1 process"
+REACTED_TO = "samefold, 1 process, and a policy"
 TWO = "samefold, 2 processes"
 PLAIN = "one event, one transaction"
 PIPELINED = "one event, one transaction, pipelined"
@@ -55,12 +56,13 @@ def run(bench: Bench) -> Result:
             logs[case] = world, orders
         for number in range(1, bench.options.rounds + 1):
             for case, (world, orders) in logs.items():
-                for contender, processes in ((ONE, 1), (TWO, 2)):
+                for contender, processes in ((ONE, 1), (REACTED_TO, 1), (TWO, 2)):
                     samples.append(_ours(bench, world, orders, contender, case, number, processes))
                 samples += [_peer(bench, world, orders, contender, case, number) for contender in PEERS]
     ours = middle(samples, ONE, "wide")
     aims = [
         Aim("one process, wide", 60_000, ours, unit="events/s", case="wide"),
+        Aim("beside no policy, wide", 0.9, middle(samples, REACTED_TO, "wide") / ours, unit="x"),
         *(
             Aim(f"beside {peer}, wide", wanted, ours / middle(samples, peer, "wide"), unit="x")
             for peer, wanted in WANTED.items()
@@ -83,7 +85,12 @@ def _ours(
         _start_held(world)
         agents = tuple(running.enter_context(bench.agent(world, [VIEW], f"agent-{n}")) for n in range(1, processes + 1))
         _wait_for_assignment(agents, world.settings.partitions)
-        meter = bench.cpu(agent=agents)
+        groups = {"agent": agents}
+        if contender == REACTED_TO:
+            policy = running.enter_context(bench.process(world, "policy", "benchmarks.one_in_ten"))
+            policy.wait_for_log("waits")
+            groups["policy"] = (policy,)
+        meter = bench.cpu(**groups)
         began = _release(world)
         wait_until(progress.folded, total, agents, bench.progress.advance, every=LOOK_S)
         seconds = time.monotonic() - began

@@ -30,12 +30,12 @@ class Progressed:
         return sum(self.ends().values())
 
     def folded(self) -> int:
-        """Records of `events` that the agent has folded."""
-        return self._number(b"select coalesce(sum(next_offset), 0) from positions")
+        """Records of `events` that the agent of the views has folded."""
+        return self._number(b"select coalesce(sum(next_offset), 0) from positions where agent = 'core'")
 
     def answered(self) -> int:
         """Commands whose outcome is visible, where each came to one commit."""
-        return self._number(b"select coalesce(sum(command_offset + 1), 0) from positions")
+        return self._number(b"select coalesce(sum(command_offset + 1), 0) from positions where agent = 'core'")
 
     def carry_out(self, bench: Bench, orders: Sequence[Order], what: str, *processes: Process) -> None:
         """Send orders, the world's first, and wait until all have their outcome. Raises BenchmarkStalled."""

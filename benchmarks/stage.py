@@ -72,6 +72,7 @@ class Bench:
                 "group_prefix": f"bench-{number}",
                 "commands_topic": names[0],
                 "events_topic": names[1],
+                "policies_topic": f"{names[1]}-p",
                 "partitions": PARTITIONS,
                 # this very stack, whatever the environment says of another one
                 "kafka_security_protocol": "PLAINTEXT",

@@ -208,7 +208,12 @@ def test_projecting_is_measured_for_all_contenders_and_void_when_one_cheats(
 
     monkeypatch.setattr(project, "CASES", {"wide": 200_000})
     result = project.run(tiny(stack, tmp_path))
-    assert {contender for contender, _ in result.contenders} == {project.ONE, project.TWO, *project.PEERS}
+    assert {contender for contender, _ in result.contenders} == {
+        project.ONE,
+        project.REACTED_TO,
+        project.TWO,
+        *project.PEERS,
+    }
     assert all(sample.value > 0 for sample in result.samples)
 
     # whatever is there, the ledger says something else
