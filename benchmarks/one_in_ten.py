@@ -1,45 +1,44 @@
-"""A process of policies with one policy, this one: it wishes for one event in ten of `workload.history`. No handler answers.
+"""A process of policies with one policy, which wishes for a command at each tenth offset. No handler answers.
 
-It begins, with all of it loaded, when `balances` is live in the version that this code has.
+The policy is live from the log's first event. It begins, with all of it loaded, when `balances` is live in this code's version.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Iterable
 
-from domain.accounts import Deposit, MoneyWithdrawn
+from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdrawn
 from infra.database.connect import connect
 from infra.settings import Settings
 from policies.engine import At, Send
-from policies.engine.policy import policy_of
+from policies.engine.activations import start_new
+from policies.engine.policy import Policy
 from policies.engine.process import Policies
-from projections.balances import VERSION as RELEASED
+from projections.balances import VERSION
 from projections.engine.live.agent import serve
 
-VERSION = 1
-NAME = "one_in_ten"
-log = logging.getLogger(NAME)
+log = logging.getLogger(__name__)
 
 
-def react(event: MoneyWithdrawn, at: At) -> Iterable[Send]:
-    if event.cents % 10 < 3:  # a third of the events of `history` are withdrawals
+def react(event: AccountOpened | MoneyDeposited | MoneyWithdrawn, at: At) -> Iterable[Send]:
+    if at.offset % 10 == 0:
         yield Send(at.stream, Deposit(cents=1, on=event.on))
+
+
+POLICY = Policy("one_in_ten", 1, react, frozenset({AccountOpened, MoneyDeposited, MoneyWithdrawn}))
 
 
 def begin(settings: Settings) -> Policies:
     with connect(settings, "samefold bench") as connection:
+        # while nothing is folded: a policy that comes later has no part in the past
+        start_new(settings, connection, POLICY)
         log.info("waits for 'balances'")
-        while not connection.execute(
-            "select 1 from live where view = 'balances' and version = %s", [RELEASED]
-        ).rowcount:
+        while not connection.execute("select 1 from live where view = 'balances' and version = %s", [VERSION]).rowcount:
             time.sleep(0.005)
-    return Policies(settings, [policy_of(sys.modules[__name__])], NAME)
+    return Policies(settings, [POLICY], POLICY.name)
 
 
 if __name__ == "__main__":
-    from benchmarks import one_in_ten  # noqa: PLW0406 — its module must have its name, which is the policy's
-
-    serve(NAME, one_in_ten.begin, one_in_ten.log)
+    serve(POLICY.name, begin, log)

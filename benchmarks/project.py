@@ -10,6 +10,7 @@ from itertools import chain
 
 from benchmarks.check import BALANCES, OUTCOMES, STATES, check_count, check_rows, require
 from benchmarks.fill import fill_log
+from benchmarks.one_in_ten import POLICY
 from benchmarks.peers.job import Job
 from benchmarks.peers.simple_tables import applied_orders, balances_of
 from benchmarks.peers.turn import turn
@@ -39,6 +40,7 @@ PEER_EVENTS = 10_000
 VIEW = "balances"
 LOOK_S = 0.02
 
+WISHES = "select count(*) from outbox"
 ACCEPTED = f"{OUTCOMES} where outcome = 'accepted'"
 
 
@@ -81,7 +83,8 @@ def _ours(
     ledger.enter_all(orders)
     bench.progress.begin(f"project {case}, round {number}: {contender}", len(orders))
     with bench.world(beside=log) as world, progress_of(world) as progress, ExitStack() as running:
-        total = sum(world.ends().values())
+        ends = world.ends()
+        total = sum(ends.values())
         _start_held(world)
         agents = tuple(running.enter_context(bench.agent(world, [VIEW], f"agent-{n}")) for n in range(1, processes + 1))
         _wait_for_assignment(agents, world.settings.partitions)
@@ -90,11 +93,15 @@ def _ours(
             policy = running.enter_context(bench.process(world, "policy", "benchmarks.one_in_ten"))
             policy.wait_for_log("waits")
             groups["policy"] = (policy,)
+        measured = tuple(chain.from_iterable(groups.values()))
         meter = bench.cpu(**groups)
         began = _release(world)
-        wait_until(progress.folded, total, agents, bench.progress.advance, every=LOOK_S)
+        wait_until(progress.folded, total, measured, bench.progress.advance, every=LOOK_S)
         seconds = time.monotonic() - began
         cpu = meter.spent()
+        if contender == REACTED_TO:
+            wait_until(lambda: progress.folded(POLICY.agent), total, measured, lambda _: None, every=LOOK_S)
+            check_count(world.settings, WISHES, sum(len(range(10, end, 10)) for end in ends.values()), "wishes")
         running.pop_all().close()
         check_rows(world.settings, STATES, ledger.rows(), "states of streams")
         check_rows(world.settings, BALANCES, ledger.rows(), "balances")

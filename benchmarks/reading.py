@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import LiteralString
 
 from benchmarks.fill import fill_commands
 from benchmarks.processes import Process, wait_until
@@ -11,6 +12,7 @@ from benchmarks.stage import Bench, World
 from benchmarks.workload import Order
 from infra.database.connect import Connection, connect
 from infra.log import topics
+from projections.engine.views.view import CORE
 
 
 class Progressed:
@@ -29,13 +31,13 @@ class Progressed:
         """Records in `events`."""
         return sum(self.ends().values())
 
-    def folded(self) -> int:
-        """Records of `events` that the agent of the views has folded."""
-        return self._number(b"select coalesce(sum(next_offset), 0) from positions where agent = 'core'")
+    def folded(self, agent: str = CORE) -> int:
+        """Records of `events` that the agent has folded."""
+        return self._number("select coalesce(sum(next_offset), 0) from positions where agent = %s", agent)
 
     def answered(self) -> int:
         """Commands whose outcome is visible, where each came to one commit."""
-        return self._number(b"select coalesce(sum(command_offset + 1), 0) from positions where agent = 'core'")
+        return self._number("select coalesce(sum(command_offset + 1), 0) from positions where agent = %s", CORE)
 
     def carry_out(self, bench: Bench, orders: Sequence[Order], what: str, *processes: Process) -> None:
         """Send orders, the world's first, and wait until all have their outcome. Raises BenchmarkStalled."""
@@ -47,8 +49,8 @@ class Progressed:
         """So that no autovacuum of what came before runs in the middle of a measurement."""
         self._database.execute("vacuum analyze")
 
-    def _number(self, query: bytes) -> int:
-        row = self._database.execute(query).fetchone()
+    def _number(self, query: LiteralString, agent: str) -> int:
+        row = self._database.execute(query, [agent]).fetchone()
         return int(row[0]) if row else 0
 
 
