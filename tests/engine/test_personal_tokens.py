@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def seal(plain: str, key_id: str = ID, *, command: str = "c1", number: int = 0, 
     return sealed(plain, key_id, KEYS[key_id], command_id=command, number=number, fallback=fallback)
 
 
-def shown(value: Any, keys: dict[str, bytes | None]) -> Any:
+def shown(value: Any, keys: Mapping[str, bytes | None]) -> Any:
     """A value by way of JSON, as rows and bodies are opened; the three ways to open it must agree."""
     result = json.loads(opened(json.dumps(value, ensure_ascii=False).encode(), keys))
     assert result == opened_value(value, keys)
