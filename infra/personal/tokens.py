@@ -14,10 +14,10 @@ import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 PREFIX = "~personal~1~"
 FALLBACK = "(forgotten)"
@@ -36,7 +36,7 @@ def sealed(plain: str, key_id: str, key: bytes, *, command_id: str, number: int,
     secret, bound = plain.encode(), _bound(head, tail)
     # over everything that is encrypted or authenticated: one nonce for two different messages would break AES-GCM
     place = json.dumps([command_id, number, bound.decode(), plain]).encode()
-    nonce = _derived(key, "nonce", place)[:_NONCE]
+    nonce = hmac.digest(_derived(key, "nonce"), place, "sha256")[:_NONCE]
     return f"{head}{_text(nonce + _cipher(key).encrypt(nonce, secret, bound))}~{tail}~"
 
 
@@ -73,6 +73,8 @@ def opened_value(value: Any, keys: Mapping[str, bytes | None]) -> Any:
 
 
 def _opened(token: str, keys: Mapping[str, bytes | None]) -> str:
+    from cryptography.exceptions import InvalidTag
+
     key_id, data, tail = token.removeprefix(PREFIX).removesuffix("~").split("~")
     fallback = FALLBACK
     try:
@@ -91,11 +93,14 @@ def _bound(head: str, tail: str) -> bytes:
 
 
 def _cipher(key: bytes) -> AESGCM:
+    # not above: a process that meets no token does without this import, which takes as long as all others of this module
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     return AESGCM(_derived(key, "encryption"))
 
 
-def _derived(key: bytes, purpose: str, message: bytes = b"") -> bytes:
-    return hmac.digest(hmac.digest(key, f"samefold personal 1 {purpose}".encode(), "sha256"), message, "sha256")
+def _derived(key: bytes, purpose: str) -> bytes:
+    return hmac.digest(key, f"samefold personal 1 {purpose}".encode(), "sha256")
 
 
 def _text(data: bytes) -> str:
