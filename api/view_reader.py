@@ -19,6 +19,8 @@ from api.problems import STOPPING, kind
 from api.requests import watched
 from infra.database.connect import naming
 from infra.errors import SamefoldError
+from infra.personal.keys import keys_for_async
+from infra.personal.tokens import key_ids, opened
 from infra.settings import Settings
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
@@ -63,6 +65,17 @@ class ViewReader:
     async def page(self, view: View, filters: Mapping[str, Any], after: Values | None, most: int) -> Found:
         """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseUnavailable."""
         return await self._ask(view, lambda table: queries.page(view, table, self._topic, filters, after, most))
+
+    async def shown(self, found: Found) -> list[msgspec.Raw]:
+        """Its rows as clients may see them: personal values, or what is shown for a forgotten one. Raises DatabaseUnavailable, …"""
+        rows = [row.json for row in found.rows]
+        if not found.has_personal:
+            return rows
+        ids = {ident for row in rows for ident in key_ids(bytes(row))}
+        with naming(self._settings):
+            async with self._pool.connection() as connection:
+                keys = await keys_for_async(self._settings, connection, ids)
+        return [msgspec.Raw(opened(bytes(row), keys)) for row in rows]
 
     async def require_live(self, view: View) -> None:
         """Raises ViewNotLive, DatabaseUnavailable."""

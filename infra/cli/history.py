@@ -24,10 +24,12 @@ def history(
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
     from infra.log.source import history_of
+    from infra.personal.opening import shown
     from infra.settings import Settings
     from infra.terminal import print_json, stdout, table
 
-    entries = [entry for entry in history_of(Settings(), stream) if void or entry["void"] is None]
+    settings = Settings()
+    entries = shown(settings, [entry for entry in history_of(settings, stream) if void or entry["void"] is None])
     if as_json:
         for entry in entries:
             print_json(entry)
