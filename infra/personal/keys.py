@@ -1,4 +1,4 @@
-"""The keys of personal values, for those who open them. (Branch `personal` replaces this module.)"""
+"""The keys of personal values. (Branch `personal` replaces this module.)"""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import psycopg
 from infra.settings import Settings
 
 
-def keys_for(settings: Settings, connection: psycopg.Connection[Any], ids: Collection[str]) -> dict[str, bytes | None]:
-    """Data keys by key id; None: forgotten."""
-    found = connection.execute("select id, wrapped from personal_keys where id = any(%s)", (list(ids),))
-    return dict(found.fetchall())
+class Keys:
+    """The keys, for one process."""
 
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
-async def keys_for_async(
-    settings: Settings, connection: psycopg.AsyncConnection[Any], ids: Collection[str]
-) -> dict[str, bytes | None]:
-    """The same."""
-    found = await connection.execute("select id, wrapped from personal_keys where id = any(%s)", (list(ids),))
-    return dict(await found.fetchall())
+    def start(self, connection: psycopg.Connection[Any]) -> None:
+        """Copy what the topic holds."""
+
+    def keys_for(self, connection: psycopg.Connection[Any], ids: Collection[str]) -> dict[str, bytes | None]:
+        """Keys by id; None: it was destroyed, or there is none."""
+        return dict(connection.execute("select id, wrapped from personal_keys where id = any(%s)", (list(ids),)))
+
+    async def keys_for_async(
+        self, connection: psycopg.AsyncConnection[Any], ids: Collection[str]
+    ) -> dict[str, bytes | None]:
+        """The same."""
+        found = await connection.execute("select id, wrapped from personal_keys where id = any(%s)", (list(ids),))
+        return dict(await found.fetchall())

@@ -28,8 +28,9 @@ from standardwebhooks.webhooks import Webhook
 
 from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
 from infra.errors import in_words
+from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
-from infra.personal.keys import keys_for
+from infra.personal.keys import Keys
 from infra.personal.tokens import key_ids, opened
 from infra.settings import Endpoint, Settings
 
@@ -117,6 +118,7 @@ class Webhooks:
         self.status = logs.StatusLog(log, name)
         self._thread = ThreadPoolExecutor(1, self._name)
         self._connection: Connection | None = None
+        self._keys: Keys | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: list[asyncio.Event] = []
 
@@ -155,14 +157,14 @@ class Webhooks:
         """A body as endpoints may see it: personal values, or what is shown for a forgotten one."""
         if not (ids := key_ids(body)):
             return body
-        find = partial(keys_for, self._settings, ids=ids)
+        find = partial(self._keys_for, ids=ids)
         return opened(body.encode(), await self._tried(partial(self._asked, find))).decode()
 
     async def _tried(self, ask: Callable[[], T]) -> T:
         while True:
             try:
                 answer = await asyncio.get_running_loop().run_in_executor(self._thread, ask)
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
                 self.status.wrong("database", str(error))
                 await asyncio.sleep(AGAIN_S)
             else:
@@ -171,6 +173,13 @@ class Webhooks:
 
     def _execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         return self._asked(lambda connection: connection.execute(statement.encode(), values).fetchall())
+
+    def _keys_for(self, connection: Connection, ids: Collection[str]) -> dict[str, bytes | None]:
+        if self._keys is None:
+            keys = Keys(self._settings)
+            keys.start(connection)
+            self._keys = keys
+        return self._keys.keys_for(connection, ids)
 
     def _asked(self, ask: Callable[[Connection], T]) -> T:
         if self._connection is None:
