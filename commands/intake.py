@@ -12,17 +12,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation, localcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
+from domain.language import SEALED
 from infra.domain_model.contexts import Context, contexts
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
+from infra.personal.fields import is_personal
 from projections.engine.store.command_types import CommandType
 
 MAX_ID_BYTES = 200
@@ -181,9 +183,9 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
         if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
             raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
         try:
-            command = validator(kind)(body)
+            command = sealed_validator(kind)(body)
         except ValidationError as error:
-            raise _Rejected("malformed", _summary(error)) from error
+            raise _Rejected("malformed", summary(error)) from error
         except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
             raise _Rejected("failed", in_words(error)) from error
     except _Rejected as why:
@@ -200,12 +202,18 @@ def validator(kind: type) -> Callable[[bytes], Any]:
     return TypeAdapter(kind).validator.validate_json
 
 
+@cache
+def sealed_validator(kind: type) -> Callable[[bytes], Any]:
+    """The same where personal values must be sealed: for what is about to be decided or recorded."""
+    return partial(TypeAdapter(kind).validator.validate_json, context=SEALED) if is_personal(kind) else validator(kind)
+
+
 def holds_nul(body: bytes) -> bool:
     """Whether a text in this JSON has a NUL character, which PostgreSQL can't store."""
     return b"\\u0000" in body and _NUL.search(body) is not None
 
 
-def _summary(error: ValidationError) -> str:
+def summary(error: ValidationError) -> str:
     """Where and what, but not the value: it may be long or confidential."""
     return "; ".join(
         f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"

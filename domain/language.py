@@ -10,7 +10,14 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic.dataclasses import dataclass
 
 FactT = TypeVar("FactT")
@@ -25,7 +32,8 @@ CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """One line of text, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
 
-SubjectId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"), "subject"]
+SUBJECT: Final = "subject"
+SubjectId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"), SUBJECT]
 """The command's field that says whose its personal values are. Without one they are its stream's: `customers/ada`."""
 
 TOKEN = re.compile(r"~personal~1~([0-9a-f]{16})~([A-Za-z0-9_-]+)~([A-Za-z0-9_-]*)~")
@@ -83,7 +91,8 @@ class Fallback:
         schema = handler(source)
         marker = marker_of(schema) or PersonalText(misplaced="has a Fallback, but is not personal")
         check = dataclasses.replace(marker, fallback=self.text).check
-        return WrapValidator(check).__get_pydantic_core_schema__(source, lambda _: schema.get("schema", schema))
+        wrapped: Any = WrapValidator(check).__get_pydantic_core_schema__(source, handler)
+        return wrapped | {"schema": schema.get("schema", schema)}
 
     __get_pydantic_json_schema__ = PersonalText.__get_pydantic_json_schema__
 

@@ -19,6 +19,7 @@ import domain
 from domain.language import Refusal
 from infra.domain_model import storable
 from infra.errors import SamefoldError
+from infra.personal.fields import Misplaced, is_personal, subject_field
 
 RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
 """The handler's own rejection codes."""
@@ -51,6 +52,15 @@ class Context:
     """Stored name and decoder by class of event."""
 
     def __post_init__(self) -> None:
+        try:
+            for command in self.commands.values():
+                subject_field(command)
+            for kind in (*self.commands.values(), *self.events.values()):
+                is_personal(kind)
+        except Misplaced as error:
+            raise BadContext(
+                f"domain.{self.name}: {error}.", "docs/personal-data.md shows where they can be."
+            ) from error
         try:
             for event in self.events.values():
                 storable.require_exact(event)
@@ -86,6 +96,15 @@ def contexts() -> dict[str, Context]:
                     f"Write a class of that name in domain/{context.name}.py and put it into its `Event`; the log stays as it is.",
                 )
     return found
+
+
+def has_personal_fields() -> bool:
+    """Whether any context has. Without them there are no keys: no topic, no thread, no query. Raises BadContext."""
+    return any(
+        is_personal(kind)
+        for context in contexts().values()
+        for kind in (*context.commands.values(), *context.events.values())
+    )
 
 
 def context_of(module: ModuleType) -> Context:

@@ -32,8 +32,13 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         if plain is str:
             alphabet = st.characters(exclude_categories=["Cc", "Cs"])
             least = bounds[MinLen].min_length if MinLen in bounds else 0
-            return st.text(alphabet, min_size=least, max_size=bounds[MaxLen].max_length)
+            most = bounds[MaxLen].max_length if MaxLen in bounds else None
+            return st.text(alphabet, min_size=least, max_size=most)
         return _values(plain)
+    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        return st.lists(_values(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is dict:
+        return st.dictionaries(*map(_values, get_args(hint)), max_size=3)
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
     return facts(hint) if is_pydantic_dataclass(hint) else st.from_type(hint)

@@ -1,0 +1,51 @@
+"""Which fields are personal: read once per class from what pydantic made of its annotations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from pydantic import TypeAdapter
+
+from domain.language import SUBJECT, marker_of
+
+
+class Misplaced(Exception):
+    """A personal field, or that of a subject, where it can't be."""
+
+
+@cache
+def is_personal(kind: type) -> bool:
+    """Whether a command or event has personal fields, its parts included. Raises Misplaced."""
+    found = list(_marked(TypeAdapter(kind).core_schema))
+    if wrong := next(filter(None, found), ""):
+        raise Misplaced(f"{kind.__name__} {wrong}")
+    return bool(found)
+
+
+@cache
+def subject_field(kind: type) -> str | None:
+    """The command's field that names the subject. Raises Misplaced."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = [one.name for one in dataclasses.fields(kind) if SUBJECT in get_args(hints[one.name])]
+    if len(found) > 1:
+        raise Misplaced(f"{kind.__name__} has two subjects, {found[0]} and {found[1]}: it can have one")
+    return found[0] if found else None
+
+
+def _marked(node: Any, wrong: str = "") -> Iterator[str]:
+    """What is wrong with each personal field in a schema of pydantic's, or the empty text."""
+    if isinstance(node, dict):
+        if marker := marker_of(node):
+            yield (marker.misplaced and f"has a field that {marker.misplaced}") or wrong
+        if node.get("default"):
+            wrong = "has a personal field with a default that is not empty, which nothing would encrypt"
+        if node.get("type") in ("set", "frozenset"):
+            wrong = "has a set of personal texts, whose order is not the same each time: write a tuple"
+        for name, child in node.items():
+            yield from _marked(child, "has personal texts as keys of a mapping" if name == "keys_schema" else wrong)
+    elif isinstance(node, list | tuple):
+        for child in node:
+            yield from _marked(child, wrong)
