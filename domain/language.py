@@ -51,8 +51,8 @@ class PersonalText:
     """Seals a field. What it does with a value depends on the validation's context.
 
     None (in tests, in `decide`, in old bodies): a sealed value passes as it is, any other as the plain text that is declared.
-    SEALED, REMOVED: see there. A callable, where clients' commands enter: only plain text passes, and is replaced by what the callable makes
-    of it and the fallback.
+    SEALED, REMOVED: see there. A callable, where clients' commands enter: only plain text passes, and is replaced by what the
+    callable makes of it and the fallback.
     """
 
     fallback: str = ""

@@ -1,18 +1,17 @@
 """A whole service with personal fields: the name is nowhere but at the edges, and not even there once its person is forgotten.
 
-It is looked for in all files of Kafka and PostgreSQL, of the archive and of the logs, and by reading all topics, tables and archived
-files, since files may be compressed. That it would be found there is shown by a word next to it that is not personal.
+It is looked for in all files of Kafka and PostgreSQL, of the archive and of the logs, and by reading all topics, tables and
+archived files, since files may be compressed. That it would be found there is shown by a word next to it that is not personal.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import urlsafe_b64decode
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
-import msgspec
 import psycopg
 import pytest
 
@@ -74,9 +74,9 @@ def bank(stack: Any, migrated: str, tmp_path_factory: pytest.TempPathFactory) ->
     file = tmp_path_factory.mktemp("keys") / "master.keys"
     file.write_text(new_line("first"))
     file.chmod(0o600)
-    with pytest.MonkeyPatch.context() as patch, world_of(stack, migrated) as world:
+    with pytest.MonkeyPatch.context() as patch, world_of(stack, migrated) as plain:
         patch.setattr(api_services, "has_personal_fields", lambda: True)
-        world = world.model_copy(update={"master_key_file": file})
+        world = plain.model_copy(update={"master_key_file": file})
         with unfolded(world) as api:
             yield Bank(world, api)
 
@@ -169,7 +169,7 @@ def test_pages_by_a_key_that_is_personal_go_on_and_their_addresses_hold_no_name(
         assert len(seen) <= 3
         if place:
             [cursor] = parse_qs(urlsplit(place).query)["cursor"]
-            assert "Quill" not in msgspec.json.encode(cursor).decode()
+            assert b"Quill" not in urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
     assert sorted(seen) == [f"{NAME} {number}" for number in (1, 2, 3)]
     assert get(bank.api, f"/views/transfers/{quote(tokens[0])}").json()["row"]["transfer"] == f"{NAME} 1"
 
