@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from commands.client import send_all
+from demo import tree
+from demo.crew import Crew
 from infra.database.connect import Connection, connect
 from infra.log import clients, topics
 from infra.log.records import UnreadableRecord
@@ -21,8 +29,9 @@ from infra.personal.masters import MasterKeyUnusable, Masters, masters, new_line
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
-from tests.engine.spine import produce, records_of, until
+from infra.testing.fixtures import ROOT, Samefold
+from tests.engine.front import free_port, is_ready
+from tests.engine.spine import command, commits, produce, records_of, until
 
 ADA, BOB = "customers/ada", "customers/bob"
 TABLES = ("personal_keys", "forgotten_subjects", "keys_position")
@@ -418,3 +427,135 @@ def test_forget_and_rotate_on_the_command_line(
     refused = samefold("keys", "rotate", settings=place)
     assert refused.returncode == 2
     assert "'second'" in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree with a context that has personal fields."""
+    folder = tmp_path_factory.mktemp("code")
+    for package in tree.PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ROOT / "tests/engine/customers.py").read_text()
+    (folder / "domain" / "customers.py").write_text(
+        text.partition("CUSTOMERS = ")[0]
+        .replace("from infra.domain_model.contexts import context_of\n", "")
+        .replace("import sys\n", "")
+    )
+    return folder
+
+
+def run(code: Path, place: Settings, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`samefold` with that code."""
+    return subprocess.run(
+        [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+        env=os.environ | tree.environment(code) | place.environment(),
+        cwd=code,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        **options,
+    )
+
+
+@pytest.fixture
+def service(place: Settings, code: Path, tmp_path: Path) -> Iterator[httpx.Client]:
+    """Of a handler, an agent and an API."""
+    run(code, place, "db", "revision", "-m", "customers")
+    upgraded = run(code, place, "db", "upgrade")
+    assert upgraded.returncode == 0, upgraded.stderr
+    topics.ensure(place)
+    port = free_port()
+    with Crew(
+        place,
+        tmp_path / "logs",
+        handler_count=1,
+        agent_count=1,
+        policies_count=0,
+        api_port=port,
+        environment=tree.environment(code),
+    ):
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: is_ready(url), "the API is ready", seconds=60)
+        with httpx.Client(base_url=url, timeout=20) as client:
+            yield client
+
+
+def post(client: httpx.Client, path: str, body: Any, key: str) -> httpx.Response:
+    return client.post(path, json=body, headers={"Idempotency-Key": f'"{key}"'})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_service_seals_and_forgets(
+    service: httpx.Client, place: Settings, code: Path, db: Connection, tmp_path: Path
+) -> None:
+    body: dict[str, Any] = {"name": "Quillfeather", "addresses": [{"street": "Quill Lane"}], "notes": {"a": "Quill"}}
+    first = post(service, "/customers/q/register", body, "1")
+    assert first.status_code == 200, first.text
+    # again, and once more in another order: the first answer, not `key-reused`
+    for again in (body, dict(reversed(body.items()))):
+        assert post(service, "/customers/q/register", again, "1").json() == first.json()
+    assert post(service, "/customers/q/register", body | {"name": "Nightshade"}, "1").json()["code"] == "key-reused"
+
+    wrong = post(service, "/customers/q/register", body | {"name": "Quill\n"}, "2")
+    assert (wrong.status_code, wrong.json()["errors"][0]["at"]) == (422, "name")
+    [sealed] = [one for one in commits(place) if one.command_id == "1"]
+    stolen = json.loads(bytes(sealed.events[0].data))["name"]
+    for field in ({"name": stolen}, {"addresses": [{"street": "x", "country": stolen}]}):
+        refused = post(service, "/customers/r/register", body | field, "3")
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
+
+    # plain text that gets past the edges
+    send_all(place, [command("customers/q", "4", "Register", **body)], lambda _: None)
+    until(lambda: any(one.command_id == "4" for one in commits(place)), "it is decided")
+    [plain] = [one for one in commits(place) if one.command_id == "4"]
+    assert plain.reason is not None
+    assert plain.reason.code == "malformed"
+
+    file = tmp_path / "letters.jsonl"
+    line = {"stream": "customers/l", "id": "5", "type": "WriteLetter", "data": {"customer": "q2", "text": "Dear Quill"}}
+    file.write_text(json.dumps(line))
+    for before in (0, 1):
+        sent = json.loads(run(code, place, "send", str(file), "--wait", "--json").stdout)
+        assert (sent["accepted"], sent["answered_before"], sent["other_body"]) == (1, before, 0)
+    leaked = post(service, "/customers/l/write-letter", {"customer": "q2", "text": "Quill", "leak": True}, "6")
+    assert (leaked.status_code, leaked.json()["code"]) == (500, "failed")
+
+    logged = b"".join(record.value or b"" for record in records_of(place, place.events_topic))
+    assert b"Quill" not in logged
+    assert "Quill" not in "".join(log.read_text() for log in (tmp_path / "logs").iterdir())
+    assert db.execute("select count(*) from streams_customers_v1 where state::text like '%%Quill%%'").fetchone() == (0,)
+
+    told = run(code, place, "forget", "customers/q", "--yes", "--json")
+    assert json.loads(told.stdout)["keys"] == 1
+    gone = post(service, "/customers/q/register", body, "7")
+    assert (gone.status_code, gone.json()["code"]) == (410, "subject-forgotten")
+    assert run(code, place, "send", str(file)).returncode == 0, "another subject's"
+
+
+@pytest.mark.slow
+def test_an_api_without_its_master_key_refuses_to_start(
+    place: Settings, code: Path, file: Path, db: Connection
+) -> None:
+    def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | tree.environment(code) | place.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    Keys(place).key_for(db, ADA)
+    line = file.read_text()
+    for text, wrong in ((line.replace("first", "other"), "'first'"), (new_line("first"), "'first' is not the one")):
+        file.write_text(text)
+        refused = started("-m", "api", "--port", "0")
+        assert (refused.returncode, wrong in refused.stderr) == (2, True), refused.stderr
+    file.unlink()
+    for command_ in (("-m", "api", "--port", "0"), ("-c", "from infra.cli import main; main()", "run", "api")):
+        refused = started(*command_)
+        assert refused.returncode == 2, refused.stderr
+        assert "SAMEFOLD_MASTER_KEY_FILE" in refused.stderr
