@@ -237,23 +237,21 @@ class Keys:
         deadline = time.monotonic() + topics.TIMEOUT_S
         with self._lock:
             self._topic = self._topic or topics.ensure_keys(self._settings, self._admin)
-            topic = topics.describe(self._settings, self._topic.name, admin=self._admin)
             while True:
-                position, end = self._position(connection, topic), max(topic.end[0], 0)
-                if end < position:
-                    raise topics.TopicChanged(
-                        f"Topic '{topic.name}' ends at {end}, but keys up to {position} were read from it.",
-                        "It lost records: restore it. Keys and forgotten subjects of it would be lost with it.",
-                    )
-                if position < end:
-                    self._copy(connection, topic, position, end)
+                known = connection.execute("select topic_id, next_offset from keys_position").fetchone()
+                # after the position, so that its end is never before it
+                topic = topics.describe(self._settings, self._topic.name, admin=self._admin)
+                if known is None:
+                    connection.execute("insert into keys_position values (%s, 0) on conflict do nothing", [topic.id])
+                    continue
+                position = _require_same(topic, *known)
+                if position < topic.end[0]:
+                    self._copy(connection, topic, position)
                 elif position >= least:
                     self._asked_at = time.monotonic()
                     return
-                elif time.monotonic() > deadline:
+                elif time.monotonic() > deadline:  # its leader changed, and the new one lacks what is acknowledged
                     raise clients.away(self._settings, KafkaError(KafkaError._TIMED_OUT))
-                else:  # its leader may just have changed
-                    topic = topics.describe(self._settings, topic.name, admin=self._admin)
 
     def keep_copying(self, closing: threading.Event) -> None:
         """Start, and catch up each second until the process closes. Raises what does not pass by itself."""
@@ -311,22 +309,9 @@ class Keys:
             found[key_id] = wrapped and known.unwrap(wrapped, master, subject, key_id)
         return found
 
-    def _position(self, connection: Connection, topic: topics.Topic) -> int:
-        connection.execute(
-            "insert into keys_position (topic_id, next_offset) select %s, 0 where not exists (select from keys_position) "
-            "on conflict do nothing",
-            [topic.id],
-        )
-        [(topic_id, position)] = connection.execute("select topic_id, next_offset from keys_position").fetchall()
-        if topic_id != topic.id:
-            raise topics.TopicChanged(
-                f"Topic '{topic.name}' was recreated: its id is {topic.id}, but the database's keys are of {topic_id}.",
-                "Restore that topic: who is forgotten stands there, and keys that no database may have yet.",
-            )
-        return int(position)
-
-    def _copy(self, connection: Connection, topic: topics.Topic, position: int, end: int) -> None:
-        """Copy the records of [position, end), batch by batch, until another process is found to have copied some."""
+    def _copy(self, connection: Connection, topic: topics.Topic, position: int) -> None:
+        """Copy the records from the position on, batch by batch, until another process is found to have copied some."""
+        end = topic.end[0]
         self._consumer = self._consumer or clients.range_consumer(self._settings)
         try:
             for batch in read_range(self._settings, topic.name, 0, position, end, consumer=self._consumer):
@@ -415,6 +400,21 @@ class Keys:
                     "Check that this account may write to the topic.",
                 )
             return offsets
+
+
+def _require_same(topic: topics.Topic, topic_id: str, position: int) -> int:
+    """The position, if it is one in this topic. Raises TopicChanged."""
+    if topic_id != topic.id:
+        raise topics.TopicChanged(
+            f"Topic '{topic.name}' was recreated: its id is {topic.id}, but the database's keys are of {topic_id}.",
+            "Restore that topic: who is forgotten stands there, and keys that no database may have yet.",
+        )
+    if topic.end[0] < position:
+        raise topics.TopicChanged(
+            f"Topic '{topic.name}' ends at {topic.end[0]}, but keys up to {position} were read from it.",
+            "It lost records: restore it. Who was forgotten in them would be known again to a restored database.",
+        )
+    return position
 
 
 class _Change(NamedTuple):
