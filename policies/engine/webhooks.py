@@ -27,6 +27,7 @@ import httpx
 from standardwebhooks.webhooks import Webhook
 
 from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
+from infra.domain_model.contexts import has_personal_fields
 from infra.errors import in_words
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
@@ -99,7 +100,10 @@ def _now() -> datetime:
 
 
 class Webhooks:
-    """Posts the rows of the outbox that are due, in the partitions that this process has."""
+    """Posts the rows of the outbox that are due, in the partitions that this process has.
+
+    Its constructor raises MasterKeyUnusable, where bodies may have personal values.
+    """
 
     def __init__(
         self,
@@ -118,16 +122,18 @@ class Webhooks:
         self.status = logs.StatusLog(log, name)
         self._thread = ThreadPoolExecutor(1, self._name)
         self._connection: Connection | None = None
-        self._keys: Keys | None = None
+        self._keys = Keys(settings) if settings.webhooks and has_personal_fields() else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: list[asyncio.Event] = []
 
     async def run(self) -> None:
         """Post until this is cancelled; posts in flight stay in the outbox. Waits while the database is unavailable.
 
-        Raises DatabaseBehind, DatabaseRefused, ValueRefused.
+        Raises DatabaseBehind, DatabaseRefused, ValueRefused, and of keys MasterKeyUnusable, TopicChanged, …
         """
         self._loop = asyncio.get_running_loop()
+        if self._keys is not None:
+            await self._tried(partial(self._asked, self._keys.start))
         async with _client() as client:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
@@ -155,9 +161,9 @@ class Webhooks:
 
     async def shown(self, body: str) -> str:
         """A body as endpoints may see it: personal values, or what is shown for a forgotten one."""
-        if not (ids := key_ids(body)):
+        if self._keys is None or not (ids := key_ids(body)):
             return body
-        find = partial(self._keys_for, ids=ids)
+        find = partial(self._keys.keys_for, ids=ids)
         return opened(body.encode(), await self._tried(partial(self._asked, find))).decode()
 
     async def _tried(self, ask: Callable[[], T]) -> T:
@@ -173,13 +179,6 @@ class Webhooks:
 
     def _execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         return self._asked(lambda connection: connection.execute(statement.encode(), values).fetchall())
-
-    def _keys_for(self, connection: Connection, ids: Collection[str]) -> dict[str, bytes | None]:
-        if self._keys is None:
-            keys = Keys(self._settings)
-            keys.start(connection)
-            self._keys = keys
-        return self._keys.keys_for(connection, ids)
 
     def _asked(self, ask: Callable[[Connection], T]) -> T:
         if self._connection is None:

@@ -25,6 +25,7 @@ from infra.personal.masters import new_line
 from infra.personal.tokens import FALLBACK, PREFIX, sealed
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold, world_of
+from policies.engine import webhooks as webhooks_engine
 from tests.engine.api import Api, unfolded
 from tests.engine.spine import command, commits, open_account, outcomes, produce, project, until
 from tests.engine.test_api_live import subscribed
@@ -75,7 +76,8 @@ def bank(stack: Any, migrated: str, tmp_path_factory: pytest.TempPathFactory) ->
     file.write_text(new_line("first"))
     file.chmod(0o600)
     with pytest.MonkeyPatch.context() as patch, world_of(stack, migrated) as plain:
-        patch.setattr(api_services, "has_personal_fields", lambda: True)
+        for module in (api_services, webhooks_engine):
+            patch.setattr(module, "has_personal_fields", lambda: True)
         world = plain.model_copy(update={"master_key_file": file})
         with unfolded(world) as api:
             yield Bank(world, api)
