@@ -156,6 +156,23 @@ def test_two_keys_made_at_once_are_one_to_all_who_read_the_topic(
     assert len(wrapped_in(place)) == 2
 
 
+def test_another_process_may_copy_between_any_two_steps(
+    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.catch_up(db)
+    describe = topics.describe
+
+    def overtaken(*arguments: Any, **options: Any) -> topics.Topic:
+        found = describe(*arguments, **options)
+        monkeypatch.setattr(topics, "describe", describe)
+        with connect(place, "test") as other:
+            Keys(place).key_for(other, BOB)
+        return found
+
+    monkeypatch.setattr(topics, "describe", overtaken)
+    assert keys.key_for(db, ADA) == Keys(place).key_for(db, ADA)
+
+
 def test_a_killed_process_leaves_a_key_that_the_next_one_uses(
     keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
