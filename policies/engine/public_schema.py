@@ -30,7 +30,7 @@ from infra.domain_model import storable
 from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Counted
-from infra.personal.tokens import PREFIX
+from infra.personal.tokens import may_hold
 from infra.settings import Settings
 from policies.engine.policy import PUBLIC, BadPolicy, Public, subscribed, version_of
 from projections.engine.fold.errors import EngineStop
@@ -49,7 +49,6 @@ FULL = 8 * 1024 * 1024
 """Bytes of public events with which a transaction is full, at the end of a commit: it must end before its time-out."""
 OVERHEAD = 512
 """More bytes than Kafka and the headers add to a record."""
-_PREFIX = PREFIX.encode()
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -210,7 +209,7 @@ class Writer:
             data=public.data,
         )
         encoded = msgspec.json.encode(event)
-        if _PREFIX in encoded:
+        if may_hold(encoded):
             _require_declared(public.type, public.data)
         return encoded
 
@@ -218,7 +217,7 @@ class Writer:
 def _require_declared(name: str, data: Any) -> None:
     """Raises ValueError for a personal value in a field that the data's class does not declare as personal."""
     rest = TypeAdapter(type(data)).validate_json(msgspec.json.encode(data), context=REMOVED)
-    if _PREFIX in msgspec.json.encode(rest):
+    if may_hold(msgspec.json.encode(rest)):
         raise ValueError(
             f"the data of {name} has a personal value in a field that is not declared `Personal[…]`: leave it out, or declare "
             "it so, and other teams get the ciphertext"

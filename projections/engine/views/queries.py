@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg import sql
 
-from infra.personal.tokens import PREFIX
+from infra.personal.tokens import may_hold
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
@@ -82,7 +82,7 @@ def found(value: str) -> Found:
     position: dict[str, dict[int, int]] = {}
     for topic_id, partition, next_offset in positions or ():
         position.setdefault(topic_id, {})[partition] = next_offset
-    return Found(version, table, Token(position), parked, dict(since or ()), rows or (), PREFIX in value)
+    return Found(version, table, Token(position), parked, dict(since or ()), rows or (), may_hold(value))
 
 
 _Answer = tuple[int, str, list[tuple[str, int, int]] | None, int, list[tuple[str, int]] | None, list[Row] | None]
