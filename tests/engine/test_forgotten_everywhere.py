@@ -596,6 +596,7 @@ def _require_nowhere(hotel: Hotel, tables: set[str]) -> None:
     assert {f"table {name}" for name in tables} <= found
     assert len(tables) >= 3, "a first one, one rebuilt, one of the past"
     assert hotel.places(*NEEDLES) == set()
+    assert _holds(hotel.receiver.journal.read_bytes(), _forms(NEEDLES[0])), "what a webhook's receiver has is found"
 
 
 def _require_restored_forgets(hotel: Hotel) -> None:
