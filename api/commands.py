@@ -41,6 +41,7 @@ from api.stores import CommandNotLive, OtherViewsLive
 from commands.intake import bad_client_name, fingerprint_of, holds_nul, validator
 from domain.language import kebab
 from infra.domain_model.contexts import BadContext, Context, refusals_of
+from infra.domain_model.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
 from projections.engine.store.command_types import CommandType
@@ -89,7 +90,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
 
 
 def _route(context: Context, name: str, kind_: type) -> openapi.Route:
-    validate = validator(kind_)
+    validate, stored = validator(kind_), stored_type(kind_)
 
     async def post(request: Request) -> Response:
         settings = services_of(request).settings
@@ -108,7 +109,7 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
             log.exception("%s: the checks of '%s' failed", ref.stream, name)
         if holds_nul(body):
             raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
-        command = Command(ref.key, ref.stream, name, msgspec.Raw(body), expected, correlation or UNSET)
+        command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET)
         headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
         return await _append(request, ref, command, prefer.wait_or(settings.api_wait_s), headers)
 

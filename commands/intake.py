@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
 from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
@@ -120,11 +121,13 @@ def _problem(
 
 
 def fingerprint_of(command: Command) -> str:
-    """A hash of type, body (whatever its members' order) and expected version: the same for a repeated command.
+    """A hash of name, body (whatever its members' order) and expected version: the same for a repeated command.
+
+    Not of the type's version: a client that repeats a request may meet a newer release of the API.
 
     Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be decoded exactly.
     """
-    return _hash(_encode_sorted((command.type, command.expected_version, _decode_any(command.data))))
+    return _hash(_encode_sorted((command.type.partition("/")[0], command.expected_version, _decode_any(command.data))))
 
 
 def _as_written(text: str) -> float:
@@ -173,7 +176,7 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
             raise _Rejected("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}")
         if context is None:
             raise _Rejected("malformed", f"no context is called '{name}'", CommandType(name, ""))
-        kind = context.commands.get(envelope.type)
+        kind, older = context.command_types.get(envelope.type, (None, None))
         if kind is None:
             unknown = CommandType(name, envelope.type)
             raise _Rejected("malformed", f"'{name}' knows no command '{envelope.type}'", unknown)
@@ -181,9 +184,11 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
         if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
             raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
         try:
-            command = validator(kind)(body)
+            command = validator(kind)(older.body(body) if older else body)
         except ValidationError as error:
-            raise _Rejected("malformed", _summary(error)) from error
+            raise _Rejected("malformed", summary(error)) from error
+        except msgspec.DecodeError as error:
+            raise _Rejected("malformed", f"the body is no JSON object: {error}") from error
         except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
             raise _Rejected("failed", in_words(error)) from error
     except _Rejected as why:
@@ -203,14 +208,6 @@ def validator(kind: type) -> Callable[[bytes], Any]:
 def holds_nul(body: bytes) -> bool:
     """Whether a text in this JSON has a NUL character, which PostgreSQL can't store."""
     return b"\\u0000" in body and _NUL.search(body) is not None
-
-
-def _summary(error: ValidationError) -> str:
-    """Where and what, but not the value: it may be long or confidential."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
-        for problem in error.errors(include_url=False, include_context=False, include_input=False)
-    )
 
 
 def reason(code: str, message: str) -> Reason:
