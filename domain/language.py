@@ -46,9 +46,9 @@ Upcaster: TypeAlias = Callable[[Body], Body]
 def upcaster(fact: type, version: int) -> Callable[[Upcaster], Upcaster]:
     """Make a function the step from a version of an event or command to the next one. The body is the function's own to change.
 
-        @upcaster(MoneyDeposited, 1)
-        def with_currency(body: Body) -> Body:
-            return {**body, "currency": "CZK"}
+        @upcaster(RoomBooked, 1)
+        def with_guests(body: Body) -> Body:
+            return {**body, "guests": 1}
 
     It is pure, and never raises for a body of that version.
     """

@@ -18,8 +18,9 @@ from pydantic.errors import PydanticUserError
 import domain
 from domain.language import Refusal
 from infra.domain_model import storable, versions
+from infra.domain_model.released import KINDS, Kind, golden_bodies, read
 from infra.domain_model.versions import Older, Steps, stored_name, stored_type
-from infra.errors import SamefoldError
+from infra.errors import SamefoldError, in_words
 
 RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
 """The handler's own rejection codes."""
@@ -88,7 +89,7 @@ class Context:
 
 @cache
 def contexts() -> dict[str, Context]:
-    """All contexts by name. Raises BadContext."""
+    """All contexts by name. Raises BadContext, and UnreadableRelease where a context with older versions has a broken record."""
     found: dict[str, Context] = {}
     for module_info in pkgutil.iter_modules(domain.__path__):
         module = importlib.import_module(f"domain.{module_info.name}")
@@ -97,6 +98,8 @@ def contexts() -> dict[str, Context]:
     owners: dict[type, Context] = {}
     for context in found.values():
         refusals_of(context)
+        if any(context.upcasters.values()):
+            _require_released(context)
         for event in context.events.values():
             if (other := owners.setdefault(event, context)) is not context:
                 raise BadContext(
@@ -244,6 +247,29 @@ def decode_event(context: Context, name: str, data: msgspec.Raw | bytes) -> Any:
             f"The log holds an event '{context.name}.{name}' that does not fit this code's class: {error}.",
             f"Nothing was skipped. {unreadable_hint(name, error)}",
         ) from error
+
+
+def read_released(context: Context, kind: Kind, stored: str, body: bytes) -> Any:
+    """The event or command, as this code reads it. Raises what its reader raises."""
+    if kind == "events":
+        return decode_event(context, stored, body)
+    fact, older = context.command_types[stored]
+    return TypeAdapter(fact).validate_json(older.body(body) if older else body)
+
+
+def _require_released(context: Context) -> None:
+    """Require that a context's upcasters lead what was released to the classes of today. Raises BadContext."""
+    record = read(context.name)
+    for kind in KINDS:
+        for stored, one in golden_bodies(record[kind]):
+            if stored in (context.readers if kind == "events" else context.command_types):
+                try:
+                    read_released(context, kind, stored, storable.encode(one["body"]))
+                except Exception as error:
+                    raise BadContext(
+                        f"domain.{context.name}: a body that was released as {stored} can't be read: {in_words(error)}.",
+                        "Correct its upcasters. `samefold events check` says more.",
+                    ) from error
 
 
 def unreadable_hint(stored: str, error: Exception) -> str:

@@ -11,7 +11,7 @@ from infra.domain_model.contexts import contexts
 
 
 def own_event_types() -> frozenset[str]:
-    """The stored types that this code can read, older versions too: `accounts.MoneyDeposited/2`."""
+    """The stored types that this code can read, older versions too: `rooms.RoomBooked/2`."""
     return frozenset(f"{one.name}.{name}" for one in contexts().values() for name in one.readers)
 
 
