@@ -31,7 +31,9 @@ PURE = {
     *(
         "fractions",
         "functools",
+        "hashlib",
         "heapq",
+        "hmac",
         "itertools",
         "math",
         "operator",
@@ -40,6 +42,7 @@ PURE = {
         "string",
         "types",
         "typing",
+        "unicodedata",
     ),
     *("pydantic", "domain"),
 }
