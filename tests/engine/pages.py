@@ -1,7 +1,8 @@
 """A guide as its reader meets it: walked from the first line to the last, in a service that `samefold new` has made.
 
-Files are written as the page shows them, lines that begin with `$` are typed, and what is below them is what they print, `…` standing
-for anything. What follows from a command is there a little later, so what only reads is typed until it shows it.
+Files are written as the page shows them, lines that begin with `$` are typed, and what is below them is what they print, `…`
+standing for anything. What follows from a command is there a little later, so what only reads is typed until it shows it.
+A test module that uses `author` imports the fixtures of `test_new_service`, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from tests.engine.front import free_port
 from tests.engine.spine import until
 from tests.engine.test_change_a_read_model import typed
-from tests.engine.test_new_service import SAMEFOLD, Tree, data, home, hotel, made, source  # noqa: F401  # fixtures
+from tests.engine.test_new_service import SAMEFOLD, Tree
 
 READS = {"history", "outbox", "policies"}
 
@@ -128,7 +129,7 @@ def matches(shown: str, expected: str) -> bool:
 
 
 @pytest.fixture
-def author(hotel: Tree, data: Path) -> Iterator[Author]:  # noqa: F811
+def author(hotel: Tree, data: Path) -> Iterator[Author]:
     someone = Author(hotel, data)
     try:
         yield someone
@@ -139,7 +140,7 @@ def author(hotel: Tree, data: Path) -> Iterator[Author]:  # noqa: F811
             hotel.samefold("dev", "down")
 
 
-def check_files(page: str, hotel: Tree) -> None:  # noqa: F811
+def check_files(page: str, hotel: Tree) -> None:
     """They pass what `make check` runs in the service."""
     for path, text in files(page):
         (hotel.folder / path).write_text(text)

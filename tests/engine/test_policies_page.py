@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from infra.testing.fixtures import ROOT
-from tests.engine.pages import Author, author, blocks, check_files, data, home, hotel, made, source  # noqa: F401
-from tests.engine.test_new_service import Tree
+from tests.engine.pages import Author, author, blocks, check_files  # noqa: F401
+from tests.engine.test_new_service import Tree, data, home, hotel, made, source  # noqa: F401
 
 PAGE = (ROOT / "docs" / "policies.md").read_text()
 
