@@ -33,7 +33,9 @@ PURE = {
     *(
         "fractions",
         "functools",
+        "hashlib",
         "heapq",
+        "hmac",
         "itertools",
         "math",
         "operator",
@@ -42,6 +44,7 @@ PURE = {
         "string",
         "types",
         "typing",
+        "unicodedata",
     ),
     *("pydantic", "domain"),
 }
