@@ -22,6 +22,7 @@ from api.openapi import JSON, Body, Json, header, in_header
 from api.outcome_waits import TOO_MANY_WAIT
 from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, CommandRef, answer_of
 from api.problems import (
+    CALLERS_FAULT,
     DEFECT,
     HEAD_TOO_LARGE,
     INVALID,
@@ -39,11 +40,15 @@ from api.requests import BAD_SEGMENT, TOO_LARGE, quoted
 from api.services import Services, services_of
 from api.stores import CommandNotLive, OtherViewsLive
 from commands.intake import bad_client_name, fingerprint_of, holds_nul, validator
+from commands.sealing import Unsealed, holds_token
 from domain.language import kebab
+from infra.database.connect import naming
 from infra.domain_model.contexts import BadContext, Context, refusals_of
 from infra.domain_model.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
+from infra.personal.fields import is_personal
+from infra.personal.keys import KeysNotRead, SubjectForgotten
 from projections.engine.store.command_types import CommandType
 from projections.engine.views.core_views import OUTCOMES, all_views
 
@@ -52,6 +57,8 @@ log = logging.getLogger(__name__)
 NOT_JSON = kind(415, "not-json", "The body must be JSON.")
 BEHIND = kind(429, "read-model-behind", "The read model is too far behind.", RETRY_AFTER_S)
 NOT_APPENDED = kind(503, "not-appended", "The command could not be appended.", RETRY_AFTER_S)
+FORGOTTEN = kind(410, "subject-forgotten", "The person was forgotten.")
+CALLERS_FAULT[SubjectForgotten] = FORGOTTEN
 UNKNOWN = kind(503, "maybe-appended", "Whether the command was appended is not known.", RETRY_AFTER_S)
 
 RESERVED = frozenset({"views", "outcomes", "health", "metrics", "openapi", "docs"})
@@ -90,7 +97,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
 
 
 def _route(context: Context, name: str, kind_: type) -> openapi.Route:
-    validate, stored = validator(kind_), stored_type(kind_)
+    validate, stored, is_sealed = validator(kind_), stored_type(kind_), is_personal(kind_)
 
     async def post(request: Request) -> Response:
         settings = services_of(request).settings
@@ -99,21 +106,44 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
         if not requests.is_json(request):
             raise NOT_JSON()
         body = await requests.body_of(request, settings.max_command_bytes, settings.api_read_timeout_s)
+        command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET)
+        unsealed: Unsealed | None = None
         try:
-            validate(body)
+            if is_sealed:
+                unsealed = Unsealed(command, kind_)
+            else:
+                validate(body)
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             # where and what, never the value itself
             raise invalid((".".join(map(str, one["loc"])) or "body", one["msg"]) for one in found) from None
-        except Exception:  # a defect in the command's own checks, which the handler records as its outcome
+        except Exception as error:  # a defect in the command's own checks, which the handler records as its outcome
+            if is_sealed:  # nothing is appended as plain text, nor logged
+                log.error("%s: the checks of '%s' failed: %s", ref.stream, name, type(error).__name__)
+                raise traceable(DEFECT()) from None
             log.exception("%s: the checks of '%s' failed", ref.stream, name)
         if holds_nul(body):
             raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
-        command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET)
+        command = await _sealed(services_of(request), command, unsealed)
         headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
         return await _append(request, ref, command, prefer.wait_or(settings.api_wait_s), headers)
 
     return post
+
+
+async def _sealed(services: Services, command: Command, unsealed: Unsealed | None) -> Command:
+    """The command with sealed values, where its class has some. Raises Problem 422, SubjectForgotten, a store's named errors."""
+    if services.keys is None:
+        return command
+    try:
+        if holds_token(command):
+            raise INVALID(errors=[{"at": "body", "problem": "a text holds a sealed value"}])
+        if unsealed is None:
+            return command
+        with naming(services.settings):
+            return unsealed.sealed(await services.keys.key_for_async(services.pool, unsealed.subject))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
 
 
 def _ref(request: Request, context: Context) -> CommandRef:
@@ -238,7 +268,10 @@ def _responses(context: Context) -> openapi.Responses:
     done = {"headers": recorded | _ETAG | openapi.APPLIED, "links": _links(context)}
     pending = {"headers": _KEY | _LOCATION | openapi.RETRY_AFTER | openapi.APPLIED, "model": openapi.Pending}
     others: openapi.Responses = {200: done, 202: pending | {"description": "It is in the log and will be decided."}}
-    return openapi.responses(others, *_PROBLEMS, *refusals, headers={409: recorded, 412: recorded, 503: _LOCATION})
+    sealing = (FORGOTTEN, kind_of(KeysNotRead)) if any(map(is_personal, context.commands.values())) else ()
+    return openapi.responses(
+        others, *_PROBLEMS, *sealing, *refusals, headers={409: recorded, 412: recorded, 503: _LOCATION}
+    )
 
 
 def _operation_id(context: Context, name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -17,8 +19,10 @@ from api.stores import StoreChecks
 from api.view_reader import PositionWaits, ViewReader
 from infra.database.connect import parameters
 from infra.database.deadline import Pool
+from infra.domain_model.contexts import has_personal_fields
 from infra.errors import SamefoldError
 from infra.log.topics import Topic
+from infra.personal.keys import Keys
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 from projections.engine.views.core_views import all_views
@@ -63,7 +67,10 @@ class Slots:
 
 
 class Services:
-    """Entered once, in the event loop that serves. It starts without the stores too, and finds them when they are available."""
+    """Entered once, in the event loop that serves. It starts without the stores too, and finds them when they are available.
+
+    Its constructor raises NotConfigured, DatabaseRefused, BadContext, BadView, MasterKeyUnusable.
+    """
 
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
@@ -88,6 +95,9 @@ class Services:
         )
         self.notifications = Notifications(settings, name, {view.agent for view in views.values()})
         self.stores = StoreChecks(settings, self.pool, name, views)
+        self.keys = Keys(settings) if has_personal_fields() else None
+        """Of personal values, which are sealed and opened here. None where no context has any."""
+        self._closing = threading.Event()
         self.appender = Appender(settings, name)
         self.stores.subscribe(self._kafka_answered)
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
@@ -126,6 +136,8 @@ class Services:
         await self.pool.open()
         self.parts.callbacks()
         self.appender.open(self.parts)
+        if self.keys is not None:
+            self.parts.thread("keys", partial(self.keys.keep_copying, self._closing))
         self.parts.task("notifications", self.notifications.listen())
         self.parts.task("store checks", self.stores.keep_checking())
         self.parts.task("outcomes", self.outcomes.answer())
@@ -135,6 +147,7 @@ class Services:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.parts.cancel()
+        self._closing.set()
         await self.appender.close()
         await self.pool.close(1)
 

@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,21 @@ import msgspec
 import psycopg
 from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET, UnsetType
+from pydantic import ValidationError
 
 from commands.intake import bad_client_name, bad_relation, fingerprint_of
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
-from infra.database.connect import connect
+from commands.sealing import Unsealed, holds_token
+from infra.database.connect import connect, naming
+from infra.domain_model.contexts import contexts, has_personal_fields
+from infra.domain_model.versions import UpcastFailed, stored_type, summary
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
 from infra.log.topics import describe
+from infra.personal.fields import is_personal
+from infra.personal.keys import DataKey, Keys
 from infra.settings import Settings
 
 CHUNK = 5_000
@@ -87,6 +93,40 @@ def read_lines(file: Path) -> dict[int, Command]:
             f"{file} can't be read: {error}.", "Name a file of JSON lines, plain or gzipped."
         ) from error
     return commands
+
+
+def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> list[Command]:
+    """The commands of a file's lines, their personal values sealed. Raises BadCommandLine, and what `Keys` raises."""
+    if not has_personal_fields():
+        return list(commands.values())
+    found: dict[int, Command | Unsealed] = {}
+    for number, command in commands.items():
+        context = contexts().get(command.stream.partition("/")[0])
+        kind, older = context.command_types.get(command.type, (None, None)) if context else (None, None)
+        if kind is None:  # what is personal in it?
+            raise BadCommandLine(f"{file}, line {number}: this code knows no such command.", "Nothing was sent.")
+        try:
+            if is_personal(kind):
+                if older:
+                    body = msgspec.Raw(older.body(command.data))
+                    command = msgspec.structs.replace(command, type=stored_type(kind), data=body)  # noqa: PLW2901
+                found[number] = Unsealed(command, kind)
+            else:
+                found[number] = command
+        except ValidationError as error:
+            raise BadCommandLine(f"{file}, line {number}: {summary(error)}.", "Nothing was sent.") from None
+        except (msgspec.DecodeError, UpcastFailed) as error:
+            raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
+        if holds_token(command):
+            raise BadCommandLine(f"{file}, line {number}: a text holds a sealed value.", "Nothing was sent.")
+    keys, known = Keys(settings), dict[str, DataKey]()
+    with naming(settings), connect(settings, "samefold send") as connection:
+        keys.start(connection)
+        for number, one in found.items():
+            if isinstance(one, Unsealed):
+                known[one.subject] = known.get(one.subject) or keys.key_for(connection, one.subject)
+                found[number] = one.sealed(known[one.subject])
+    return [one for one in found.values() if isinstance(one, Command)]
 
 
 def send_all(

@@ -127,7 +127,10 @@ def fingerprint_of(command: Command) -> str:
 
     Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be decoded exactly.
     """
-    return _hash(_encode_sorted((command.type.partition("/")[0], command.expected_version, _decode_any(command.data))))
+    name = command.type
+    if "/" in name:
+        name = name.partition("/")[0]
+    return _hash(_encode_sorted((name, command.expected_version, _decode_any(command.data))))
 
 
 def _as_written(text: str) -> float:
@@ -176,15 +179,15 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
             raise _Rejected("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}")
         if context is None:
             raise _Rejected("malformed", f"no context is called '{name}'", CommandType(name, ""))
-        kind, older = context.command_types.get(envelope.type, (None, None))
-        if kind is None:
+        read = context.command_readers.get(envelope.type)
+        if read is None:
             unknown = CommandType(name, envelope.type)
             raise _Rejected("malformed", f"'{name}' knows no command '{envelope.type}'", unknown)
         body = bytes(envelope.data)
         if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
             raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
         try:
-            command = validator(kind)(older.body(body) if older else body)
+            command = read(body)
         except ValidationError as error:
             raise _Rejected("malformed", summary(error)) from error
         except msgspec.DecodeError as error:

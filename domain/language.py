@@ -1,15 +1,23 @@
-"""What every bounded context is built from: `fact`, `upcaster`, `Refusal`, and types for fields.
+"""What every bounded context is built from: `fact`, `upcaster`, `Refusal`, and types for fields, personal ones too.
 
 A command arrives as JSON and is checked once, where it enters, with `TypeAdapter(cls).validate_json(data)`: the classes
 are strict, and only pydantic's JSON mode knows that JSON has no dates. Whatever is in the log was checked before it was
 written, so `msgspec.json.decode(data, type=cls)` reads the very same class back without checking again.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict, Field
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic.dataclasses import dataclass
 
 FactT = TypeVar("FactT")
@@ -23,6 +31,81 @@ CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """One line of text, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
+
+SUBJECT: Final = "subject"
+SubjectId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"), SUBJECT]
+"""The command's field that says whose its personal values are. Without one they are its stream's: `customers/ada`."""
+
+TOKEN = re.compile(r"~personal~1~([0-9a-f]{16})~([A-Za-z0-9_-]+)~([A-Za-z0-9_-]*)~")
+"""A sealed value: id of its key, what is encrypted, and its fallback (infra/personal/tokens.py)."""
+
+SEALED: Final = "sealed"
+"""As a validation's context: a personal value passes only if it is sealed, or empty."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PersonalText:
+    """Seals a field. What it does with a value depends on the validation's context.
+
+    None (in tests, in `decide`, in old bodies): a sealed value passes as it is, any other as the plain text that is declared.
+    SEALED: see there. A callable, where clients' commands enter: only plain text passes, and is replaced by what the callable makes
+    of it and the fallback.
+    """
+
+    fallback: str = ""
+    misplaced: str = ""
+    """What is wrong with the field's declaration."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        marker = self if source is str else dataclasses.replace(self, misplaced="is personal, but no text")
+        return WrapValidator(marker.check).__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return handler(schema) | {"x-personal": True}
+
+    def check(self, value: Any, plain: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """The value, or what the context makes of it. Raises ValueError."""
+        if not isinstance(value, str) or not value:
+            return plain(value)
+        if callable(info.context):
+            return info.context(plain(value), self.fallback)
+        if TOKEN.fullmatch(value):
+            return value
+        if info.context == SEALED:
+            raise ValueError("it must be sealed: send the command through the API or `samefold send`")
+        return plain(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fallback:
+    """What is shown instead of a forgotten value: `Annotated[Personal[Text], Fallback("a former customer")]`."""
+
+    text: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        schema = handler(source)
+        marker = marker_of(schema) or PersonalText(misplaced="has a Fallback, but is not personal")
+        check = dataclasses.replace(marker, fallback=self.text).check
+        wrapped: Any = WrapValidator(check).__get_pydantic_core_schema__(source, handler)
+        return wrapped | {"schema": schema.get("schema", schema)}
+
+    __get_pydantic_json_schema__ = PersonalText.__get_pydantic_json_schema__
+
+
+def marker_of(schema: Any) -> PersonalText | None:
+    """The marker that made this schema of pydantic's."""
+    function = schema.get("function") if isinstance(schema, dict) else None
+    owner = getattr(function.get("function") if isinstance(function, dict) else None, "__self__", None)
+    return owner if isinstance(owner, PersonalText) else None
+
+
+PlainT = TypeVar("PlainT")
+Personal = Annotated[PlainT, PersonalText()]
+"""A text about a person, `Personal[Text]`: encrypted before it is appended anywhere, and gone once the person is forgotten.
+
+For `decide`, `evolve` and `react` it is an opaque text. Equal values of two commands differ, and it can't be shortened or cased. An
+empty text is never encrypted.
+"""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

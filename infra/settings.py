@@ -47,7 +47,7 @@ from infra.errors import BadSettings, NotConfigured
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
 SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
-PATHS = "data_dir", "archive_url", "kafka_ssl_ca_location"
+PATHS = "data_dir", "archive_url", "kafka_ssl_ca_location", "master_key_file"
 HINT = "All settings, with what they mean: .env.example."
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
@@ -142,6 +142,7 @@ class Settings(BaseSettings):
     events_topic: Topic = Field("events", description="The topic of commits: the log")
     policies_topic: Topic = Field("policies", description="The topic that records when policies were made live")
     public_topic: Topic = Field("public", description="The topic that the publisher writes for other teams")
+    keys_topic: Topic = Field("keys", description="The topic of the keys of personal values, and of who is forgotten")
     partitions: int = Field(8, ge=1, le=4096, description="Of both topics; cannot be changed once there is data")
     replication_factor: int = Field(1, ge=1, le=9, description="Of both topics; 3 in production")
     min_insync_replicas: int = Field(1, ge=1, le=9, description="Of both topics; 2 in production")
@@ -199,6 +200,10 @@ class Settings(BaseSettings):
         description='Endpoints of webhooks by name, as JSON: {"billing": {"url": "https://…", "secret": "whsec_…"}}',
     )
 
+    master_key_file: Path | None = Field(
+        None, description="File with the master key, which personal values need: `samefold keys new` prints its line"
+    )
+
     metrics_port: int | None = Field(
         None,
         ge=0,
@@ -225,9 +230,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
-        topics = [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic]
+        topics = [self.commands_topic, self.events_topic, self.policies_topic, self.public_topic, self.keys_topic]
         if len({*topics}) < len(topics):
-            raise ValueError("commands_topic, events_topic, policies_topic and public_topic must differ")
+            raise ValueError("commands_topic, events_topic, policies_topic, public_topic and keys_topic must differ")
         if self.min_insync_replicas > self.replication_factor:
             raise ValueError("min_insync_replicas must not be above replication_factor")
         if self.api_wait_s > self.api_max_wait_s:

@@ -178,7 +178,9 @@ def _supervise(
     name: str, metrics_port: int | None, children: Callable[[str], list[Child]], *, needs_port: bool = False
 ) -> None:
     from infra.database import revisions
+    from infra.domain_model.contexts import has_personal_fields
     from infra.observability import logs
+    from infra.personal.masters import masters
     from infra.processes.interrupts import ending_signals
     from infra.processes.supervisor import Supervisor, place
     from infra.settings import Settings
@@ -189,6 +191,8 @@ def _supervise(
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
+    if any(child.module == "api" for child in children(name)) and has_personal_fields():
+        masters(settings)
     with place(settings.group_prefix) as here:
         supervisor = Supervisor(children(name or here), metrics_port=settings.metrics_port)
         for number in ending_signals():

@@ -32,13 +32,13 @@ def send(
     Exit code 1 if a line is wrong or may not be in the log, Kafka is unavailable, an outcome is missing, or an id was used before
     with another command.
     """
-    from commands.client import answered, read_lines, send_all, wait_for
+    from commands.client import answered, read_lines, sealed, send_all, wait_for
     from infra.settings import Settings
     from infra.terminal import progress, show
 
     settings = Settings()
     lines = read_lines(file)
-    commands = list(lines.values())
+    commands = sealed(settings, lines, file)
     summary: dict[str, Any] = {"sent": len(commands)}
     if wait:
         summary["answered_before"] = answered(settings, commands)

@@ -1,4 +1,4 @@
-"""`samefold topics`: the two topics, as the broker has them."""
+"""`samefold topics`: commands, events and keys, as the broker has them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ def topics(
     as_json: Json = False,
 ) -> None:
     """Show and check the topics: ids, partitions, offsets, and whether their settings keep the promises. Exit code 1 if not."""
-    from infra.log.topics import check, describe, ensure, ensure_policies
+    from infra.domain_model.contexts import has_personal_fields
+    from infra.log.topics import Topic, check, describe, ensure, ensure_keys, ensure_policies
     from infra.settings import Settings
     from infra.terminal import plain, show, table
 
     settings = Settings()
+    found: tuple[Topic, ...]
     if create:
         found = ensure(settings)
         ensure_policies(settings)
     else:
         found = describe(settings, settings.commands_topic), describe(settings, settings.events_topic)
         check(settings)
+    if has_personal_fields():
+        found = *found, (ensure_keys(settings) if create else describe(settings, settings.keys_topic))
 
     def text(found: dict[str, Any]) -> Iterator[Table]:
         rows = (

@@ -205,6 +205,34 @@ activations = sa.Table(
     comment="Which version of a policy reacts to which events: a copy of the topic of policies",
 )
 
+personal_keys = sa.Table(
+    "personal_keys",
+    metadata,
+    sa.Column("id", sa.Text(collation="C"), primary_key=True, comment="random"),
+    sa.Column("subject", sa.Text(collation="C"), nullable=False),
+    sa.Column("master", sa.Text, nullable=False, comment="the master key's name"),
+    sa.Column("wrapped", sa.LargeBinary, comment="the key, encrypted with the master key; null: destroyed"),
+    sa.Column("at_offset", sa.BigInteger, nullable=False, comment="a subject's first key seals"),
+    sa.Index("personal_keys_subject", "subject", "at_offset"),
+    comment="A copy of the topic of keys: what personal values are sealed with",
+)
+
+forgotten_subjects = sa.Table(
+    "forgotten_subjects",
+    metadata,
+    sa.Column("subject", sa.Text(collation="C"), primary_key=True),
+    sa.Column("at_offset", sa.BigInteger, nullable=False),
+    comment="A copy of the topic of keys: who is forgotten, for good",
+)
+
+keys_position = sa.Table(
+    "keys_position",
+    metadata,
+    sa.Column("topic_id", sa.Text, primary_key=True),
+    sa.Column("next_offset", sa.BigInteger, nullable=False),
+    comment="How far the topic of keys is copied; one row",
+)
+
 archive_files = sa.Table(
     "archive_files",
     metadata,

@@ -21,6 +21,7 @@ from infra.domain_model import storable, versions
 from infra.domain_model.released import KINDS, Kind, golden_bodies, read
 from infra.domain_model.versions import Older, Steps, stored_name, stored_type
 from infra.errors import SamefoldError, in_words
+from infra.personal.fields import Misplaced, is_personal, sealed_decoder, sealed_validator, subject_field
 
 RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
 """The handler's own rejection codes."""
@@ -52,13 +53,27 @@ class Context:
     fold: Callable[[Any, Any], Any] = field(init=False)
     """The state after an event. Raises storable.Lost, and what `evolve` raises."""
     stored: dict[type, tuple[str, Callable[[Any], Any]]] = field(init=False)
-    """Stored type and decoder by class of event."""
+    """By class of event, its stored type, and the decoder of what `decide` returned."""
     readers: dict[str, tuple[type, Callable[[Any], Any]]] = field(init=False)
     """Class of event and decoder by stored type, older versions included. The decoders raise what `decode_event` names."""
     command_types: dict[str, tuple[type, Older | None]] = field(init=False)
     """Class of command by stored type; for an older version, the way to the class."""
+    command_readers: dict[str, Callable[[bytes], Any]] = field(init=False)
+    """By stored type, the function from a body to a command. They raise pydantic.ValidationError, and what `Older` names."""
+
+    personal: frozenset[type] = field(init=False)
+    """The commands and events that have personal fields."""
 
     def __post_init__(self) -> None:
+        try:
+            for command in self.commands.values():
+                subject_field(command)
+            personal = frozenset(filter(is_personal, (*self.commands.values(), *self.events.values())))
+            object.__setattr__(self, "personal", personal)
+        except Misplaced as error:
+            raise BadContext(
+                f"domain.{self.name}: {error}.", "docs/personal-data.md shows where they can be."
+            ) from error
         try:
             for event in self.events.values():
                 storable.require_exact(event)
@@ -71,11 +86,12 @@ class Context:
             raise BadContext(
                 f"domain.{self.name}: the defaults of State: {error}.", "Give that field a default of its own type."
             ) from error
-        stored = {event: (stored_type(event), storable.decoder(event)) for event in self.events.values()}
+        stored, readers = {}, dict[str, tuple[type, Callable[[Any], Any]]]()
+        for event in self.events.values():
+            name, decode = stored_type(event), storable.decoder(event)
+            stored[event] = name, sealed_decoder(event, decode)
+            readers[name] = event, decode
         object.__setattr__(self, "stored", stored)
-        readers: dict[str, tuple[type, Callable[[Any], Any]]] = {
-            name: (event, decode) for event, (name, decode) in stored.items()
-        }
         types: dict[str, tuple[type, Older | None]] = {stored_type(one): (one, None) for one in self.commands.values()}
         for fact, steps in self.upcasters.items():
             for step in versions.older(fact, steps):
@@ -85,6 +101,12 @@ class Context:
                     types[step.type] = fact, step
         object.__setattr__(self, "readers", readers)
         object.__setattr__(self, "command_types", types)
+        object.__setattr__(self, "command_readers", {name: _command_reader(*one) for name, one in types.items()})
+
+
+def _command_reader(kind: type, older: Older | None) -> Callable[[bytes], Any]:
+    validate = sealed_validator(kind)
+    return validate if older is None else lambda body: validate(older.body(body))
 
 
 @cache
@@ -108,6 +130,11 @@ def contexts() -> dict[str, Context]:
                     f"Write a class of that name in domain/{context.name}.py and put it into its `Event`; the log stays as it is.",
                 )
     return found
+
+
+def has_personal_fields() -> bool:
+    """Whether any context has. Without them there are no keys: no topic, no thread, no query. Raises BadContext."""
+    return any(context.personal for context in contexts().values())
 
 
 def context_of(module: ModuleType) -> Context:

@@ -30,6 +30,7 @@ T = TypeVar("T")
 TIMEOUT_S = 15.0
 TRY_S = 2.0
 """Time-out of the first attempt; it doubles with each further one."""
+HOUR_MS = 3_600_000
 SETTLE_S = 3.0
 """A broker that just created a topic may not know it yet."""
 
@@ -129,6 +130,26 @@ def ensure_policies(settings: Settings, admin: Admin | None = None) -> Topic:
     return topic
 
 
+def ensure_keys(settings: Settings, admin: Admin | None = None) -> Topic:
+    """Create the topic of keys if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
+
+    Compaction removes a key that was destroyed from the disks within a day, and nothing else.
+    """
+    admin, name = admin or Admin(settings), settings.keys_topic
+    promised = _promised(settings) | {"cleanup.policy": "compact"}
+    soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
+    [topic] = _create(settings, admin, [name], 1, promised | soon)
+    found = _configs(admin, [name])[name]
+    for key, wanted in (promised | soon).items():
+        _require(name, key, found[key], wanted)
+    if topic.partitions != 1:
+        raise TopicUnfit(
+            f"'{name}' has {topic.partitions} partitions; the order of its records counts, so it needs exactly one.",
+            "Name another topic in SAMEFOLD_KEYS_TOPIC; it is made with one.",
+        )
+    return topic
+
+
 def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
     """Create the missing topics of these, check and return them."""
     found = _create(settings, admin, names, partitions)
@@ -136,10 +157,12 @@ def _ensure(settings: Settings, admin: Admin, names: Sequence[str], partitions: 
     return found
 
 
-def _create(settings: Settings, admin: Admin, names: Sequence[str], partitions: int) -> list[Topic]:
-    """Create the missing topics of these, and return all."""
+def _create(
+    settings: Settings, admin: Admin, names: Sequence[str], partitions: int, config: dict[str, str] | None = None
+) -> list[Topic]:
+    """Create the missing topics of these, with this configuration or that of the log, and return all."""
     existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
-    config = _promised(settings)
+    config = config or _promised(settings)
     missing = [
         NewTopic(name, partitions, settings.replication_factor, config=config) for name in names if name not in existing
     ]
@@ -292,7 +315,9 @@ def _promised(settings: Settings) -> dict[str, str]:
 
 
 _WHY = {
-    "cleanup.policy": "compaction removes records that rebuilds need",
+    "cleanup.policy": "the broker would remove records that are needed",
+    "segment.ms": "a destroyed key would stay on the disks for longer than a day",
+    "max.compaction.lag.ms": "a destroyed key would stay on the disks for longer than a day",
     "retention.ms": "history would be deleted after that time",
     "retention.bytes": "history would be deleted beyond that size",
     "message.timestamp.type": "event times must be the broker's, not a client's clock",
@@ -305,6 +330,8 @@ _WHY = {
 def _fits(key: str, found: str, wanted: str) -> bool:
     if key in ("min.insync.replicas", "max.message.bytes"):
         return int(found) >= int(wanted)
+    if key in ("segment.ms", "max.compaction.lag.ms"):
+        return int(found) <= int(wanted)
     return found == wanted
 
 

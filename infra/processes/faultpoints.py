@@ -62,6 +62,12 @@ PublisherPoint: TypeAlias = Literal[
     "publisher's position sent",  # the COMMIT of the transaction is next
     "publication committed",
 ]
+KeysPoint: TypeAlias = Literal[
+    "key made",  # the next thing is to append it
+    "keys wrapped again",  # the next thing is to append them
+    "forgetting recorded",  # in the topic; no table has it yet
+    "keys destroyed",  # in the topic; what led to it is not in the tables yet
+]
 Point: TypeAlias = (
     HandlerPoint
     | AgentPoint
@@ -71,6 +77,7 @@ Point: TypeAlias = (
     | RelayPoint
     | SwitcherPoint
     | PublisherPoint
+    | KeysPoint
 )
 
 HANDLER: tuple[HandlerPoint, ...] = get_args(HandlerPoint)

@@ -41,6 +41,10 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
                 return found.filter(lambda text: least <= len(text) <= (most or len(text)))
             return st.text(alphabet, min_size=least, max_size=most)
         return _values(plain)
+    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        return st.lists(_values(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is dict:
+        return st.dictionaries(*map(_values, get_args(hint)), max_size=3)
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
     return facts(hint) if is_pydantic_dataclass(hint) else st.from_type(hint)

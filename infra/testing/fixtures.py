@@ -249,6 +249,7 @@ def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
         events_topic=f"events-{number}",
         policies_topic=f"policies-{number}",
         public_topic=f"public-{number}",
+        keys_topic=f"keys-{number}",
         group_prefix=f"samefold-{number}",
         database_url=stack.postgres.url(database),
         partitions=4,

@@ -153,10 +153,10 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
     assert "image: hotel:" in (hotel.folder / "docker-compose.yml").read_text()
     program = (
         "from infra.settings import Settings as S; s = S(); "
-        "print(s.group_prefix, s.commands_topic, s.events_topic, s.policies_topic, s.public_topic)"
+        "print(s.group_prefix, s.commands_topic, s.events_topic, s.policies_topic, s.public_topic, s.keys_topic)"
     )
     assert hotel.run(sys.executable, "-c", program).stdout == (
-        "hotel hotel.commands hotel.events hotel.policies hotel.public\n"
+        "hotel hotel.commands hotel.events hotel.policies hotel.public hotel.keys\n"
     )
 
 

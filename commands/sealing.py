@@ -1,0 +1,87 @@
+"""Seals the personal values of clients' commands, before they are appended anywhere.
+
+What is sealed is the body as the client wrote it: all but the personal values stays as it is, so that a command that is sent again
+has the same body, and with it the same fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+
+from commands.intake import validator
+from infra.log.records import Command
+from infra.personal.fields import subject_field
+from infra.personal.keys import DataKey
+from infra.personal.tokens import FALLBACK, PREFIX, sealed
+
+
+class Unsealed:
+    """A client's command of a class with personal fields."""
+
+    def __init__(self, command: Command, kind: type) -> None:
+        """Checks it: raises pydantic.ValidationError, and what the command's own checks raise."""
+        self._command = command
+        self._kind = kind
+        self._values: list[tuple[str, str]] = []
+        """Plain text and fallback, in the order of the checks, whose number changes with pydantic."""
+        adapter = _adapter(kind)
+        checked = adapter.validator.validate_json(bytes(command.data), context=self._mark)
+        self._marked = adapter.dump_python(checked, mode="json", by_alias=True)
+        field = subject_field(kind)
+        self.subject: str = getattr(checked, field) if field else command.stream
+
+    def sealed(self, key: DataKey) -> Command:
+        """The command with sealed values. Raises pydantic.ValidationError where a value could not be found in the body."""
+        numbers = iter(range(len(self._values)))
+
+        def seal(plain: str, fallback: str) -> str:
+            # of commands with the same id in several streams each has another nonce
+            whose = f"{self._command.stream} {self._command.id}"
+            number, fallback = next(numbers), fallback or FALLBACK
+            return plain and sealed(plain, key.id, key.key, command_id=whose, number=number, fallback=fallback)
+
+        body = self._replaced(msgspec.Raw(self._command.data), self._marked, seal)
+        validator(self._kind)(bytes(body))  # as the handler will
+        return msgspec.structs.replace(self._command, data=body)
+
+    def _mark(self, plain: str, fallback: str) -> str:
+        self._values.append((plain, fallback))
+        return f"{PREFIX}{len(self._values) - 1}"
+
+    def _replaced(self, raw: msgspec.Raw, marked: Any, seal: Callable[[str, str], str]) -> msgspec.Raw:
+        """The JSON with each marked value sealed. Members are visited by name, since their order does not matter to a client."""
+        match marked:
+            case str() if marked.startswith(PREFIX):
+                return msgspec.Raw(msgspec.json.encode(seal(*self._values[int(marked.removeprefix(PREFIX))])))
+            case dict() if PREFIX in repr(marked):
+                members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+                for name in sorted(members.keys() & marked.keys()):
+                    members[name] = self._replaced(members[name], marked[name], seal)
+                return msgspec.Raw(msgspec.json.encode(members))
+            case list() if PREFIX in repr(marked):
+                items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+                both = zip(items, marked, strict=True)
+                return msgspec.Raw(msgspec.json.encode([self._replaced(one, other, seal) for one, other in both]))
+            case _:
+                return raw
+
+
+def holds_token(command: Command) -> bool:
+    """Whether any text of a client's command has a sealed value in it: opened at an edge, it would show what is another's."""
+    names = command.stream, command.id, command.correlation_id, command.causation_id
+    if any(isinstance(name, str) and PREFIX in name for name in names):
+        return True
+    body = bytes(command.data)
+    if b"\\u" in body:  # a prefix may be escaped
+        body = msgspec.json.encode(msgspec.json.decode(body))
+    return PREFIX.encode() in body
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,0 +1,485 @@
+"""The keys of subjects: a topic, whose copy in PostgreSQL is what is asked (docs/personal-data.md).
+
+A subject's key is made when a value of theirs is sealed for the first time. Of several, made at once, the one that stands first in
+the topic is used by all. A subject is forgotten by a record that compaction keeps for ever, so that a restored database meets it
+too. It dominates: every key of the subject is void, those that come later too, and whoever copies the record destroys the keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import psycopg
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from msgspec import UNSET, UnsetType
+from psycopg_pool import AsyncConnectionPool
+
+from infra.database.connect import Connection, connect, naming, passes
+from infra.errors import SamefoldError
+from infra.log import clients, topics
+from infra.log.records import ENVELOPE, Record, unreadable
+from infra.log.source import read_range
+from infra.observability.logs import StatusLog
+from infra.personal.masters import masters
+from infra.processes.faultpoints import reach
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+APPEND_S = 10.0
+AGAIN_S = 1.0
+"""How often the topic is asked for what is new, and at most for a key that nobody knows."""
+BEAT_S = 6 * 3600.0
+PAGE = 5_000
+
+
+class SubjectForgotten(SamefoldError):
+    """The subject was forgotten, which is final."""
+
+    is_public = True
+
+
+class KeysNotRead(SamefoldError):
+    """This process has not read the keys of personal values yet."""
+
+    is_public = True
+
+
+class BadSubject(SamefoldError):
+    """The text can't be the name of a subject."""
+
+
+def require_subject(subject: str) -> None:
+    """Raises BadSubject."""
+    if not subject.isprintable() or not 0 < len(subject) <= 200:
+        raise BadSubject(
+            "A subject's name has 1 to 200 characters, none of them a control character.",
+            "Without a SubjectId in the command, it is the stream's name: `<context>/<id>`.",
+        )
+
+
+class DataKey(NamedTuple):
+    """What a subject's values are sealed with."""
+
+    id: str
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"DataKey({self.id})"
+
+
+class Forgotten(NamedTuple):
+    """What `forget` did."""
+
+    subject: str
+    keys: int
+    """How many keys were destroyed."""
+    before: bool
+    """Whether the subject had been forgotten before."""
+
+
+class KeyRecord(msgspec.Struct, frozen=True, tag_field="samefold", tag="key/1"):
+    """A key, wrapped."""
+
+    subject: str
+    id: str
+    master: str
+    wrapped: bytes
+    at: int | UnsetType = UNSET
+    """Offset of its first record, where this is not it: wrapping a key again does not move it behind others."""
+
+
+class ForgottenRecord(msgspec.Struct, frozen=True, tag_field="samefold", tag="forgotten/1"):
+    """A subject is forgotten."""
+
+    subject: str
+
+
+class BeatRecord(msgspec.Struct, frozen=True, tag_field="samefold", tag="beat/1"):
+    """Says nothing. The broker closes a file, and compacts it later, only when it gets another record."""
+
+
+_decode = msgspec.json.Decoder(KeyRecord | ForgottenRecord | BeatRecord).decode
+_encode = msgspec.json.encode
+
+
+class Keys:
+    """The keys, for one process. Its constructor raises MasterKeyUnusable, NotConfigured.
+
+    Its connections are in autocommit mode and not in a transaction. Methods may raise KafkaUnavailable, TopicMissing, TopicUnfit,
+    TopicChanged, UnreadableRecord, MasterKeyUnusable, psycopg.Error.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        masters(settings)
+        self.is_started = False
+        self._settings = settings
+        self._lock = threading.RLock()
+        """Held by who uses the clients of Kafka."""
+        self._admin = topics.Admin(settings)
+        self._topic: topics.Topic | None = None
+        self._consumer: Consumer | None = None
+        self._producer: clients.LastingProducer | None = None
+        self._asked_at = float("-inf")
+
+    def start(self, connection: Connection) -> None:
+        """Copy what the topic holds, and check that the master keys unwrap it. Before it no key is given out."""
+        self.catch_up(connection)
+        some = connection.execute(
+            "select distinct on (master) master, wrapped, subject, id from personal_keys where wrapped is not null order by master"
+        )
+        for master, wrapped, subject, key_id in some:
+            masters(self._settings).unwrap(wrapped, master, subject, key_id)
+        self.is_started = True
+
+    def keys_for(self, connection: Connection, ids: Collection[str]) -> dict[str, bytes | None]:
+        """Keys by id; None: it was destroyed, or there is none."""
+        rows = connection.execute(self._asking(), [list(ids)]).fetchall()
+        if len(rows) < len({*ids}) and self._may_ask():
+            self.catch_up(connection)
+            rows = connection.execute(_KEYS, [list(ids)]).fetchall()
+        return self._unwrapped(ids, rows)
+
+    async def keys_for_async(
+        self, connection: psycopg.AsyncConnection[Any], ids: Collection[str]
+    ) -> dict[str, bytes | None]:
+        """The same, in a process where `keep_copying` runs."""
+        rows = await (await connection.execute(self._asking(), [list(ids)])).fetchall()
+        if len(rows) < len({*ids}) and self._may_ask():
+            await asyncio.to_thread(self._alone, self.catch_up)
+            rows = await (await connection.execute(_KEYS, [list(ids)])).fetchall()
+        return self._unwrapped(ids, rows)
+
+    async def key_for_async(self, pool: AsyncConnectionPool[Any], subject: str) -> DataKey:
+        """As `key_for`. Raises SubjectForgotten."""
+        self._asking()
+        async with pool.connection() as connection:
+            rows = await (await connection.execute(_FIRST_KEY, {"subject": subject})).fetchall()
+        if found := self._found(rows, subject):
+            return found
+        return await asyncio.to_thread(self._alone, lambda connection: self.key_for(connection, subject))
+
+    def key_for(self, connection: Connection, subject: str) -> DataKey:
+        """The key that seals what concerns the subject; it is made if there is none. Raises SubjectForgotten."""
+        if found := self._first(connection, subject):
+            return found
+        self.catch_up(connection)
+        if found := self._first(connection, subject):
+            return found
+        key_id = secrets.token_hex(8)
+        made = masters(self._settings)
+        wrapped = made.wrap(secrets.token_bytes(32), subject, key_id)
+        record = KeyRecord(subject, key_id, made.first, wrapped)
+        reach("key made")
+        [offset] = self._append([(_name(subject, key_id), _encode(record))])
+        self.catch_up(connection, offset + 1)
+        found = self._first(connection, subject)
+        assert found is not None, "the record that was just copied, or an earlier one"
+        return found
+
+    def forget(self, connection: Connection, subject: str) -> Forgotten:
+        """Destroy the subject's keys for good, wherever they are. Nothing personal of theirs can be read or written after it."""
+        self.catch_up(connection)
+        [(before, count)] = connection.execute(
+            "select exists(select from forgotten_subjects where subject = %(subject)s), "
+            "(select count(*) from personal_keys where subject = %(subject)s and wrapped is not null)",
+            {"subject": subject},
+        ).fetchall()
+        if not before:
+            [offset] = self._append([(_name(subject), _encode(ForgottenRecord(subject)))])
+            reach("forgetting recorded")
+            self.catch_up(connection, offset + 1)
+        return Forgotten(subject, count, before)
+
+    def rotate(self, connection: Connection, progress: Callable[[int], None]) -> int:
+        """Wrap every key with the first master key; how many were wrapped with another. Safe to run again and beside anything.
+
+        A key that is destroyed meanwhile stays so: a record of it that comes later is void, and is destroyed too.
+        """
+        self.catch_up(connection)
+        count, last, known = 0, -1, masters(self._settings)
+        while rows := connection.execute(
+            "select subject, id, wrapped, master, at_offset from personal_keys "
+            "where wrapped is not null and master <> %s and at_offset > %s order by at_offset limit %s",
+            (known.first, last, PAGE),
+        ).fetchall():
+            records = []
+            for subject, key_id, wrapped, master, at in rows:
+                again = known.wrap(known.unwrap(wrapped, master, subject, key_id), subject, key_id)
+                records.append((_name(subject, key_id), _encode(KeyRecord(subject, key_id, known.first, again, at))))
+            reach("keys wrapped again")
+            self.catch_up(connection, self._append(records)[-1] + 1)
+            count, last = count + len(rows), rows[-1][4]
+            progress(len(rows))
+        return count
+
+    def open_count(self, connection: Connection) -> int:
+        """How many keys the first master key does not wrap."""
+        row = connection.execute(
+            "select count(*) from personal_keys where wrapped is not null and master <> %s",
+            [masters(self._settings).first],
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def catch_up(self, connection: Connection, least: int = 0) -> None:
+        """Copy the topic into the tables up to its end, or to `least` if that is later. Several processes may do so at once."""
+        deadline = time.monotonic() + topics.TIMEOUT_S
+        with self._lock:
+            self._topic = self._topic or topics.ensure_keys(self._settings, self._admin)
+            while True:
+                known = connection.execute("select topic_id, next_offset from keys_position").fetchone()
+                # after the position, so that its end is never before it
+                topic = topics.describe(self._settings, self._topic.name, admin=self._admin)
+                if known is None:
+                    connection.execute("insert into keys_position values (%s, 0) on conflict do nothing", [topic.id])
+                    continue
+                position = _require_same(topic, *known)
+                if position < topic.end[0]:
+                    self._copy(connection, topic, position)
+                elif position >= least:
+                    self._asked_at = time.monotonic()
+                    return
+                elif time.monotonic() > deadline:  # its leader changed, and the new one lacks what is acknowledged
+                    raise clients.away(self._settings, KafkaError(KafkaError._TIMED_OUT))
+
+    def keep_copying(self, closing: threading.Event) -> None:
+        """Start, and catch up each second until the process closes. Raises what does not pass by itself."""
+        status, beat_at = StatusLog(log, "keys"), float("-inf")
+        while not closing.is_set():
+            try:
+                with naming(self._settings), connect(self._settings, "samefold keys") as connection:
+                    while not closing.wait(AGAIN_S if self.is_started else 0):
+                        (self.catch_up if self.is_started else self.start)(connection)
+                        status.well("topic", "keys are copied again")
+                        if time.monotonic() > beat_at:
+                            self._beat(connection)
+                            beat_at = time.monotonic() + BEAT_S
+            except (SamefoldError, KafkaException) as error:
+                if not (passes(error) or isinstance(error, clients.KafkaUnavailable | KafkaException)):
+                    raise
+                status.wrong("topic", f"keys are not copied: {error}")
+                closing.wait(AGAIN_S)
+
+    def _beat(self, connection: Connection) -> None:
+        if connection.execute("select from forgotten_subjects limit 1").fetchone():
+            self._append([(_name(), _encode(BeatRecord()))])
+
+    def _first(self, connection: Connection, subject: str) -> DataKey | None:
+        return self._found(connection.execute(_FIRST_KEY, {"subject": subject}).fetchall(), subject)
+
+    def _found(self, rows: Sequence[Any], subject: str) -> DataKey | None:
+        """The key in the rows of _FIRST_KEY. Raises SubjectForgotten."""
+        for key_id, wrapped, master, _ in rows:
+            if key_id is None:
+                raise SubjectForgotten(
+                    f"'{subject}' was forgotten: nothing personal can be written about them any more.",
+                    "Forgetting is final. A person who comes back gets a new id.",
+                )
+            return DataKey(key_id, masters(self._settings).unwrap(wrapped, master, subject, key_id))
+        return None
+
+    def _alone(self, work: Callable[[Connection], T]) -> T:
+        """Work over a connection of its own. Raises named errors only."""
+        with naming(self._settings), connect(self._settings, "samefold keys") as connection:
+            return work(connection)
+
+    def _asking(self) -> str:
+        if not self.is_started:
+            raise KeysNotRead("This process has just started, and has not read the keys yet.", "Try again in a moment.")
+        return _KEYS
+
+    def _may_ask(self) -> bool:
+        return time.monotonic() - self._asked_at > AGAIN_S
+
+    def _unwrapped(self, ids: Collection[str], rows: Iterable[Any]) -> dict[str, bytes | None]:
+        found: dict[str, bytes | None] = dict.fromkeys(ids)
+        known = masters(self._settings)
+        for key_id, wrapped, master, subject in rows:
+            found[key_id] = wrapped and known.unwrap(wrapped, master, subject, key_id)
+        return found
+
+    def _copy(self, connection: Connection, topic: topics.Topic, position: int) -> None:
+        """Copy the records from the position on, batch by batch, until another process is found to have copied some."""
+        end = topic.end[0]
+        self._consumer = self._consumer or clients.range_consumer(self._settings)
+        try:
+            for batch in read_range(self._settings, topic.name, 0, position, end, consumer=self._consumer):
+                after = min(end, batch[-1].offset + 1)
+                if not self._apply(connection, topic, position, after, batch):
+                    return
+                position = after
+        except BaseException:
+            self._consumer.close()
+            self._consumer = None
+            raise
+        if position < end:  # compaction removed the last ones
+            self._apply(connection, topic, position, end, [])
+
+    def _apply(
+        self, connection: Connection, topic: topics.Topic, position: int, after: int, batch: Sequence[Record]
+    ) -> bool:
+        """Copy a batch in one transaction, unless another process has done so."""
+        changes = [change for record in batch if (change := _change_of(topic, record))]
+        # before the position moves: otherwise a process that is killed between the two would leave keys in the topic
+        self._destroy(connection, changes)
+        reach("keys destroyed")
+        with connection.transaction():
+            moved = connection.execute(
+                "update keys_position set next_offset = %s where topic_id = %s and next_offset = %s",
+                (after, topic.id, position),
+            )
+            if not moved.rowcount:
+                return False
+            for change in changes:
+                for statement in _STATEMENTS[change.kind]:
+                    connection.execute(statement, change._asdict())
+        return True
+
+    def _destroy(self, connection: Connection, changes: Sequence[_Change]) -> None:
+        """Append tombstones for the keys of forgotten subjects that a batch forgets or brings."""
+        subjects = list({change.subject for change in changes})
+        known = connection.execute(
+            "select f.subject from forgotten_subjects f where f.subject = any(%s)", [subjects]
+        ).fetchall()
+        gone = {subject for (subject,) in known} | {one.subject for one in changes if one.kind == "forgotten"}
+        if not gone:
+            return
+        held: dict[tuple[str, str], None] = dict.fromkeys(
+            connection.execute(
+                "select subject, id from personal_keys where subject = any(%s) and wrapped is not null", [list(gone)]
+            ).fetchall()
+        )
+        for change in changes:
+            if change.kind == "key" and change.subject in gone:
+                held[change.subject, change.id] = None
+            elif change.kind == "destroyed":
+                held.pop((change.subject, change.id), None)
+        if held:
+            self._append([(_name(*one), None) for one in held])
+
+    def _append(self, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        """Append to the topic and wait for the acknowledgements; the offsets. Raises KafkaUnavailable, ProducerRefused."""
+        with self._lock:
+            self._producer = self._producer or clients.LastingProducer(self._settings, "keys")
+            offsets: list[int] = []
+            wrong: list[KafkaError] = []
+
+            def delivered(error: KafkaError | None, message: Message) -> None:
+                if error is None:
+                    offsets.append(message.offset())
+                else:
+                    wrong.append(error)
+
+            producer = self._producer.now
+            for key, value in records:
+                producer.produce(self._settings.keys_topic, value, key, 0, delivered)
+            deadline = time.monotonic() + APPEND_S
+            while len(offsets) + len(wrong) < len(records) and time.monotonic() < deadline:
+                self._producer.poll(0.1)
+            if len(offsets) < len(records):
+                # a record that is not acknowledged may still get there, which does no harm: it is one that this process meant
+                self._producer = None
+                with suppress(KafkaException):
+                    producer.purge()
+                error = wrong[0] if wrong else KafkaError(KafkaError._TIMED_OUT)
+                if clients.may_pass(error) or not wrong:
+                    raise clients.away(self._settings, error)
+                raise clients.ProducerRefused(
+                    f"Topic '{self._settings.keys_topic}' can't be written: {error.str()}.",
+                    "Check that this account may write to the topic.",
+                )
+            return offsets
+
+
+def _require_same(topic: topics.Topic, topic_id: str, position: int) -> int:
+    """The position, if it is one in this topic. Raises TopicChanged."""
+    if topic_id != topic.id:
+        raise topics.TopicChanged(
+            f"Topic '{topic.name}' was recreated: its id is {topic.id}, but the database's keys are of {topic_id}.",
+            "Restore that topic: who is forgotten stands there, and keys that no database may have yet.",
+        )
+    if topic.end[0] < position:
+        raise topics.TopicChanged(
+            f"Topic '{topic.name}' ends at {topic.end[0]}, but keys up to {position} were read from it.",
+            "It lost records: restore it. Who was forgotten in them would be known again to a restored database.",
+        )
+    return position
+
+
+class _Change(NamedTuple):
+    """What a record of the topic changes in the tables."""
+
+    kind: str
+    subject: str
+    id: str = ""
+    master: str = ""
+    wrapped: bytes | None = None
+    at: int = 0
+
+
+def _change_of(topic: topics.Topic, record: Record) -> _Change | None:
+    """None for a record that changes nothing. Raises UnreadableRecord."""
+    if record.value is None:
+        try:
+            subject, key_id = msgspec.json.decode(record.key or b"", type=tuple[str, str])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return _Change("destroyed", subject, key_id)
+    if not record.value.startswith(ENVELOPE):
+        return None
+    try:
+        found = _decode(record.value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise unreadable(topic.name, record, error) from error
+    match found:
+        case KeyRecord(subject, key_id, master, wrapped, at):
+            return _Change("key", subject, key_id, master, wrapped, record.offset if at is UNSET else at)
+        case ForgottenRecord(subject):
+            return _Change("forgotten", subject, at=record.offset)
+        case _:
+            return None
+
+
+def _name(*parts: str) -> bytes:
+    """A record's key: compaction keeps the last record of each."""
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+_KEYS = "select id, wrapped, master, subject from personal_keys where id = any(%s)"
+
+_FIRST_KEY = """
+select null as id, null::bytea as wrapped, null as master, -1 as at_offset
+  from forgotten_subjects where subject = %(subject)s
+union all
+(select id, wrapped, master, at_offset from personal_keys
+  where subject = %(subject)s and wrapped is not null order by at_offset, id limit 1)
+order by at_offset limit 1
+"""
+"""Nothing, a subject's first key, or nulls: the subject is forgotten."""
+
+_STATEMENTS = {
+    "key": (
+        # an id that another subject has is not taken over; a key that was destroyed stays so
+        """insert into personal_keys as p (id, subject, master, wrapped, at_offset)
+           values (%(id)s, %(subject)s, %(master)s,
+             case when not exists (select from forgotten_subjects where subject = %(subject)s) then %(wrapped)s end, %(at)s)
+           on conflict (id) do update set master = excluded.master, wrapped = excluded.wrapped
+             where p.subject = excluded.subject and p.wrapped is not null""",
+    ),
+    "forgotten": (
+        "insert into forgotten_subjects (subject, at_offset) values (%(subject)s, %(at)s) on conflict do nothing",
+        "update personal_keys set wrapped = null where subject = %(subject)s and wrapped is not null",
+    ),
+    "destroyed": ("update personal_keys set wrapped = null where id = %(id)s and subject = %(subject)s",),
+}

@@ -1,0 +1,121 @@
+"""Master keys: the file that the keys of subjects are wrapped with. It is in no log, error or repr.
+
+Each line is `<name> <base64 of 32 bytes>`; `#` begins a comment. The first key wraps, all unwrap.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from base64 import b64decode, b64encode
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.errors import SamefoldError
+from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+log = logging.getLogger(__name__)
+
+SIZE = 32
+_NONCE = 12
+_LINE = re.compile(r"([A-Za-z0-9._-]{1,64})\s+(\S+)")
+_HINT = (
+    "Name a file in SAMEFOLD_MASTER_KEY_FILE; `samefold keys new` prints a line for it. "
+    "Without the right one no personal value can be read, and none is shown as if it were forgotten."
+)
+
+
+class MasterKeyUnusable(SamefoldError):
+    """The master key is missing, malformed, or not the one that keys were wrapped with."""
+
+    exit_code = 2
+
+
+class Masters:
+    """The master keys of one file."""
+
+    def __init__(self, keys: dict[str, bytes]) -> None:
+        self.first = next(iter(keys))
+        """The name of the key that wraps."""
+        self._keys = keys
+
+    def wrap(self, key: bytes, subject: str, key_id: str) -> bytes:
+        """A subject's key, encrypted with the first."""
+        nonce = secrets.token_bytes(_NONCE)
+        return nonce + _cipher(self._keys[self.first]).encrypt(nonce, key, _bound(self.first, subject, key_id))
+
+    def unwrap(self, wrapped: bytes, master: str, subject: str, key_id: str) -> bytes:
+        """The subject's key. Raises MasterKeyUnusable."""
+        from cryptography.exceptions import InvalidTag
+
+        if master not in self._keys:
+            raise MasterKeyUnusable(
+                f"Keys are wrapped with a master key '{master}', which the file does not have.", _HINT
+            )
+        try:
+            return _cipher(self._keys[master]).decrypt(
+                wrapped[:_NONCE], wrapped[_NONCE:], _bound(master, subject, key_id)
+            )
+        except InvalidTag:
+            message = f"The file's master key '{master}' is not the one that keys were wrapped with under this name."
+            raise MasterKeyUnusable(message, _HINT) from None
+
+
+def masters(settings: Settings) -> Masters:
+    """Those of the file as it is now. Raises MasterKeyUnusable."""
+    if settings.master_key_file is None:
+        raise MasterKeyUnusable("Contexts have personal fields, and there is no master key.", _HINT)
+    try:
+        found = settings.master_key_file.stat()
+        return _read(settings.master_key_file, found.st_mtime_ns, found.st_size, found.st_mode)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise MasterKeyUnusable(f"The master key can't be read: {why}.", _HINT) from None
+
+
+def new_line(name: str) -> str:
+    """A line with a new key."""
+    return f"{name} {b64encode(secrets.token_bytes(SIZE)).decode()}"
+
+
+@lru_cache(maxsize=1)
+def _read(file: Path, _changed_ns: int, _size: int, mode: int) -> Masters:
+    if mode & 0o077:
+        log.warning("the file of the master key can be read by others than its owner")
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        if text := line.partition("#")[0].strip():
+            parts = _LINE.fullmatch(text)
+            key = _decoded(parts[2]) if parts else b""
+            if parts is None or len(key) != SIZE or parts[1] in keys:
+                raise MasterKeyUnusable(
+                    f"Line {number} of the file with the master key is not `<name> <base64 of {SIZE} bytes>`, with a name "
+                    "of its own.",
+                    _HINT,
+                )
+            keys[parts[1]] = key
+    if not keys:
+        raise MasterKeyUnusable("The file of the master key has no key.", _HINT)
+    return Masters(keys)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        return b""
+
+
+def _cipher(key: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)
+
+
+def _bound(master: str, subject: str, key_id: str) -> bytes:
+    return "\0".join(("samefold key 1", master, subject, key_id)).encode()
