@@ -36,7 +36,7 @@ def topics(
         found = describe(settings, settings.commands_topic), describe(settings, settings.events_topic)
         check(settings)
     if has_personal_fields():
-        found = *found, (ensure_keys(settings) if create else describe(settings, settings.keys_topic))
+        found = *found, ensure_keys(settings, create=create)
 
     def text(found: dict[str, Any]) -> Iterator[Table]:
         rows = (

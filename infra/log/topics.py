@@ -130,7 +130,7 @@ def ensure_policies(settings: Settings, admin: Admin | None = None) -> Topic:
     return topic
 
 
-def ensure_keys(settings: Settings, admin: Admin | None = None) -> Topic:
+def ensure_keys(settings: Settings, admin: Admin | None = None, *, create: bool = True) -> Topic:
     """Create the topic of keys if it is missing, check and return it. Raises TopicUnfit, TopicMissing, KafkaUnavailable.
 
     Compaction removes a key that was destroyed from the disks within a day, and nothing else.
@@ -138,7 +138,9 @@ def ensure_keys(settings: Settings, admin: Admin | None = None) -> Topic:
     admin, name = admin or Admin(settings), settings.keys_topic
     promised = _promised(settings) | {"cleanup.policy": "compact"}
     soon = {"segment.ms": str(12 * HOUR_MS), "max.compaction.lag.ms": str(6 * HOUR_MS)}
-    [topic] = _create(settings, admin, [name], 1, promised | soon)
+    if create:
+        _create(settings, admin, [name], 1, promised | soon)
+    topic = describe(settings, name, admin=admin)
     found = _configs(admin, [name])[name]
     for key, wanted in (promised | soon).items():
         _require(name, key, found[key], wanted)

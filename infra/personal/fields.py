@@ -34,6 +34,10 @@ def subject_field(kind: type) -> str | None:
     found = [one.name for one in dataclasses.fields(kind) if SUBJECT in get_args(hints[one.name])]
     if len(found) > 1:
         raise Misplaced(f"{kind.__name__} has two subjects, {found[0]} and {found[1]}: it can have one")
+    if deeper := next((name for name, hint in hints.items() if name not in found and _has_subject(hint)), None):
+        raise Misplaced(
+            f"{kind.__name__} has a SubjectId within {deeper}: it can only be a field of the command, never None"
+        )
     return found[0] if found else None
 
 
@@ -58,6 +62,13 @@ def sealed_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any], 
         return decode(data)
 
     return read
+
+
+def _has_subject(hint: Any, within: tuple[Any, ...] = ()) -> bool:
+    parts = get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in within:
+        parts = tuple(get_type_hints(hint, include_extras=True).values())
+    return SUBJECT in parts or any(_has_subject(part, (*within, hint)) for part in parts)
 
 
 def _marked(node: Any, wrong: str = "") -> Iterator[str]:

@@ -22,7 +22,9 @@ from pydantic import TypeAdapter
 from domain.language import kebab
 from infra.database.migrate import upgrade
 from infra.dev.stack import Stack
+from infra.domain_model.contexts import has_personal_fields
 from infra.log import topics
+from infra.personal.masters import new_line
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT, world_of
 from policies.engine.activations import start_all
@@ -87,6 +89,10 @@ def service(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @contextmanager
 def running(settings: Settings, folder: Path) -> Iterator[Service]:
     """A service with these settings, on an empty database; its processes write their logs into the folder."""
+    if has_personal_fields() and settings.master_key_file is None:
+        (file := folder / "master-key").touch(0o600)
+        file.write_text(new_line("tests"))
+        settings = settings.model_copy(update={"master_key_file": file})
     upgrade(settings)
     topics.ensure(settings)
     start_all(settings)

@@ -257,7 +257,13 @@ def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
         other: SubjectId
         name: Personal[str]
 
+    @fact
+    class MaybeSubject:
+        one: SubjectId | None
+        name: Personal[str]
+
     for kind, wrong in (
+        (MaybeSubject, "within one"),
         (Number, "no text"),
         (Keys, "keys of a mapping"),
         (Set, "set"),
