@@ -169,7 +169,8 @@ class RowFeed:
             some = keys[start : start + CHUNK]
             streams = [stream for key in some if (stream := stream_of(self._view, key)) is not None]
             found = await self._views.by_keys(self._view, some, streams)
-            rows = {row.number: row.json for row in found.rows}
+            shown = await self._views.shown(found)
+            rows = {row.number: json for row, json in zip(found.rows, shown, strict=True)}
             for number, key in enumerate(some, start=1):
                 state = self._state(found, key, rows.get(number))
                 if news := [one for one in self._watchers.get(key, ()) if one.tag != state.tag]:

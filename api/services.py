@@ -102,7 +102,7 @@ class Services:
         self.stores.subscribe(self._kafka_answered)
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
         self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
-        self.views = ViewReader(settings, self.pool, self.positions)
+        self.views = ViewReader(settings, self.pool, self.positions, self.keys)
         # half of the connections are for lists that no index leads to; they would block all other reads
         self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
         self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS)

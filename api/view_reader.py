@@ -19,6 +19,8 @@ from api.problems import STOPPING, kind
 from api.requests import watched
 from infra.database.connect import naming
 from infra.errors import SamefoldError
+from infra.personal.keys import Keys
+from infra.personal.tokens import key_ids, opened
 from infra.settings import Settings
 from projections.engine.views import queries
 from projections.engine.views.queries import Found, Query
@@ -49,8 +51,12 @@ class PositionNotReached(SamefoldError):
 class ViewReader:
     """Reads rows together with their position."""
 
-    def __init__(self, settings: Settings, pool: AsyncConnectionPool[Any], positions: PositionWaits) -> None:
+    def __init__(
+        self, settings: Settings, pool: AsyncConnectionPool[Any], positions: PositionWaits, keys: Keys | None
+    ) -> None:
         self._settings = settings
+        self._keys = keys
+        """None where no context has personal fields."""
         self._topic = settings.events_topic
         self._pool = pool
         self._positions = positions
@@ -63,6 +69,17 @@ class ViewReader:
     async def page(self, view: View, filters: Mapping[str, Any], after: Values | None, most: int) -> Found:
         """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseUnavailable."""
         return await self._ask(view, lambda table: queries.page(view, table, self._topic, filters, after, most))
+
+    async def shown(self, found: Found) -> list[msgspec.Raw]:
+        """Its rows as clients may see them: personal values, or what is shown for a forgotten one. Raises DatabaseUnavailable, …"""
+        rows = [row.json for row in found.rows]
+        if self._keys is None or not found.has_personal:
+            return rows
+        ids = {ident for row in rows for ident in key_ids(bytes(row))}
+        with naming(self._settings):
+            async with self._pool.connection() as connection:
+                keys = await self._keys.keys_for_async(connection, ids)
+        return [msgspec.Raw(opened(bytes(row), keys)) for row in rows]
 
     async def require_live(self, view: View) -> None:
         """Raises ViewNotLive, DatabaseUnavailable."""

@@ -170,7 +170,7 @@ def _row(view: View) -> Route:
             raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
         if not found.rows:
             raise NO_ROW(headers=at, position=position)
-        row = found.rows[0].json
+        [row] = await views.shown(found)
         body = msgspec.json.encode(row_members(view, found, row) | {"position": position})
         return answered(request, row_tag(view, found, row), found, body, _applied(request))
 
@@ -191,10 +191,11 @@ def _page(view: View) -> Route:
         finally:
             if searches:
                 searches.give_back()
-        rows = [row.json for row in found.rows[: asked.limit]]
+        rows = (await services.views.shown(found))[: asked.limit]
         next_page = None
         if len(found.rows) > asked.limit:
-            cursor = asked.cursor_after(_texts(view, rows[-1]))
+            # of the row as it is stored: so the table is ordered, and addresses end up in logs
+            cursor = asked.cursor_after(_texts(view, found.rows[asked.limit - 1].json))
             next_page = f"{path_of('views', view.name)}?{urlencode([*asked.rest, ('cursor', cursor)])}"
         position = str(found.position)
         body = msgspec.json.encode({"items": rows, "next": next_page, "position": position, "parked": found.parked})

@@ -42,14 +42,17 @@ TOKEN = re.compile(r"~personal~1~([0-9a-f]{16})~([A-Za-z0-9_-]+)~([A-Za-z0-9_-]*
 SEALED: Final = "sealed"
 """As a validation's context: a personal value passes only if it is sealed, or empty."""
 
+REMOVED: Final = "removed"
+"""As a validation's context: a personal value becomes an empty text, so that what is left should hold none."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PersonalText:
     """Seals a field. What it does with a value depends on the validation's context.
 
     None (in tests, in `decide`, in old bodies): a sealed value passes as it is, any other as the plain text that is declared.
-    SEALED: see there. A callable, where clients' commands enter: only plain text passes, and is replaced by what the callable makes
-    of it and the fallback.
+    SEALED, REMOVED: see there. A callable, where clients' commands enter: only plain text passes, and is replaced by what the
+    callable makes of it and the fallback.
     """
 
     fallback: str = ""
@@ -69,6 +72,8 @@ class PersonalText:
             return plain(value)
         if callable(info.context):
             return info.context(plain(value), self.fallback)
+        if info.context == REMOVED:
+            return ""
         if TOKEN.fullmatch(value):
             return value
         if info.context == SEALED:

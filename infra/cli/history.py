@@ -30,13 +30,16 @@ def history(
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
     from infra.log.source import history_of
+    from infra.personal.opening import shown
     from infra.settings import Settings
     from infra.terminal import print_json, stdout, table
 
-    entries = [entry for entry in history_of(Settings(), stream) if void or entry["void"] is None]
+    settings = Settings()
+    entries = [entry for entry in history_of(settings, stream) if void or entry["void"] is None]
     if not stored:
         for entry in entries:
             entry["events"] = [_of_today(stream, event) for event in entry["events"]]
+    entries = shown(settings, entries)
     if as_json:
         for entry in entries:
             print_json(entry)

@@ -59,6 +59,7 @@ def list_(
 def show(ident: WishId, as_json: Json = False) -> None:
     """All there is of one wish, its bodies too. They may be confidential."""
     from infra import terminal
+    from infra.personal.opening import shown
     from infra.settings import Settings
     from policies.engine.operate import wish
 
@@ -68,7 +69,8 @@ def show(ident: WishId, as_json: Json = False) -> None:
         if found["dead"]:
             yield f"`samefold outbox retry {ident}` once the cause is gone, or `samefold outbox drop {ident}`."
 
-    terminal.show(wish(Settings(), ident), text, as_json=as_json)
+    settings = Settings()
+    terminal.show(shown(settings, wish(settings, ident)), text, as_json=as_json)
 
 
 def retry(idents: Ids, as_json: Json = False) -> None:

@@ -57,6 +57,7 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
     """A parked stream, and its events that are not in the view."""
     from infra import terminal
     from infra.database.connect import connect, naming
+    from infra.personal.opening import shown
     from infra.settings import Settings
     from projections.engine.operate.replaying import NotParked, parked_events
     from projections.engine.store.positions import read_positions
@@ -76,7 +77,7 @@ def show(view: ViewName, stream: StreamName, as_json: Json = False) -> None:
         yield terminal.table(("version", "event", "data"), rows)
         yield f"`samefold parked replay {view} {stream}` once the code is right, or `samefold parked drop …`."
 
-    terminal.show(terminal.plain(one) | {"events": events}, text, as_json=as_json)
+    terminal.show(shown(settings, terminal.plain(one) | {"events": events}), text, as_json=as_json)
 
 
 def replay(view: ViewName, stream: StreamName, as_json: Json = False) -> None:

@@ -191,7 +191,8 @@ def _supervise(
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
-    if any(child.module == "api" for child in children(name)) and has_personal_fields():
+    opening = {"api", "policies.engine.process"} if settings.webhooks else {"api"}
+    if any(child.module in opening for child in children(name)) and has_personal_fields():
         masters(settings)
     with place(settings.group_prefix) as here:
         supervisor = Supervisor(children(name or here), metrics_port=settings.metrics_port)

@@ -40,23 +40,31 @@ def sealed(plain: str, key_id: str, key: bytes, *, command_id: str, number: int,
     return f"{head}{_text(nonce + _cipher(key).encrypt(nonce, secret, bound))}~{tail}~"
 
 
+def may_hold(text: bytes | str) -> bool:
+    """Whether a text may have tokens. It costs next to nothing where it has none."""
+    # one character is looked for a hundred times as fast as several
+    return b"~" in text and _PREFIX_BYTES in text if isinstance(text, bytes) else "~" in text and PREFIX in text
+
+
 def key_ids(text: bytes | str) -> set[str]:
     """The ids of the keys of all tokens in a text."""
+    if not may_hold(text):
+        return set()
     if isinstance(text, bytes):
-        return {found[1].decode() for found in _TOKEN_BYTES.finditer(text)} if _PREFIX_BYTES in text else set()
-    return {found[1] for found in _TOKEN.finditer(text)} if PREFIX in text else set()
+        return {found[1].decode() for found in _TOKEN_BYTES.finditer(text)}
+    return {found[1] for found in _TOKEN.finditer(text)}
 
 
 def opened(text: bytes, keys: Mapping[str, bytes | None]) -> bytes:
     """JSON with each token replaced by its value, or by its fallback where the key is not there or is not the right one."""
-    if _PREFIX_BYTES not in text:
+    if not may_hold(text):
         return text
     return _TOKEN_BYTES.sub(lambda found: _escaped(_opened(found[0].decode(), keys)).encode(), text)
 
 
 def opened_text(text: str, keys: Mapping[str, bytes | None]) -> str:
     """The same for a text that is not JSON."""
-    return _TOKEN.sub(lambda found: _opened(found[0], keys), text) if PREFIX in text else text
+    return _TOKEN.sub(lambda found: _opened(found[0], keys), text) if may_hold(text) else text
 
 
 def opened_value(value: Any, keys: Mapping[str, bytes | None]) -> Any:

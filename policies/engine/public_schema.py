@@ -25,10 +25,12 @@ from msgspec import Meta
 from pydantic import TypeAdapter
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from domain.language import REMOVED
 from infra.domain_model import storable
 from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Counted
+from infra.personal.tokens import may_hold
 from infra.settings import Settings
 from policies.engine.policy import PUBLIC, BadPolicy, Public, subscribed, version_of
 from projections.engine.fold.errors import EngineStop
@@ -206,7 +208,33 @@ class Writer:
             publicationversion=self._publication.version,
             data=public.data,
         )
-        return msgspec.json.encode(event)
+        encoded = msgspec.json.encode(event)
+        if may_hold(encoded):
+            _require_declared(public.type, public.data)
+        return encoded
+
+
+def _require_declared(name: str, data: Any) -> None:
+    """Raises ValueError for a personal value in a field that the data's class does not declare as personal."""
+    rest = TypeAdapter(type(data)).validate_json(msgspec.json.encode(data), context=REMOVED)
+    if may_hold(msgspec.json.encode(rest)):
+        raise ValueError(
+            f"the data of {name} has a personal value in a field that is not declared `Personal[…]`: leave it out, or declare "
+            "it so, and other teams get the ciphertext"
+        )
+
+
+def _as_published(schema: Any) -> Any:
+    """A schema without the bounds of personal texts, which consumers see as ciphertext."""
+    match schema:
+        case {"x-personal": True}:
+            return {name: one for name, one in schema.items() if name in ("type", "title", "description", "x-personal")}
+        case dict():
+            return {name: _as_published(one) for name, one in schema.items()}
+        case list():
+            return [_as_published(one) for one in schema]
+        case _:
+            return schema
 
 
 def asyncapi(settings: Settings, declared: Publication) -> dict[str, Any]:
@@ -214,7 +242,7 @@ def asyncapi(settings: Settings, declared: Publication) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     messages: dict[str, Any] = {}
     for name, kind in sorted(declared.types.items()):
-        data = TypeAdapter(kind).json_schema(ref_template=f"#/components/schemas/{name}.{{model}}")
+        data = _as_published(TypeAdapter(kind).json_schema(ref_template=f"#/components/schemas/{name}.{{model}}"))
         models = data.pop("$defs", {})
         schemas |= {f"{name}.{model}": one for model, one in models.items()}
         for one in (data, *models.values()):

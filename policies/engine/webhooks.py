@@ -19,15 +19,20 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import httpx
 from standardwebhooks.webhooks import Webhook
 
 from infra.database.connect import Connection, DatabaseUnavailable, connect, naming
+from infra.domain_model.contexts import has_personal_fields
 from infra.errors import in_words
+from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
+from infra.personal.keys import Keys
+from infra.personal.tokens import key_ids, opened
 from infra.settings import Endpoint, Settings
 
 log = logging.getLogger(__name__)
@@ -49,6 +54,7 @@ AGAIN_S = 0.25
 LONGEST_BODY, BODY_S = 4_096, 1.0
 """An answer's body is read up to here, so that its connection can be used again."""
 
+T = TypeVar("T")
 Partitions: TypeAlias = Callable[[], Mapping[str, Collection[int]]]
 """Tells which partitions of each policy are this process's now."""
 Lane: TypeAlias = tuple[str, str]
@@ -94,7 +100,10 @@ def _now() -> datetime:
 
 
 class Webhooks:
-    """Posts the rows of the outbox that are due, in the partitions that this process has."""
+    """Posts the rows of the outbox that are due, in the partitions that this process has.
+
+    Its constructor raises MasterKeyUnusable, where bodies may have personal values.
+    """
 
     def __init__(
         self,
@@ -113,15 +122,18 @@ class Webhooks:
         self.status = logs.StatusLog(log, name)
         self._thread = ThreadPoolExecutor(1, self._name)
         self._connection: Connection | None = None
+        self._keys = Keys(settings) if settings.webhooks and has_personal_fields() else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: list[asyncio.Event] = []
 
     async def run(self) -> None:
         """Post until this is cancelled; posts in flight stay in the outbox. Waits while the database is unavailable.
 
-        Raises DatabaseBehind, DatabaseRefused, ValueRefused.
+        Raises DatabaseBehind, DatabaseRefused, ValueRefused, and of keys MasterKeyUnusable, TopicChanged, …
         """
         self._loop = asyncio.get_running_loop()
+        if self._keys is not None:
+            await self._tried(partial(self._asked, self._keys.start))
         async with _client() as client:
             endpoints = self._settings.webhooks.items()
             queues = [_Queue(self, name, endpoint, client) for name, endpoint in endpoints]
@@ -145,22 +157,35 @@ class Webhooks:
 
     async def execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """The rows of a statement, tried while the database is unavailable: what an endpoint answered must not be forgotten."""
+        return await self._tried(partial(self._execute, statement, values))
+
+    async def shown(self, body: str) -> str:
+        """A body as endpoints may see it: personal values, or what is shown for a forgotten one."""
+        if self._keys is None or not (ids := key_ids(body)):
+            return body
+        find = partial(self._keys.keys_for, ids=ids)
+        return opened(body.encode(), await self._tried(partial(self._asked, find))).decode()
+
+    async def _tried(self, ask: Callable[[], T]) -> T:
         while True:
             try:
-                rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._execute, statement, values)
-            except DatabaseUnavailable as error:
+                answer = await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+            except (DatabaseUnavailable, KafkaUnavailable) as error:  # the keys of personal values are in Kafka
                 self.status.wrong("database", str(error))
                 await asyncio.sleep(AGAIN_S)
             else:
                 self.status.well("database", "the database is available again")
-                return rows
+                return answer
 
     def _execute(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        return self._asked(lambda connection: connection.execute(statement.encode(), values).fetchall())
+
+    def _asked(self, ask: Callable[[Connection], T]) -> T:
         if self._connection is None:
             self._connection = connect(self._settings, self._name, by_key=True)
         try:
             with naming(self._settings):
-                return self._connection.execute(statement.encode(), values).fetchall()
+                return ask(self._connection)
         except BaseException:
             self._disconnect()
             raise
@@ -259,7 +284,7 @@ class _Queue:
             post = Post(*rows[0])
             if post.partition not in self._webhooks.partitions().get(post.policy, ()):
                 return
-            answer = await self._attempt(post)
+            answer = await self._attempt(post._replace(body=await self._webhooks.shown(post.body)))
             metrics.WEBHOOK_ATTEMPTS.labels(self._name, answer.result).inc()
             if not await self._record(post, answer):
                 return

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg import sql
 
+from infra.personal.tokens import may_hold
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
@@ -37,6 +38,9 @@ class Found(NamedTuple):
     parked_since: Mapping[str, int]
     """Of the streams that were asked for, the parked ones, with the first version that is left out."""
     rows: Sequence[Row]
+    """As stored: personal values are sealed."""
+    has_personal: bool
+    """Whether any row may hold a personal value."""
 
 
 class Row(NamedTuple):
@@ -78,7 +82,7 @@ def found(value: str) -> Found:
     position: dict[str, dict[int, int]] = {}
     for topic_id, partition, next_offset in positions or ():
         position.setdefault(topic_id, {})[partition] = next_offset
-    return Found(version, table, Token(position), parked, dict(since or ()), rows or ())
+    return Found(version, table, Token(position), parked, dict(since or ()), rows or (), may_hold(value))
 
 
 _Answer = tuple[int, str, list[tuple[str, int, int]] | None, int, list[tuple[str, int]] | None, list[Row] | None]
