@@ -31,10 +31,11 @@ test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
 test-all: setup ## all tests: searches, chaos, clusters, whole demos and benchmarks, too (what CI runs)
 	@$(PYTEST) $(ARGS)
 
-check: setup ## lint, format, types and the tests that need no Kafka or PostgreSQL: a minute
+check: setup ## lint, format, types, released events and the tests that need no Kafka or PostgreSQL: a minute
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+	@$(BIN)/samefold events check
 	@$(PYTEST) $(QUICK) -m "not integration and not slow" $(ARGS)
 
 -include demo/demo.mk proofs/proofs.mk benchmarks/bench.mk

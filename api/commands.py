@@ -44,6 +44,7 @@ from commands.sealing import Unsealed, holds_token
 from domain.language import kebab
 from infra.database.connect import naming
 from infra.domain_model.contexts import BadContext, Context, refusals_of
+from infra.domain_model.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log.records import Command, encode
 from infra.personal.fields import is_personal
@@ -96,7 +97,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
 
 
 def _route(context: Context, name: str, kind_: type) -> openapi.Route:
-    validate, is_sealed = validator(kind_), is_personal(kind_)
+    validate, stored, is_sealed = validator(kind_), stored_type(kind_), is_personal(kind_)
 
     async def post(request: Request) -> Response:
         settings = services_of(request).settings
@@ -105,7 +106,7 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
         if not requests.is_json(request):
             raise NOT_JSON()
         body = await requests.body_of(request, settings.max_command_bytes, settings.api_read_timeout_s)
-        command = Command(ref.key, ref.stream, name, msgspec.Raw(body), expected, correlation or UNSET)
+        command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET)
         unsealed: Unsealed | None = None
         try:
             if is_sealed:

@@ -19,11 +19,12 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from msgspec import UNSET, UnsetType
 from pydantic import ValidationError
 
-from commands.intake import bad_client_name, bad_relation, fingerprint_of, summary
+from commands.intake import bad_client_name, bad_relation, fingerprint_of
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
 from commands.sealing import Unsealed, holds_token
 from infra.database.connect import connect, naming
 from infra.domain_model.contexts import contexts, has_personal_fields
+from infra.domain_model.versions import UpcastFailed, stored_type, summary
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of
@@ -101,11 +102,21 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
     found: dict[int, Command | Unsealed] = {}
     for number, command in commands.items():
         context = contexts().get(command.stream.partition("/")[0])
-        kind = context.commands.get(command.type) if context else None
+        kind, older = context.command_types.get(command.type, (None, None)) if context else (None, None)
+        if kind is None:  # what is personal in it?
+            raise BadCommandLine(f"{file}, line {number}: this code knows no such command.", "Nothing was sent.")
         try:
-            found[number] = Unsealed(command, kind) if kind and is_personal(kind) else command
+            if is_personal(kind):
+                if older:
+                    body = msgspec.Raw(older.body(command.data))
+                    command = msgspec.structs.replace(command, type=stored_type(kind), data=body)  # noqa: PLW2901
+                found[number] = Unsealed(command, kind)
+            else:
+                found[number] = command
         except ValidationError as error:
             raise BadCommandLine(f"{file}, line {number}: {summary(error)}.", "Nothing was sent.") from None
+        except (msgspec.DecodeError, UpcastFailed) as error:
+            raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
         if holds_token(command):
             raise BadCommandLine(f"{file}, line {number}: a text holds a sealed value.", "Nothing was sent.")
     keys, known = Keys(settings), dict[str, DataKey]()

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from pydantic import ValidationError
 
-from commands.intake import Received, reason, sealed_validator, summary
+from commands.intake import Received, reason
 from domain.language import Refusal
 from infra.domain_model.storable import encode as encode_value
 from infra.domain_model.storable import require_same
 from infra.errors import in_words
 from infra.log.records import Commit, EventRecord, Reason, encode
-from infra.personal.fields import is_personal
 
 
 class Versioned(msgspec.Struct, frozen=True):
@@ -56,8 +54,6 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
             data = msgspec.Raw(encode_value(event))
             # decoded as every reader does: an event that can't be decoded would stop them all
             read = decode(data)
-            if is_personal(event.__class__):
-                _require_sealed(event.__class__, data)
             if read != event:
                 require_same(event, read)
             state = context.fold(state, read)
@@ -79,14 +75,6 @@ def decide(received: Received, before: Versioned, *, epoch: int, seq: int, max_b
         too_large = f"its events take {len(value)} bytes, more than {max_bytes}"
         return _rejection(received, before, reason("too-large", too_large), epoch, seq)
     return Decided(commit, value, after)
-
-
-def _require_sealed(kind: type, data: msgspec.Raw) -> None:
-    """Raises ValueError, without any value, where a personal field of an event is plain text."""
-    try:
-        sealed_validator(kind)(bytes(data))
-    except ValidationError as error:
-        raise ValueError(f"decide returned a {kind.__name__}: {summary(error)}") from None
 
 
 def _rejection(received: Received, before: Versioned, why: Reason, epoch: int, seq: int) -> Decided:

@@ -518,7 +518,14 @@ class Handler:
         return writer.on_position(snapshot, end)
 
     def _before_opening(self, snapshot: Snapshot) -> Action | None:
-        """Record this code's command types; where another release's handlers run too, only one of the groups decides."""
+        """Record this code's command types, once agents can fold its events.
+
+        Where another release's handlers run too, only one of the groups decides.
+        """
+        if snapshot.unfoldable:
+            return Wait(
+                f"no agent that can fold these events has run yet, start those first: {_names(snapshot.unfoldable)}"
+            )
         if snapshot.unrecorded:
             if not self._reader.shows_this_code:
                 return Wait(
@@ -527,8 +534,8 @@ class Handler:
             make_types_live(self._reader.connection, self.settings.events_topic)
             log.info("handler %s: these commands are live now: %s", self.name, _names(snapshot.unrecorded))
             return Load()
-        if snapshot.unknown and (other := self._deciding()) != self.group:
-            return Wait(f"another release decides, in the group {other}: it knows {_names(snapshot.unknown)}")
+        if (more := snapshot.unknown or snapshot.newer) and (other := self._deciding()) != self.group:
+            return Wait(f"another release decides, in the group {other}: it knows {_names(more)}")
         return None
 
     def _deciding(self) -> str:
@@ -761,7 +768,7 @@ def _ended(span: Span, acknowledged: Callable[..., None], error: KafkaError | No
     acknowledged(error, message)
 
 
-def _names(types: Iterable[CommandType]) -> str:
+def _names(types: Iterable[CommandType | str]) -> str:
     return ", ".join(sorted(map(str, types)))
 
 

@@ -12,19 +12,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation, localcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import TypeAdapter, ValidationError
 
-from domain.language import SEALED
 from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.versions import summary
 from infra.errors import in_words
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Headers, Reason, Record, decode_command
-from infra.personal.fields import is_personal
 from projections.engine.store.command_types import CommandType
 
 MAX_ID_BYTES = 200
@@ -122,11 +121,16 @@ def _problem(
 
 
 def fingerprint_of(command: Command) -> str:
-    """A hash of type, body (whatever its members' order) and expected version: the same for a repeated command.
+    """A hash of name, body (whatever its members' order) and expected version: the same for a repeated command.
+
+    Not of the type's version: a client that repeats a request may meet a newer release of the API.
 
     Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be decoded exactly.
     """
-    return _hash(_encode_sorted((command.type, command.expected_version, _decode_any(command.data))))
+    name = command.type
+    if "/" in name:
+        name = name.partition("/")[0]
+    return _hash(_encode_sorted((name, command.expected_version, _decode_any(command.data))))
 
 
 def _as_written(text: str) -> float:
@@ -175,17 +179,19 @@ def _validated(record: Record, envelope: Command, intake: Intake) -> Received:
             raise _Rejected("too-large", f"the command takes {size} bytes, more than {intake.max_bytes}")
         if context is None:
             raise _Rejected("malformed", f"no context is called '{name}'", CommandType(name, ""))
-        kind = context.commands.get(envelope.type)
-        if kind is None:
+        read = context.command_readers.get(envelope.type)
+        if read is None:
             unknown = CommandType(name, envelope.type)
             raise _Rejected("malformed", f"'{name}' knows no command '{envelope.type}'", unknown)
         body = bytes(envelope.data)
         if b"\\u0000" in body and holds_nul(body):  # a call costs each command more than the first check
             raise _Rejected("malformed", "the body holds a NUL character, which PostgreSQL can't store")
         try:
-            command = sealed_validator(kind)(body)
+            command = read(body)
         except ValidationError as error:
             raise _Rejected("malformed", summary(error)) from error
+        except msgspec.DecodeError as error:
+            raise _Rejected("malformed", f"the body is no JSON object: {error}") from error
         except Exception as error:  # a defect in a command's own checks, which would repeat on every attempt
             raise _Rejected("failed", in_words(error)) from error
     except _Rejected as why:
@@ -202,23 +208,9 @@ def validator(kind: type) -> Callable[[bytes], Any]:
     return TypeAdapter(kind).validator.validate_json
 
 
-@cache
-def sealed_validator(kind: type) -> Callable[[bytes], Any]:
-    """The same where personal values must be sealed: for what is about to be decided or recorded."""
-    return partial(TypeAdapter(kind).validator.validate_json, context=SEALED) if is_personal(kind) else validator(kind)
-
-
 def holds_nul(body: bytes) -> bool:
     """Whether a text in this JSON has a NUL character, which PostgreSQL can't store."""
     return b"\\u0000" in body and _NUL.search(body) is not None
-
-
-def summary(error: ValidationError) -> str:
-    """Where and what, but not the value: it may be long or confidential."""
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
-        for problem in error.errors(include_url=False, include_context=False, include_input=False)
-    )
 
 
 def reason(code: str, message: str) -> Reason:

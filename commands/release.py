@@ -1,10 +1,10 @@
 """Which release's handlers decide while handlers of several releases run.
 
-Handlers that know the same commands share one consumer group. Those of another release have their own group, which is assigned all
-partitions too. Of the groups that fit the live write model, the one that knows most command types decides; the others wait, and
-take over when it has no members left. A group's name holds all that the others need to know:
+Handlers that know the same commands and events share one consumer group. Those of another release have their own group, which is
+assigned all partitions too. Of the groups that fit the live write model, the one that knows most types decides; the others
+wait, and take over when it has no members left. A group's name holds all that the others need to know:
 
-    samefold-handler.rooms-v1.orders-v2.7-1f0c3b5a      7 types of commands, of two contexts
+    samefold-handler.rooms-v1.orders-v2.7-1f0c3b5a      7 types of commands and events, of two contexts
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from infra.errors import SamefoldError
 from infra.log.topics import Admin
 from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, own_types
+from projections.engine.store.event_types import own_event_types
 
 
 class OtherReleaseRuns(SamefoldError):
@@ -34,7 +35,7 @@ _GONE = {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
 def group_of(prefix: str) -> str:
     """The consumer group of this code's handlers."""
     states = "".join(f".{name}-v{one.state_version}" for name, one in sorted(contexts().items()))
-    types = sorted(map(str, own_types()))
+    types = sorted([*map(str, own_types()), *own_event_types()])
     return f"{_stem(prefix)}{states}.{len(types)}-{hashlib.sha256(' '.join(types).encode()).hexdigest()[:8]}"
 
 
@@ -76,7 +77,7 @@ def _groups(client: AdminClient, within_s: float) -> list[ConsumerGroupListing]:
 
 
 def _rank(group: str, prefix: str, live: Mapping[str, int]) -> tuple[int, str]:
-    """Larger for groups that know more command types; smallest where the group does not fit the live write model."""
+    """Larger for groups that know more types; smallest where the group does not fit the live write model."""
     found = _NAME.fullmatch(group.removeprefix(_stem(prefix)))
     if found is None:
         return -1, ""

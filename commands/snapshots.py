@@ -20,6 +20,7 @@ from infra.domain_model.storable import decoder
 from infra.log.rule import Reading
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.commit import prepare
+from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.views.binary_arrays import texts
 from projections.engine.views.core_views import OUTCOMES, OUTCOMES_VERSION, agent_views, code_set, snapshot_view_name
 
@@ -37,12 +38,20 @@ class SnapshotReader:
         self._versions: dict[str, int] = {}
 
     def read(self) -> Snapshot:
-        """A snapshot without states and outcomes, but with the live command types. Raises psycopg.Error."""
+        """A snapshot without states and outcomes, but with the types of commands and events. Raises psycopg.Error."""
         snapshot = self.answer(self.ask((), ()))
         live, own = live_types(self.connection), own_types()
         others = {CommandType(name, "") for name in self.states.keys() - contexts().keys()}
         unknown = {one for one in live - own if one.context in contexts()} | others
-        return replace(snapshot, unknown=frozenset(unknown), unrecorded=own - live)
+        foldable, events = foldable_types(self.connection), own_event_types()
+        newer = {one for one in foldable - events if one.partition(".")[0] in contexts()}
+        return replace(
+            snapshot,
+            unknown=frozenset(unknown),
+            unrecorded=own - live,
+            newer=frozenset(newer),
+            unfoldable=events - foldable,
+        )
 
     @property
     def shows_this_code(self) -> bool:

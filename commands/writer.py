@@ -59,7 +59,8 @@ class Snapshot:
 
     `positions` by partition; `rows` by stream, absent where there is none; `outcomes` holds the (stream, command id) that have one;
     `generation` and `fits` (the live versions are those of this code) are rule 10. `unknown` are the live command types
-    that this code can't decide, `unrecorded` those of this code that are not live.
+    that this code can't decide, `unrecorded` those of this code that are not live; `newer` are the event types that some agents can
+    fold and this code can't, `unfoldable` those of this code that no agent can.
     """
 
     positions: Mapping[int, Reading]
@@ -69,6 +70,8 @@ class Snapshot:
     outcomes: frozenset[tuple[str, str]] = frozenset()
     unknown: frozenset[CommandType] = frozenset()
     unrecorded: frozenset[CommandType] = frozenset()
+    newer: frozenset[str] = frozenset()
+    unfoldable: frozenset[str] = frozenset()
 
 
 class Load(NamedTuple):

@@ -1,4 +1,4 @@
-"""What every bounded context is built from: `fact`, `Refusal`, and types for fields, personal ones too.
+"""What every bounded context is built from: `fact`, `upcaster`, `Refusal`, and types for fields, personal ones too.
 
 A command arrives as JSON and is checked once, where it enters, with `TypeAdapter(cls).validate_json(data)`: the classes
 are strict, and only pydantic's JSON mode knows that JSON has no dates. Whatever is in the log was checked before it was
@@ -8,7 +8,7 @@ written, so `msgspec.json.decode(data, type=cls)` reads the very same class back
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, cast, dataclass_transform
 
 from pydantic import (
     ConfigDict,
@@ -118,10 +118,34 @@ def fact(cls: type[FactT]) -> type[FactT]:
     """Make a class a command, an event or a part of one: frozen, slotted, keyword only, strict, finite, without unknown fields.
 
     Making one raises `pydantic.ValidationError` (a `ValueError`) when a value does not fit. It is stored under its
-    class name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`.
+    class name for ever; a class that had to be renamed keeps the old name in `stored_as: ClassVar[str]`. A changed one has
+    `VERSION: ClassVar[int] = 2`, and an `upcaster` for each version before.
     """
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return cast(type[FactT], dataclass(cls, frozen=True, slots=True, kw_only=True, config=config))
+
+
+Body: TypeAlias = dict[str, Any]
+"""A stored event or command, as JSON has it: its dates, for example, are texts."""
+
+Upcaster: TypeAlias = Callable[[Body], Body]
+
+
+def upcaster(fact: type, version: int) -> Callable[[Upcaster], Upcaster]:
+    """Make a function the step from a version of an event or command to the next one. The body is the function's own to change.
+
+        @upcaster(RoomBooked, 1)
+        def with_guests(body: Body) -> Body:
+            return {**body, "guests": 1}
+
+    It is pure, and never raises for a body of that version.
+    """
+
+    def mark(function: Upcaster) -> Upcaster:
+        setattr(function, "upcasts", (fact, version))  # noqa: B010 - functions have no such attribute for the type checker
+        return function
+
+    return mark
 
 
 class Refusal(Exception):

@@ -20,6 +20,12 @@ def history(
     void: Annotated[
         bool, typer.Option("--void", help="Show the stream's void records too: they have no effect.")
     ] = False,
+    stored: Annotated[
+        bool,
+        typer.Option(
+            "--stored", help="Show events of older versions as the log has them, not as this code reads them."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show what happened to a stream, in order: accepted events and recorded rejections."""
@@ -29,7 +35,11 @@ def history(
     from infra.terminal import print_json, stdout, table
 
     settings = Settings()
-    entries = shown(settings, [entry for entry in history_of(settings, stream) if void or entry["void"] is None])
+    entries = [entry for entry in history_of(settings, stream) if void or entry["void"] is None]
+    if not stored:
+        for entry in entries:
+            entry["events"] = [_of_today(stream, event) for event in entry["events"]]
+    entries = shown(settings, entries)
     if as_json:
         for entry in entries:
             print_json(entry)
@@ -38,6 +48,25 @@ def history(
     else:
         rows = (row for entry in entries for row in _rows(entry))
         stdout.print(table(("version", "time", "what", "data", "command", "at"), rows))
+
+
+def _of_today(stream: str, event: dict[str, Any]) -> dict[str, Any]:
+    """The event as this code reads it, with its stored type as `stored`; an unreadable or unknown one as it is stored."""
+    import msgspec
+
+    from infra.domain_model.contexts import UnreadableEvent, contexts, decode_event
+
+    context = contexts().get(stream.partition("/")[0])
+    if context is None or event["type"] not in context.readers:
+        return event
+    kind, _ = context.stored[context.readers[event["type"]][0]]
+    if kind == event["type"]:
+        return event
+    try:
+        read = decode_event(context, event["type"], msgspec.json.encode(event["data"]))
+    except UnreadableEvent:
+        return event
+    return {"type": kind, "data": msgspec.to_builtins(read), "stored": event["type"]}
 
 
 def _rows(entry: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -53,4 +82,5 @@ def _rows(entry: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     else:
         first = entry["version"] - len(entry["events"]) + 1
         for version, event in enumerate(entry["events"], first):
-            yield (version, time, event["type"], json.dumps(event["data"], ensure_ascii=False), *tail)
+            what = f"{event['type']}, stored as {event['stored']}" if "stored" in event else event["type"]
+            yield (version, time, what, json.dumps(event["data"], ensure_ascii=False), *tail)

@@ -124,6 +124,7 @@ def switch(
     from infra.terminal import Stages, plain, show
     from projections.engine.rebuild.rebuild import go_to
     from projections.engine.store.command_types import drop_other_types, live_types, own_types
+    from projections.engine.store.event_types import drop_other_event_types
     from projections.engine.views.core_views import all_views
 
     settings, views = Settings(), all_views()
@@ -142,6 +143,7 @@ def switch(
                 # they may have been started meanwhile: to switch can take minutes
                 require_alone(settings, live_types(connection) - own_types())
                 gone = tuple(map(str, drop_other_types(connection, settings.events_topic)))
+                drop_other_event_types(connection)
                 result = replace(result, removed=(*result.removed, *gone))
     show(plain(result), _switched, as_json=as_json)
 

@@ -49,6 +49,13 @@ command_types = sa.Table(
     comment="The commands that some release's handlers decide: to those that do not know them, they are not malformed",
 )
 
+event_types = sa.Table(
+    "event_types",
+    metadata,
+    sa.Column("type", sa.Text(collation="C"), primary_key=True),
+    comment="The stored types of events that some release's agents can fold; handlers append no others",
+)
+
 BUILD_STATES = ("loading", "ready", "live", "old", "abandoned", "past-loading", "past")
 
 builds = sa.Table(

@@ -22,6 +22,7 @@ from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
 from infra.dev.process import runs
 from infra.errors import SamefoldError
+from infra.personal.masters import new_line
 from infra.settings import DEV_ENV, PREFIX, Settings
 
 
@@ -50,6 +51,7 @@ class Stack:
         self.folder = data_dir.expanduser().resolve()
         self.kafka = Kafka(self.folder / "kafka")
         self.postgres = Postgres(self.folder / "postgres")
+        self._master_key = self.folder / "master-key"
 
     def up(self) -> None:
         """Start what does not run; 0.1 s when both do.
@@ -73,6 +75,7 @@ class Stack:
             self._down()
             for part in (self.kafka.folder, self.postgres.folder):
                 shutil.rmtree(part, ignore_errors=True)
+            self._master_key.unlink(missing_ok=True)
 
     def status(self) -> Status:
         return {
@@ -98,7 +101,11 @@ class Stack:
         self.postgres.stop()
 
     def _write_dev_env(self) -> None:
-        values = {"KAFKA_BOOTSTRAP": self.kafka.bootstrap, "DATABASE_URL": self.postgres.url()}
+        self._master_key.touch(0o600)
+        if not self._master_key.read_text():
+            self._master_key.write_text(new_line("development") + "\n")
+        endpoints = {"KAFKA_BOOTSTRAP": self.kafka.bootstrap, "DATABASE_URL": self.postgres.url()}
+        values = endpoints | {"MASTER_KEY_FILE": str(self._master_key)}
         text = "".join(f"{PREFIX}{name}={value}\n" for name, value in values.items())
         new = self.folder / f"{DEV_ENV}.new"
         new.write_text("# Written by `samefold dev up`, removed by `samefold dev down`.\n" + text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -17,9 +17,11 @@ from pydantic.errors import PydanticUserError
 
 import domain
 from domain.language import Refusal
-from infra.domain_model import storable
-from infra.errors import SamefoldError
-from infra.personal.fields import Misplaced, is_personal, subject_field
+from infra.domain_model import storable, versions
+from infra.domain_model.released import KINDS, Kind, golden_bodies, read
+from infra.domain_model.versions import Older, Steps, stored_name, stored_type
+from infra.errors import SamefoldError, in_words
+from infra.personal.fields import Misplaced, is_personal, sealed_decoder, sealed_validator, subject_field
 
 RECORDED = frozenset({"version-conflict", "malformed", "too-large", "misrouted", "failed"})
 """The handler's own rejection codes."""
@@ -31,7 +33,7 @@ class BadContext(SamefoldError):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One bounded context, with commands and events by their names in the log. Its constructor raises BadContext.
+    """One bounded context, with commands and events by their names in the log. Its constructor raises BadContext, BadVersion.
 
     Fold with `fold`, from `initial` on: then the state is exactly the one that the database would return.
     """
@@ -44,19 +46,30 @@ class Context:
     decide: Callable[[Any, Any], list[Any]]
     evolve: Callable[[Any, Any], Any]
     """The author's function. Its result may differ from what JSON gives back."""
+    upcasters: Mapping[type, Steps] = field(default_factory=dict)
+    """By event or command that has older versions."""
     initial: Any = field(init=False)
     """The state of a stream without events."""
     fold: Callable[[Any, Any], Any] = field(init=False)
     """The state after an event. Raises storable.Lost, and what `evolve` raises."""
     stored: dict[type, tuple[str, Callable[[Any], Any]]] = field(init=False)
-    """Stored name and decoder by class of event."""
+    """By class of event, its stored type, and the decoder of what `decide` returned."""
+    readers: dict[str, tuple[type, Callable[[Any], Any]]] = field(init=False)
+    """Class of event and decoder by stored type, older versions included. The decoders raise what `decode_event` names."""
+    command_types: dict[str, tuple[type, Older | None]] = field(init=False)
+    """Class of command by stored type; for an older version, the way to the class."""
+    command_readers: dict[str, Callable[[bytes], Any]] = field(init=False)
+    """By stored type, the function from a body to a command. They raise pydantic.ValidationError, and what `Older` names."""
+
+    personal: frozenset[type] = field(init=False)
+    """The commands and events that have personal fields."""
 
     def __post_init__(self) -> None:
         try:
             for command in self.commands.values():
                 subject_field(command)
-            for kind in (*self.commands.values(), *self.events.values()):
-                is_personal(kind)
+            personal = frozenset(filter(is_personal, (*self.commands.values(), *self.events.values())))
+            object.__setattr__(self, "personal", personal)
         except Misplaced as error:
             raise BadContext(
                 f"domain.{self.name}: {error}.", "docs/personal-data.md shows where they can be."
@@ -73,13 +86,32 @@ class Context:
             raise BadContext(
                 f"domain.{self.name}: the defaults of State: {error}.", "Give that field a default of its own type."
             ) from error
-        stored = {event: (name, storable.decoder(event)) for name, event in self.events.items()}
+        stored, readers = {}, dict[str, tuple[type, Callable[[Any], Any]]]()
+        for event in self.events.values():
+            name, decode = stored_type(event), storable.decoder(event)
+            stored[event] = name, sealed_decoder(event, decode)
+            readers[name] = event, decode
         object.__setattr__(self, "stored", stored)
+        types: dict[str, tuple[type, Older | None]] = {stored_type(one): (one, None) for one in self.commands.values()}
+        for fact, steps in self.upcasters.items():
+            for step in versions.older(fact, steps):
+                if fact in stored:
+                    readers[step.type] = fact, versions.reader(fact, step)
+                if self.commands.get(stored_name(fact)) is fact:
+                    types[step.type] = fact, step
+        object.__setattr__(self, "readers", readers)
+        object.__setattr__(self, "command_types", types)
+        object.__setattr__(self, "command_readers", {name: _command_reader(*one) for name, one in types.items()})
+
+
+def _command_reader(kind: type, older: Older | None) -> Callable[[bytes], Any]:
+    validate = sealed_validator(kind)
+    return validate if older is None else lambda body: validate(older.body(body))
 
 
 @cache
 def contexts() -> dict[str, Context]:
-    """All contexts by name. Raises BadContext."""
+    """All contexts by name. Raises BadContext, and UnreadableRelease where a context with older versions has a broken record."""
     found: dict[str, Context] = {}
     for module_info in pkgutil.iter_modules(domain.__path__):
         module = importlib.import_module(f"domain.{module_info.name}")
@@ -88,6 +120,8 @@ def contexts() -> dict[str, Context]:
     owners: dict[type, Context] = {}
     for context in found.values():
         refusals_of(context)
+        if any(context.upcasters.values()):
+            _require_released(context)
         for event in context.events.values():
             if (other := owners.setdefault(event, context)) is not context:
                 raise BadContext(
@@ -100,11 +134,7 @@ def contexts() -> dict[str, Context]:
 
 def has_personal_fields() -> bool:
     """Whether any context has. Without them there are no keys: no topic, no thread, no query. Raises BadContext."""
-    return any(
-        is_personal(kind)
-        for context in contexts().values()
-        for kind in (*context.commands.values(), *context.events.values())
-    )
+    return any(context.personal for context in contexts().values())
 
 
 def context_of(module: ModuleType) -> Context:
@@ -122,15 +152,20 @@ def context_of(module: ModuleType) -> Context:
             f"`State` of {module.__name__} can't be created without arguments: {error}.",
             "Give every field a default: `State()` is the state of a stream without events.",
         ) from error
-    return Context(
-        name=module.__name__.rpartition(".")[2],
-        commands=_commands(module),
-        events=_by_stored_name(module, "Event"),
-        state=module.State,
-        state_version=module.STATE_VERSION,
-        decide=module.decide,
-        evolve=module.evolve,
-    )
+    commands, events = _commands(module), _by_stored_name(module, "Event")
+    try:
+        return Context(
+            name=module.__name__.rpartition(".")[2],
+            commands=commands,
+            events=events,
+            state=module.State,
+            state_version=module.STATE_VERSION,
+            decide=module.decide,
+            evolve=module.evolve,
+            upcasters=versions.upcasters_of(module, [*commands.values(), *events.values()]),
+        )
+    except versions.BadVersion as error:
+        raise BadContext(str(error), error.hint) from error
 
 
 def _commands(module: ModuleType) -> dict[str, type]:
@@ -165,11 +200,6 @@ def _by_stored_name(module: ModuleType, union: str) -> dict[str, type]:
                 "Rename one of them, or remove its `stored_as`.",
             )
     return found
-
-
-def stored_name(fact: type) -> str:
-    """The name of an event or command in the log: its class name, or `stored_as` where the class was renamed."""
-    return str(getattr(fact, "stored_as", fact.__name__))
 
 
 def refusals_of(context: Context) -> dict[str, type[Refusal]]:
@@ -230,17 +260,47 @@ class UnreadableEvent(SamefoldError):
 
 
 def decode_event(context: Context, name: str, data: msgspec.Raw | bytes) -> Any:
-    """The event of that stored name. Raises UnknownEvent, UnreadableEvent."""
-    event = context.events.get(name)
-    if event is None:
+    """The event of that stored type. Raises UnknownEvent, UnreadableEvent."""
+    found = context.readers.get(name)
+    if found is None:
         raise UnknownEvent(
             f"The log holds an event '{context.name}.{name}' that this code does not know.",
             "Deploy the version of the code that wrote it, or newer; nothing was skipped.",
         )
     try:
-        return storable.decoder(event)(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return found[1](data)
+    except (msgspec.DecodeError, UnicodeDecodeError, versions.UpcastFailed) as error:
         raise UnreadableEvent(
             f"The log holds an event '{context.name}.{name}' that does not fit this code's class: {error}.",
-            "Nothing was skipped. Give fields that were added later a default, and never rename or narrow one.",
+            f"Nothing was skipped. {unreadable_hint(name, error)}",
         ) from error
+
+
+def read_released(context: Context, kind: Kind, stored: str, body: bytes) -> Any:
+    """The event or command, as this code reads it. Raises what its reader raises."""
+    if kind == "events":
+        return decode_event(context, stored, body)
+    fact, older = context.command_types[stored]
+    return TypeAdapter(fact).validate_json(older.body(body) if older else body)
+
+
+def _require_released(context: Context) -> None:
+    """Require that a context's upcasters lead what was released to the classes of today. Raises BadContext."""
+    record = read(context.name)
+    for kind in KINDS:
+        for stored, one in golden_bodies(record[kind]):
+            if stored in (context.readers if kind == "events" else context.command_types):
+                try:
+                    read_released(context, kind, stored, storable.encode(one["body"]))
+                except Exception as error:
+                    raise BadContext(
+                        f"domain.{context.name}: a body that was released as {stored} can't be read: {in_words(error)}.",
+                        "Correct its upcasters. `samefold events check` says more.",
+                    ) from error
+
+
+def unreadable_hint(stored: str, error: Exception) -> str:
+    """What to do about an event that can't be read."""
+    if isinstance(error, versions.UpcastFailed):
+        return "Correct the upcaster, and start again."
+    return f"`samefold events check` says what was changed in {stored} since it was released."

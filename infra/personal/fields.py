@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any, get_args, get_type_hints
 
-from pydantic import TypeAdapter
+import msgspec
+from pydantic import TypeAdapter, ValidationError
 
-from domain.language import SUBJECT, marker_of
+from domain.language import SEALED, SUBJECT, marker_of
+from infra.domain_model.versions import summary
 
 
 class Misplaced(Exception):
@@ -37,6 +39,29 @@ def subject_field(kind: type) -> str | None:
             f"{kind.__name__} has a SubjectId within {deeper}: it can only be a field of the command, never None"
         )
     return found[0] if found else None
+
+
+@cache
+def sealed_validator(kind: type) -> Callable[[bytes], Any]:
+    """From JSON to a command or event whose personal values must be sealed. Raises pydantic.ValidationError."""
+    validate = TypeAdapter(kind).validator.validate_json
+    return partial(validate, context=SEALED) if is_personal(kind) else validate
+
+
+def sealed_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The decoder of what `decide` returned: where the class has personal fields, it raises ValueError for plain text in them."""
+    if not is_personal(kind):
+        return decode
+    validate = sealed_validator(kind)
+
+    def read(data: bytes | msgspec.Raw) -> Any:
+        try:
+            validate(bytes(data))
+        except ValidationError as error:  # without any value
+            raise ValueError(f"decide returned a {kind.__name__}: {summary(error)}") from None
+        return decode(data)
+
+    return read
 
 
 def _has_subject(hint: Any, within: tuple[Any, ...] = ()) -> bool:

@@ -9,6 +9,9 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from hypothesis import strategies as st
 from pydantic.dataclasses import is_pydantic_dataclass
 
+_NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
+"""How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
+
 
 def facts(cls: type) -> st.SearchStrategy[Any]:
     """Instances of a class made by `fact`, the bounds of its fields respected and reached."""
@@ -33,6 +36,9 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
             alphabet = st.characters(exclude_categories=["Cc", "Cs"])
             least = bounds[MinLen].min_length if MinLen in bounds else 0
             most = bounds[MaxLen].max_length if MaxLen in bounds else None
+            if (pattern := _pattern(notes)) and not pattern.startswith(_NO_CONTROLS):
+                found = st.from_regex(pattern, fullmatch=True, alphabet=alphabet)
+                return found.filter(lambda text: least <= len(text) <= (most or len(text)))
             return st.text(alphabet, min_size=least, max_size=most)
         return _values(plain)
     if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
@@ -42,3 +48,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
     return facts(hint) if is_pydantic_dataclass(hint) else st.from_type(hint)
+
+
+def _pattern(notes: list[Any]) -> str | None:
+    found = (getattr(bound, "pattern", None) for note in notes for bound in getattr(note, "metadata", []))
+    return next((pattern for pattern in found if pattern), None)

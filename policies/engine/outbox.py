@@ -24,8 +24,9 @@ import msgspec
 from msgspec import UNSET
 
 from commands.intake import bad_name, fingerprint_of, validator
-from infra.domain_model.contexts import Context, contexts, stored_name
+from infra.domain_model.contexts import Context, contexts
 from infra.domain_model.storable import encode, require_same
+from infra.domain_model.versions import stored_type
 from infra.log.records import Command, Commit, time_of
 from infra.settings import ENDPOINT_NAME
 from policies.engine.policy import Policy, Post, Send
@@ -181,12 +182,11 @@ def _command(stream: str, command: Any) -> tuple[str, bytes]:
     if context is None:
         raise BadWish(f"it sends to {stream}, but no context is called '{name}'")
     of: type = type(command)
-    kind = stored_name(of)
-    if context.commands.get(kind) is not of:
+    if of not in context.commands.values():
         raise BadWish(f"it sends a {of.__name__} to {stream}, but that is no command of '{name}'")
     body = encode(command)
     require_same(command, validator(of)(body))
-    return kind, body
+    return stored_type(of), body
 
 
 def _fingerprint(ident: str, stream: str, kind: str, body: bytes) -> str:

@@ -33,6 +33,7 @@ from infra.processes.faultpoints import reach
 from infra.settings import Settings
 from policies.engine.outbox import CHANNEL, PROCESS, SENDABLE
 from policies.engine.sender import Row, Sender
+from projections.engine.store.command_types import CommandType, live_types, own_types
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,10 @@ def mark_sent(connection: Connection, ids: Sequence[str]) -> None:
 def bury(connection: Connection, row: Row, why: str) -> None:
     """Make it a dead letter."""
     connection.execute("update outbox set dead = %s where id = %s and dead is null", [why, row.id])
+
+
+def _names(types: Collection[CommandType]) -> str:
+    return ", ".join(sorted(map(str, types)))
 
 
 def _pairs(mine: Mapping[str, Collection[int]]) -> set[tuple[str, int]]:
@@ -162,6 +167,13 @@ class Relay:
         connection.execute(f"listen {CHANNEL}")
         self._caught_up.clear()  # what other processes notified of before is lost
         topic = self._topic = self._topic or self._known_topic(connection)
+        while (missing := own_types() - live_types(connection)) and not self._stopping.is_set():
+            # sent now, they would be rejected as malformed
+            self._status.wrong(
+                "handlers", f"no handler that decides these has run yet, start those first: {_names(missing)}"
+            )
+            self._stopping.wait(PAUSE_S)
+        self._status.well("handlers", "handlers decide all commands of this code")
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
         read_at = 0.0

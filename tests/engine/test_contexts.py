@@ -24,8 +24,8 @@ from infra.domain_model.contexts import (
     contexts,
     decode_event,
     refusals_of,
-    stored_name,
 )
+from infra.domain_model.versions import stored_name
 from tests.engine import purse
 from tests.engine.purse import PURSE, Fill, Filled, Spend, Spent, State
 

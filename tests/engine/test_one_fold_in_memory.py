@@ -136,8 +136,8 @@ def _journals_lag(patch: pytest.MonkeyPatch) -> None:
     """A journal is told the state before its event."""
     step_of = Plan._step
 
-    def step(self: Plan, context: Any, event: type) -> Step | None:
-        found = step_of(self, context, event)
+    def step(self: Plan, context: Any, event: type, decode: Any) -> Step | None:
+        found = step_of(self, context, event, decode)
         if found is None or found.states is None:
             return found
         before: dict[str, Any] = {}

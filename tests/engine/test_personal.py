@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from commands.decision import Versioned, decide
-from commands.intake import Intake, fingerprint_of, receive, sealed_validator, validator
+from commands.intake import Intake, fingerprint_of, receive, validator
 from commands.sealing import Unsealed, holds_token
 from domain.language import SEALED, TOKEN, Fallback, Personal, SubjectId, Text, fact
 from infra.domain_model.contexts import BadContext, Context, context_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, Record, encode
 from infra.personal import tokens
-from infra.personal.fields import is_personal, subject_field
+from infra.personal.fields import is_personal, sealed_validator, subject_field
 from infra.personal.keys import DataKey
 from infra.testing.facts import facts
 from tests.engine import customers

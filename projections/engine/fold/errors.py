@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from infra.domain_model.contexts import unreadable_hint
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
 from projections.engine.views.core_views import OUTCOMES, snapshot_view_name
@@ -78,7 +79,7 @@ class UnreadableEvent(EngineStop):
     def __init__(self, stream: str, kind: str, error: Exception, *, partition: int, offset: int) -> None:
         super().__init__(
             f"{kind} of {stream} can't be read (partition {partition}, offset {offset}): {error}.",
-            f"Give fields that were added to {kind} later a default, and restore removed ones.",
+            unreadable_hint(kind, error),
             partition=partition,
             offset=offset,
         )

@@ -43,7 +43,7 @@ class Summary(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One type of event: how to decode it, and the views that take it."""
+    """One stored type of event: how to decode it, and the views that take it."""
 
     decode: Callable[[Any], Any]
     states: str | None
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 class Plan:
-    """How to fold commits for a set of views: by context and type of event, its Step; None where no view takes the type."""
+    """How to fold commits for a set of views: by context and stored type of event, its Step; None where no view takes the type."""
 
     def __init__(self, views: Mapping[str, View], known: Mapping[str, Context] | None = None) -> None:
         known = self.known = contexts() if known is None else known
@@ -73,13 +73,15 @@ class Plan:
         for context in known.values():
             if any(view.needs_state and context.name in view.contexts for view in self.views.values()):
                 self.states[snapshot_view_name(context.name)] = context
-            self.steps[context.name] = {name: self._step(context, event) for name, event in context.events.items()}
+            self.steps[context.name] = {
+                name: self._step(context, event, decode) for name, (event, decode) in context.readers.items()
+            }
 
     def only(self, view: str) -> Plan:
         """The plan for one of its views alone."""
         return Plan({view: self.views[view]}, self.known)
 
-    def _step(self, context: Context, event: type) -> Step | None:
+    def _step(self, context: Context, event: type, decode: Callable[[Any], Any]) -> Step | None:
         states = snapshot_view_name(context.name)
         wanted = [
             view
@@ -89,7 +91,7 @@ class Plan:
         if not wanted and states not in self.states:
             return None
         return Step(
-            decode=context.stored[event][1],
+            decode=decode,
             states=states if states in self.states else None,
             evolve=context.fold,
             initial=context.initial,

@@ -27,7 +27,6 @@ from aiokafka.helpers import create_ssl_context
 from faust.app import BootStrategy
 
 from infra.database.connect import DatabaseUnavailable
-from infra.domain_model.contexts import contexts
 from infra.log import clients, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Record
@@ -40,6 +39,7 @@ from projections.engine.live.log_reader import LogReader
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.event_types import own_event_types
 from projections.engine.views.core_views import agent_views, code_set
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Agent:
         self.settings = settings
         self.name = name
         self.code = reader.code
-        self.group = f"{settings.group_prefix}-{work.agent}-{what_it_knows(self.code, known_events())}"
+        self.group = f"{settings.group_prefix}-{work.agent}-{what_it_knows(self.code, own_event_types())}"
         self.work = work
         self.lanes = [_Thread("database") for _ in range(reader.lanes)]
         self.reader = reader
@@ -427,10 +427,6 @@ def what_it_knows(code: Mapping[str, int], events: Collection[str]) -> str:
     Other code is another consumer group and has all partitions too: where one release can't continue, another may.
     """
     return hashlib.sha256(json.dumps([dict(sorted(code.items())), sorted(events)]).encode()).hexdigest()[:8]
-
-
-def known_events() -> list[str]:
-    return [f"{context.name}.{name}" for context in contexts().values() for name in context.events]
 
 
 def _in_words(code: Mapping[str, int]) -> str:

@@ -20,6 +20,7 @@ from infra.log.rule import START
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.store.command_types import add_types
+from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Positions, read_positions, set_generation
 from projections.engine.views.core_views import code_set
 from projections.engine.views.sql_views import replace_sql_view
@@ -165,6 +166,7 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
         )
     if agent == CORE:
         add_types(connection)
+        record_event_types(connection)
 
 
 def _ensure_sql_views(connection: Connection, views: Mapping[str, View]) -> None:

@@ -25,9 +25,10 @@ from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.store.commit import Batch, BatchResult, Committer, Fate, prepare
+from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Positions, read_positions
 from projections.engine.views.core_views import code_set
-from projections.engine.views.view import View
+from projections.engine.views.view import CORE, View
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,10 @@ class Worker:
     def positions(self, turn: int = 0) -> Positions | None:
         """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
         with self._naming():
-            positions = self.read(self._connected())
+            positions = self.read(connection := self._connected())
+            lives = positions is not None and positions.live_set == code_set(dict(self.views))
+            if lives and self.agent == CORE and (new := record_event_types(connection)):
+                log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
         self._turn = turn
         self._committer = Committer(self.plan, positions, defers=self._defers) if positions else None

@@ -27,7 +27,7 @@ class CommandType(NamedTuple):
 
 def own_types() -> frozenset[CommandType]:
     """The types that this code decides."""
-    return frozenset(CommandType(one.name, name) for one in contexts().values() for name in one.commands)
+    return frozenset(CommandType(one.name, name) for one in contexts().values() for name in one.command_types)
 
 
 def live_types(connection: Connection) -> frozenset[CommandType]:

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "8d41f7a0c25e"
-down_revision = "c7d20e5f41ab"
+down_revision = "3f8b6a91d204"
 
 
 def upgrade() -> None:

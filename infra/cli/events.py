@@ -1,0 +1,76 @@
+"""`samefold events`: what of the events and commands was released, and whether the code still keeps to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from infra.cli import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infra.domain_model.release_check import Report
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="The record of released events and commands.", no_args_is_help=True)
+    group.command()(check)
+    group.command()(release)
+    app.add_typer(group, name="events")
+
+
+def check(as_json: Json = False) -> None:
+    """Compare events, commands, states and views with what was released, and say what a deployment needs.
+
+    Needs neither Kafka nor PostgreSQL. Exit code 1 where the code does not keep to a release: each refusal has the lines to write.
+    """
+    from infra.domain_model.release_check import check
+    from infra.terminal import plain, show
+    from projections.engine.views.core_views import all_views
+
+    report = check([*all_views().values()])
+    show(plain(report) | {"steps": [] if report.refused else report.steps}, lambda _: _text(report), as_json=as_json)
+    if report.refused:
+        raise typer.Exit(1)
+
+
+def release(as_json: Json = False) -> None:
+    """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
+    from infra.domain_model.release_check import release
+    from infra.terminal import show
+    from infra.testing.golden import golden
+    from projections.engine.views.core_views import all_views
+
+    written = [f"domain/released/{file.name}" for file in release([*all_views().values()], golden)]
+    show({"written": written}, _written, as_json=as_json)
+
+
+def _text(report: Report) -> Iterator[Any]:
+    from infra.terminal import Text
+
+    for one in report.refused:
+        yield Text(f"{one.what}: {'; '.join(one.why)}", "red")
+        first, *rest = one.hint.splitlines()
+        yield Text("\n".join([f"  → {first}", *(f"      {line}" for line in rest)]))
+    if report.refused:
+        return
+    if not report.news:
+        yield Text("Everything is as it was released.")
+        return
+    yield Text("Since the last release:")
+    for line in report.news:
+        yield Text(f"  {line}")
+    yield Text("To deploy it, in this order:")
+    for number, step in enumerate(report.steps, 1):
+        yield Text(f"  {number}. {step}")
+
+
+def _written(result: dict[str, Any]) -> Iterator[Any]:
+    from infra.terminal import Text
+
+    if result["written"]:
+        yield Text("\n".join([*(f"Wrote {file}" for file in result["written"]), "Commit it with the release."]))
+    else:
+        yield Text("The record is up to date.")

@@ -1,0 +1,285 @@
+"""Whether the code keeps to what was released, and the writing of the record of a release (`released.py`).
+
+Each refusal has the lines to write. What is allowed comes with what a deployment of it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from domain.language import kebab
+from infra.domain_model import storable
+from infra.domain_model.contexts import Context, contexts, decode_event, read_released
+from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
+from infra.domain_model.schemas import changes, schema_of
+from infra.domain_model.versions import stored_name, stored_type, type_of, version_of
+from infra.errors import SamefoldError, in_words
+
+
+class NotReleasable(SamefoldError):
+    """The code does not keep to what was released."""
+
+
+class Versioned(Protocol):
+    """What the record needs to know of a view, or of a context's states, which are a view too."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def contexts(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A part of the code that does not keep to the record, why, and the lines to write."""
+
+    what: str
+    why: tuple[str, ...]
+    hint: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What has changed since the release. `news` is by context and part, as sentences."""
+
+    refused: list[Refusal] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
+    new_types: bool = False
+    """Types of events that the released code can't read."""
+    new_commands: bool = False
+    views: list[str] = field(default_factory=list)
+    """Views and states to rebuild."""
+
+    @property
+    def steps(self) -> list[str]:
+        """What a deployment needs, in order."""
+        found = []
+        if self.views:
+            found.append(f'samefold db revision -m "{self.views[0]}"; samefold db upgrade')
+        found.append("samefold events release; commit domain/released with the rest")
+        if self.new_types or self.views:
+            found.append("agents of this release, beside the old ones")
+        if self.views:
+            found.append(f"samefold rebuild {' '.join(self.views)}")
+        if self.new_types or self.new_commands or self.views:
+            found.append("handlers of this release")
+            found.append("policies, publisher and API of this release; stop the old processes")
+        else:
+            found.append("the processes of this release, in any order")
+        return found
+
+
+def check(views: Collection[Versioned], known: Mapping[str, Context] | None = None, folder: Path = FOLDER) -> Report:
+    """Compare the code with the record. Raises UnreadableRelease, BadContext."""
+    known = contexts() if known is None else known
+    report = Report()
+    if not any(folder.glob("*.json")):
+        report.news.append("nothing was released yet")
+        return report
+    for name in sorted({*known, *(file.stem for file in folder.glob("*.json"))}):
+        record = read(name, folder)
+        context = known.get(name)
+        if context is None:
+            if record["events"]:
+                why = (f"its events were released: {', '.join(sorted(record['events']))}",)
+                hint = f"Restore the file: the log may hold its events. If it does not, delete domain/released/{name}.json."
+                report.refused.append(Refusal(f"domain/{name}.py", why, hint))
+            continue
+        _check_context(context, record, report)
+        _check_views(name, [view for view in views if name in view.contexts], record["views"], report)
+        for gone in sorted(record["views"].keys() - {view.name for view in views} - set(report.views)):
+            report.views.append(gone)
+            report.news.append(f"view {gone} is gone")
+    return report
+
+
+def release(
+    views: Collection[Versioned],
+    golden: Callable[[type], Any],
+    known: Mapping[str, Context] | None = None,
+    folder: Path = FOLDER,
+) -> list[Path]:
+    """Write the record of this code; the files that changed. `golden` makes an example of a class. Raises NotReleasable."""
+    known = contexts() if known is None else known
+    if refused := check(views, known, folder).refused:
+        raise NotReleasable(
+            f"This code does not keep to what was released: {', '.join(one.what for one in refused)}.",
+            "`samefold events check` says why, and what to write.",
+        )
+    written = []
+    for name, context in sorted(known.items()):
+        record = read(name, folder)
+        for kind in KINDS:
+            for fact_name, fact in sorted(getattr(context, kind).items()):
+                versions = record[kind].setdefault(fact_name, {})
+                entry = versions.setdefault(str(version_of(fact)), {"schema": None, "golden": []})
+                if entry["schema"] != (schema := schema_of(fact)):
+                    entry["schema"] = schema
+                    body = msgspec.json.decode(storable.encode(golden(fact)))
+                    entry["golden"].append({"body": body})
+        for stored, one in golden_bodies(record["events"]):
+            if "state" not in one or not _leads_to(context, stored, one):
+                one["state"] = _state_after(context, stored, one["body"])
+        mine = (view for view in views if name in view.contexts)
+        record["views"] = {view.name: {"version": view.version, "shape": view.shape} for view in mine}
+        text = json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        file = folder / f"{name}.json"
+        if not file.exists() or file.read_text() != text:
+            folder.mkdir(exist_ok=True)
+            file.write_text(text)
+            written.append(file)
+    return written
+
+
+def _check_context(context: Context, record: Mapping[str, Any], report: Report) -> None:
+    for kind in KINDS:
+        facts: Mapping[str, type] = getattr(context, kind)
+        released: Mapping[str, Any] = record[kind]
+        for name, versions in released.items():
+            if (fact := facts.get(name)) is None:
+                report.refused.append(
+                    _gone(context, kind, name, versions, [f for n, f in facts.items() if n not in released])
+                )
+            else:
+                _check_fact(context, kind, fact, versions, report)
+        for name, fact in facts.items():
+            if name not in released:
+                _new_type(report, kind)
+                report.news.append(f"{kind[:-1]} {context.name}.{stored_type(fact)} is new")
+    states = record["views"].get(f"streams_{context.name}", {})
+    if context.state_version == states.get("version"):
+        for stored, one in golden_bodies(record["events"]):
+            if not any(stored_name(f) == stored.partition("/")[0] for f in context.events.values()):
+                continue
+            report.refused += _other_state(context, stored, one)
+
+
+def _gone(context: Context, kind: Kind, name: str, versions: Mapping[str, Any], new: list[type]) -> Refusal:
+    schema = versions[max(versions, key=int)]["schema"]
+    heirs = [fact for fact in new if not any(change.breaks for change in changes(schema, schema_of(fact)))]
+    union = "Event" if kind == "events" else "Command"
+    holds = "the log may hold it" if kind == "events" else "one may be on its way"
+    heir = heirs[0].__name__ if len(heirs) == 1 else "the new class"
+    return Refusal(
+        f"{context.name}.{name}",
+        (f"it was released and is not in `{union}` any more, but {holds}",),
+        f'Restore the class. Or, if it was renamed, write `stored_as: ClassVar[str] = "{name}"` into {heir}.',
+    )
+
+
+def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str, Any], report: Report) -> None:
+    name, version, last = stored_name(fact), version_of(fact), max(map(int, versions))
+    what, schema = f"{context.name}.{type_of(name, version)}", schema_of(fact)
+    if version < last:
+        why = f"version {last} of it was released"
+        report.refused.append(
+            Refusal(what, (why,), f"Write `VERSION: ClassVar[int] = {last}` into {fact.__name__}, or a higher one.")
+        )
+        return
+    found = [] if version > last else list(changes(versions[str(last)]["schema"], schema))
+    # a handler of the release before would reject a command that has one field more, or takes more values
+    broken = [change.what for change in found if change.breaks or kind == "commands"]
+    if broken:
+        report.refused.append(_changed(what, fact, kind, version, versions[str(last)]["schema"], schema, broken))
+        return
+    if version > last:
+        _new_type(report, kind)
+        report.news.append(f"{kind[:-1]} {context.name}.{name} is at version {version}, after {last}")
+    report.news += [f"{what}: {change.what}" for change in found]
+    for stored, one in golden_bodies({name: versions}):
+        try:
+            read_released(context, kind, stored, storable.encode(one["body"]))
+        except Exception as error:
+            why = f"a body of it can't be read: {in_words(error)}"
+            report.refused.append(Refusal(f"{context.name}.{stored}", (why,), "Correct its upcasters."))
+
+
+def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any, broken: list[str]) -> Refusal:
+    fields = was.get("properties", {}), now.get("properties", {})
+    if fields[0] and fields[1] and not set(fields[0]) & set(fields[1]):
+        broken = [
+            f"the name was released for another {kind[:-1]}, with the fields {', '.join(sorted(fields[0]))}",
+            *broken,
+        ]
+    new = [name for name in sorted(set(fields[1]) - set(fields[0])) if name in now.get("required", [])]
+    default = f"Give {', '.join(new)} a default. Or write" if new and kind == "events" else "Change it back. Or write"
+    step = kebab(fact.__name__).replace("-", "_")
+    return Refusal(
+        what,
+        tuple(broken),
+        f"{default} `VERSION: ClassVar[int] = {version + 1}` into {fact.__name__}, and below it\n"
+        f"@upcaster({fact.__name__}, {version})\n"
+        f"def {step}_{version}(body: Body) -> Body:\n"
+        f"    return body  # made what version {version + 1} has",
+    )
+
+
+def _check_views(context: str, views: list[Versioned], record: Mapping[str, Any], report: Report) -> None:
+    for view in views:
+        was = record.get(view.name)
+        snapshot = view.name == f"streams_{context}"
+        where = f"STATE_VERSION in domain/{context}.py" if snapshot else f"VERSION in projections/{view.name}.py"
+        if was is None or view.version > was["version"]:
+            if view.name not in report.views:
+                report.views.append(view.name)
+                report.news.append(f"view {view.name} is {'new' if was is None else f'at version {view.version}'}")
+        elif (view.version, view.shape) != (was["version"], was["shape"]):
+            what = "State has other fields" if snapshot else "it has other columns"
+            why = what if view.version == was["version"] else f"version {was['version']} of it was released"
+            rebuild = f"`samefold db revision`, `samefold db upgrade`, `samefold rebuild {view.name}`"
+            hint = f"Raise {where} to {was['version'] + 1}; then {rebuild}."
+            refusal = Refusal(f"view {view.name}", (why,), hint)
+            if refusal not in report.refused:
+                report.refused.append(refusal)
+
+
+def _other_state(context: Context, stored: str, golden: Mapping[str, Any]) -> Iterator[Refusal]:
+    try:
+        if _leads_to(context, stored, golden):
+            return
+    except SamefoldError:
+        return  # it can't be read, which is refused already
+    view, version = f"streams_{context.name}", context.state_version + 1
+    yield Refusal(
+        f"{context.name}.{stored}",
+        ("`evolve` makes another state of a body of it than the release did",),
+        f"Raise STATE_VERSION in domain/{context.name}.py to {version}; then `samefold db revision`, `samefold db upgrade`, "
+        f"`samefold rebuild {view}`.",
+    )
+
+
+def _leads_to(context: Context, stored: str, golden: Mapping[str, Any]) -> bool:
+    """Whether the first event of a stream with this body makes the recorded state. Raises UnreadableEvent."""
+    states = []
+    for state in (golden.get("state"), _state_after(context, stored, golden["body"])):
+        try:
+            states.append(state and storable.comparable(storable.decoder(context.state)(storable.encode(state))))
+        except msgspec.DecodeError:
+            return False
+    return bool(states[0] == states[1])
+
+
+def _state_after(context: Context, stored: str, body: Any) -> Any:
+    """The state, as JSON has it; None where `evolve` fails. Raises UnreadableEvent."""
+    event = decode_event(context, stored, storable.encode(body))
+    try:
+        return msgspec.json.decode(storable.encode(context.fold(context.initial, event)))
+    except Exception:
+        return None
+
+
+def _new_type(report: Report, kind: Kind) -> None:
+    if kind == "events":
+        report.new_types = True
+    else:
+        report.new_commands = True

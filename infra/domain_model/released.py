@@ -1,0 +1,49 @@
+"""The record of what was released: `domain/released/<context>.json`.
+
+The log holds events of every release, and handlers may meet commands of the one before. So the record keeps the JSON Schema of each
+version of each event and command, bodies that stand for what the log may hold ("golden" ones) with the state that they lead to, and
+the versions of states and views. `samefold events release` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import domain
+from infra.domain_model.versions import type_of
+from infra.errors import SamefoldError
+
+FOLDER = Path(domain.__path__[0]) / "released"
+Kind = Literal["events", "commands"]
+KINDS: tuple[Kind, ...] = ("events", "commands")
+
+
+class UnreadableRelease(SamefoldError):
+    """A file of the record can't be read."""
+
+
+def read(context: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """A context's record; an empty one where none was released. Raises UnreadableRelease."""
+    file = folder / f"{context}.json"
+    try:
+        found = json.loads(file.read_text())
+        if set(found) != {*KINDS, "views"}:
+            raise ValueError(f"it has the members {sorted(found)}")
+    except FileNotFoundError:
+        return {"events": {}, "commands": {}, "views": {}}
+    except (OSError, ValueError, TypeError) as error:
+        raise UnreadableRelease(
+            f"{file.name} can't be read: {error}.", "Take it from version control again."
+        ) from error
+    return dict(found)
+
+
+def golden_bodies(released: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stored type and golden body, with its state, of all versions of all events or commands of a record."""
+    for name, versions in released.items():
+        for version, entry in versions.items():
+            for one in entry["golden"]:
+                yield type_of(name, int(version)), one

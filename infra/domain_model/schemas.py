@@ -1,0 +1,129 @@
+"""The JSON Schema of an event or command, and what a later one changes: whether it still takes all bodies of the earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, NoDefault
+
+Schema: TypeAlias = Mapping[str, Any]
+
+_PROSE = {"title", "description", "examples"}
+_AT_LEAST = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"}
+_AT_MOST = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"}
+_BOUNDS = {*_AT_LEAST, *_AT_MOST, "pattern", "uniqueItems", "multipleOf"}
+_OBJECT = {"type", "properties", "required", "additionalProperties"}
+
+
+class Change(NamedTuple):
+    """A difference between two schemas. `breaks`: the later one refuses bodies of the earlier one, or reads another thing."""
+
+    breaks: bool
+    what: str
+
+
+class _Factories(GenerateJsonSchema):
+    """With the defaults that a `default_factory` makes."""
+
+    def get_default_value(self, schema: Any) -> Any:
+        found = super().get_default_value(schema)
+        return schema["default_factory"]() if found is NoDefault and "default_factory" in schema else found
+
+
+def schema_of(fact: type) -> dict[str, Any]:
+    """The class's schema in one piece and without prose. A type within itself stays a reference."""
+    made = TypeAdapter(fact).json_schema(schema_generator=_Factories)
+    found: dict[str, Any] = _plain(made, made.get("$defs", {}), ())
+    return found
+
+
+def _plain(schema: Any, models: Mapping[str, Any], within: tuple[str, ...], *, names: bool = False) -> Any:
+    """`names`: the members are names of fields, which may be called `title`."""
+    if isinstance(schema, list):
+        return [_plain(one, models, within) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    if not names and name in models and name not in within:
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return _plain(models[name] | rest, models, (*within, name))
+    return {
+        key: value
+        if key in ("default", "enum", "const") and not names
+        else _plain(value, models, within, names=key == "properties" and not names)
+        for key, value in schema.items()
+        if names or key not in _PROSE | {"$defs"}
+    }
+
+
+def changes(was: Schema, now: Schema, path: str = "") -> Iterator[Change]:
+    """What is different in `now`, field by field."""
+    if was == now:
+        return
+    if "properties" in was and "properties" in now:
+        yield from _fields(was, now, path)
+        return
+    where = f"field '{path}'" if path else "it"
+    if "anyOf" in was or "anyOf" in now:
+        old, new = was.get("anyOf", [was]), now.get("anyOf", [now])
+        lost = [one for one in old if all(any(change.breaks for change in changes(one, other)) for other in new)]
+        yield Change(bool(lost), f"{where} takes other types: {_said(was)} became {_said(now)}")
+        return
+    if _values(was) != _values(now):
+        old_values, new_values = _values(was), _values(now)
+        gone = new_values is not None and (old_values is None or any(one not in new_values for one in old_values))
+        yield Change(gone, f"{where} takes other values: {old_values} became {new_values}")
+    for key in sorted({*was, *now} - {"default", "enum", "const"}):
+        old, new = was.get(key), now.get(key)
+        if old == new:
+            continue
+        if key in ("items", "additionalProperties") and isinstance(old, dict) and isinstance(new, dict):
+            yield from changes(old, new, f"{path}[]")
+        else:
+            yield Change(_is_narrower(key, old, new), f"{where} has another {key}: {old!r} became {new!r}")
+
+
+def _fields(was: Schema, now: Schema, path: str) -> Iterator[Change]:
+    before, after, required = was["properties"], now["properties"], now.get("required", [])
+    for name in sorted({*before, *after}):
+        field = f"{path}.{name}" if path else name
+        if name not in after:
+            yield Change(True, f"field '{field}' was removed")
+        elif name not in before:
+            missing = name in required
+            yield Change(missing, f"field '{field}' is new, {'without' if missing else 'with'} a default")
+        else:
+            yield from changes(before[name], after[name], field)
+            default = before[name].get("default", NoDefault)
+            if default is not NoDefault and not _is_same_default(default, after[name].get("default", NoDefault)):
+                yield Change(True, f"field '{field}' had the default {default!r}, which older bodies rely on")
+    before, after = ({key: value for key, value in one.items() if key not in _OBJECT} for one in (was, now))
+    yield from changes(before, after, path)
+
+
+def _is_narrower(key: str, old: Any, new: Any) -> bool:
+    if key not in _BOUNDS:
+        return True
+    if old is None or new is None:
+        return new is not None
+    return key not in _AT_LEAST | _AT_MOST or bool(new > old if key in _AT_LEAST else new < old)
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    """The values that it lists; None where it lists none."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _is_same_default(was: Any, now: Any) -> bool:
+    """A default that is an object may have gained members: those of new fields, with their defaults."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return all(name in now and _is_same_default(value, now[name]) for name, value in was.items())
+    return bool(was == now)
+
+
+def _said(schema: Schema) -> str:
+    if "anyOf" in schema:
+        return " | ".join(map(_said, schema["anyOf"]))
+    return str(schema.get("format") or schema.get("type") or schema.get("const") or schema.get("enum") or "an object")

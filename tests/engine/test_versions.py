@@ -1,0 +1,300 @@
+"""Versions of events and commands: bodies of older ones are led to the class's own, by upcasters that fit together."""
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from commands.intake import Intake, Received, fingerprint_of, receive
+from domain.language import Body, Cents, Text, fact, upcaster
+from infra.domain_model.contexts import BadContext, Context, UnknownEvent, UnreadableEvent, context_of, decode_event
+from infra.domain_model.versions import stored_type
+from infra.log.partitioner import partition_of
+from infra.log.records import Command, EventRecord, Record, encode
+from infra.log.rule import START, Counted, read
+from projections.engine.fold import errors
+from projections.engine.fold.fold import Held, decode, fold
+from projections.engine.fold.plan import Plan
+from projections.engine.views.core_views import snapshot_view
+from tests.engine import purse
+from tests.engine.log import commit, opening, records
+from tests.engine.purse import Spend, Spent, State, TooLittle
+from tests.engine.test_contexts import module
+
+
+@fact
+class Filled:
+    """Version 1 had `cents` and `note`, version 2 a currency, and in version 3 `cents` became `amount`."""
+
+    VERSION: ClassVar[int] = 3
+    amount: Cents
+    currency: Text
+    on: date = date(2020, 1, 1)
+
+
+@upcaster(Filled, 1)
+def with_currency(body: Body) -> Body:
+    body.pop("note", None)
+    return {**body, "currency": "CZK"}
+
+
+@upcaster(Filled, 2)
+def amount(body: Body) -> Body:
+    return {"amount": body.pop("cents"), **body}
+
+
+@fact
+class Fill:
+    VERSION: ClassVar[int] = 2
+    amount: Cents
+
+
+@upcaster(Fill, 1)
+def fill_amount(body: Body) -> Body:
+    return {"amount": body["cents"]}
+
+
+def decide(command: Fill | Spend, state: State) -> list[Filled | Spent]:
+    match command:
+        case Fill(amount=amount):
+            return [Filled(amount=amount, currency="CZK")]
+        case Spend(cents=cents):
+            if cents > state.cents:
+                raise TooLittle
+            return [Spent(cents=cents)]
+
+
+def evolve(state: State, event: Filled | Spent) -> State:
+    match event:
+        case Filled(amount=amount):
+            return State(state.cents + amount)
+        case Spent(cents=cents):
+            return State(state.cents - cents)
+
+
+def later(**other: object) -> Context:
+    """The purse of a later release."""
+    names = vars(purse) | {"Event": Filled | Spent, "Command": Fill | Spend, "decide": decide, "evolve": evolve}
+    steps = {"with_currency": with_currency, "amount": amount, "fill_amount": fill_amount}
+    return context_of(module(**(names | steps | other)))
+
+
+LATER = later()
+NOW = Filled(amount=5, currency="CZK")
+
+
+def received(kind: str, body: bytes, context: Context = LATER) -> Received:
+    command = Command("c1", "made/1", kind, msgspec.Raw(body))
+    record = Record(0, 0, 0, b"made/1", encode(command))
+    assert partition_of("made/1", 1) == 0
+    return receive(record, Intake("topic", 1, contexts={"made": context}))
+
+
+# what is read
+
+
+@pytest.mark.parametrize(
+    ("stored", "body"),
+    [
+        ("Filled", b'{"cents":5}'),
+        ("Filled", b'{"cents":5,"note":"found"}'),
+        ("Filled/2", b'{"cents":5,"currency":"CZK"}'),
+        ("Filled/3", b'{"amount":5,"currency":"CZK"}'),
+    ],
+)
+def test_a_body_of_each_version_becomes_the_class_of_today(stored: str, body: bytes) -> None:
+    assert decode_event(LATER, stored, body) == NOW
+    assert decode_event(LATER, stored, msgspec.Raw(body)) == NOW
+
+
+def test_the_version_decides_not_what_the_body_looks_like() -> None:
+    """This body fits version 2 as well: of version 1, its currency is what the step makes it."""
+    body = b'{"cents":5,"currency":"EUR"}'
+    assert decode_event(LATER, "Filled", body) == NOW
+    assert decode_event(LATER, "Filled/2", body) == Filled(amount=5, currency="EUR")
+
+
+def test_new_events_are_stored_under_the_class_s_version() -> None:
+    assert stored_type(Filled) == "Filled/3"
+    assert stored_type(Spent) == "Spent"
+    assert LATER.stored[Filled][0] == "Filled/3"
+
+
+@pytest.mark.parametrize("stored", ["Filled/4", "Filled/1", "Filled/0", "Filled/03", "Filled/", "Filled/x", "filled"])
+def test_a_type_that_no_release_before_this_one_has_written_is_unknown(stored: str) -> None:
+    with pytest.raises(UnknownEvent, match=rf"'made\.{stored}'"):
+        decode_event(LATER, stored, b'{"cents":5}')
+
+
+def test_numbers_survive_an_upcaster_exactly() -> None:
+    @fact
+    class Measured:
+        VERSION: ClassVar[int] = 2
+        whole: int
+        real: float
+        text: str
+
+    @upcaster(Measured, 1)
+    def same(body: Body) -> Body:
+        return body
+
+    context = later(Event=Measured, same=same, amount=None, with_currency=None)
+    body = b'{"whole":123456789012345678901234567890,"real":0.1,"text":"\\u0041\xc3\xa4"}'
+    read = decode_event(context, "Measured", body)
+    assert read == Measured(whole=123456789012345678901234567890, real=0.1, text="Aä")
+
+
+def test_the_fold_reads_all_versions_in_one_batch() -> None:
+    view = snapshot_view(LATER)
+    plan = Plan({view.name: view}, {"made": LATER})
+    events = [("Filled", b'{"cents":5}'), ("Filled/2", b'{"cents":7,"currency":"CZK"}'), ("Spent", b'{"cents":1}')]
+    batch = decode(plan, 0, [_counted(*[EventRecord(kind, msgspec.Raw(body)) for kind, body in events])])
+    assert fold(plan, batch, Held(plan)).states[view.name] == {"made/1": (3, State(11))}
+
+
+def _counted(*events: EventRecord) -> Counted:
+    value = commit(0, 1, stream="made/1", version=len(events), events=list(events), command_offset=1)
+    _, [one], _ = read(START, records([opening(), value]))
+    return one
+
+
+# what can't be read
+
+
+def _raises(body: Body) -> Body:
+    return {"cents": body["missing"]}
+
+
+def _negative(body: Body) -> Body:
+    return {"cents": -5, "currency": "CZK"}
+
+
+def _none(_body: Body) -> Any:
+    return None
+
+
+def _no_json(body: Body) -> Body:
+    return {"cents": object()}
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (_raises, r"upcasters from version 1 of Filled failed: KeyError: 'missing'"),
+        (_none, r"upcasters from version 1 of Filled failed: TypeError: `_none` returned a NoneType, not a dict"),
+        (_no_json, r"upcasters from version 1 of Filled failed: TypeError"),
+        (_negative, r"upcasters from version 1 return no Filled: amount: Input should be greater than or equal to 1"),
+    ],
+)
+def test_an_upcaster_that_fails_stops_the_readers_by_name_with_the_version(
+    step: Callable[[Body], Body], why: str
+) -> None:
+    def wrong(body: Body) -> Body:
+        return step(body)
+
+    wrong.__name__ = step.__name__
+    context = later(with_currency=upcaster(Filled, 1)(wrong))
+    with pytest.raises(UnreadableEvent, match=why) as stopped:
+        decode_event(context, "Filled", b'{"cents":5}')
+    assert "Correct the upcaster" in stopped.value.hint
+    view = snapshot_view(context)
+    record = EventRecord("Filled", msgspec.Raw(b'{"cents":5}'))
+    with pytest.raises(errors.UnreadableEvent, match=why):
+        decode(Plan({view.name: view}, {"made": context}), 0, [_counted(record)])
+
+
+def test_a_body_that_is_no_object_stops_the_readers() -> None:
+    for body in (b"[]", b"null", b"{", b'"\xff"'):
+        with pytest.raises(UnreadableEvent):
+            decode_event(LATER, "Filled", body)
+
+
+# commands in flight
+
+
+def test_a_command_in_flight_is_led_to_the_class_of_today() -> None:
+    assert received("Fill", b'{"cents":5}').command == received("Fill/2", b'{"amount":5}').command == Fill(amount=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "code", "why"),
+    [
+        ("Fill", b'{"cents":0}', "malformed", "amount: Input should be greater"),
+        ("Fill", b"[]", "malformed", "the body is no JSON object"),
+        ("Fill", b"{}", "failed", "KeyError: 'cents'"),
+        ("Fill/3", b'{"amount":5}', "malformed", "knows no command 'Fill/3'"),
+    ],
+)
+def test_a_command_in_flight_that_can_not_be_led_there_is_rejected(kind: str, body: bytes, code: str, why: str) -> None:
+    rejection = received(kind, body).rejection
+    assert rejection is not None
+    assert rejection.code == code
+    assert why in rejection.message
+
+
+def test_a_repeated_command_has_the_fingerprint_that_it_had_before_the_release() -> None:
+    """The client sends the same request again, and meets a newer API."""
+    before, after = (Command("c1", "made/1", kind, msgspec.Raw(b'{"cents":5}')) for kind in ("Fill", "Fill/2"))
+    assert fingerprint_of(before) == fingerprint_of(after)
+    assert fingerprint_of(before) != fingerprint_of(Command("c1", "made/1", "Fill", msgspec.Raw(b'{"cents":6}')))
+
+
+# what is refused at the start
+
+
+def test_a_gap_is_refused_with_the_lines_to_write() -> None:
+    with pytest.raises(BadContext, match="nothing leads from version 2 to 3") as refused:
+        later(amount=None)
+    assert "@upcaster(Filled, 2)\ndef filled_2(body: Body) -> Body:" in refused.value.hint
+
+
+def test_an_upcaster_from_a_version_that_is_not_older_is_refused() -> None:
+    """So steps can't lead in a circle."""
+    for version in (0, 3, 4):
+        with pytest.raises(BadContext, match=f"`more` starts from version {version} of Filled, which is at version 3"):
+            later(more=upcaster(Filled, version)(_more()))
+
+
+def test_an_orphan_is_refused() -> None:
+    with pytest.raises(BadContext, match="`more` is for Fill, which is no event or command of this context"):
+        later(Command=Spend, more=upcaster(Fill, 1)(_more()), fill_amount=None)
+
+
+def test_two_upcasters_of_one_step_are_refused() -> None:
+    with pytest.raises(BadContext, match="both start from version 1 of Filled"):
+        later(more=upcaster(Filled, 1)(_more()))
+
+
+def test_an_upcaster_may_be_imported_under_another_name() -> None:
+    assert decode_event(later(again=with_currency), "Filled", b'{"cents":5}') == NOW
+
+
+@pytest.mark.parametrize("version", [0, -1, 1.0, "2", None, True, 1_000])
+def test_a_version_is_a_whole_number_from_1_on(version: Any) -> None:
+    @fact
+    class Odd:
+        VERSION: ClassVar[Any] = version
+        cents: int
+
+    with pytest.raises(BadContext, match="has VERSION = "):
+        later(Event=Odd, amount=None, with_currency=None)
+
+
+@pytest.mark.parametrize("name", ["Filled/2", "", "a b", "2nd"])
+def test_a_stored_name_has_no_version_in_it(name: str) -> None:
+    @fact
+    class Odd:
+        stored_as: ClassVar[str] = name
+        cents: int
+
+    with pytest.raises(BadContext, match="is stored as"):
+        later(Event=Odd, amount=None, with_currency=None)
+
+
+def _more() -> Callable[[Body], Body]:
+    def more(body: Body) -> Body:
+        return body
+
+    return more
