@@ -127,7 +127,8 @@ def fingerprint_of(command: Command) -> str:
 
     Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be decoded exactly.
     """
-    return _hash(_encode_sorted((command.type.partition("/")[0], command.expected_version, _decode_any(command.data))))
+    name = command.type.partition("/")[0] if "/" in command.type else command.type
+    return _hash(_encode_sorted((name, command.expected_version, _decode_any(command.data))))
 
 
 def _as_written(text: str) -> float:

@@ -101,6 +101,16 @@ def decide(command: Command, state: State) -> list[Event]:
 def evolve(state: State, event: Event) -> State:
     return State(state.pieces + event.pieces)
 '''
+SPENT = (
+    ("VERSION = 1\n", "VERSION = 2\n"),
+    ("    closed_on: date | None\n", "    closed_on: date | None\n    spent: int\n"),
+    ("event.on, event.on, 0, None)", "event.on, event.on, 0, None, 0)"),
+    (
+        "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on)\n",
+        "    spent = row.spent + max(-change(event), 0)\n"
+        "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, spent)\n",
+    ),
+)
 MOVED = ("VERSION = 1\n", 'VERSION = 1\nAGENT = "side"\n')
 A_NOTE = """@fact
 class {}:
@@ -196,7 +206,7 @@ RELEASES = [
     Release(
         {
             "projections/deposited.py": [("", DEPOSITED)],
-            "projections/balances.py": tree.EDITS,
+            "projections/balances.py": SPENT,
             "projections/daily_totals.py": [MOVED],
             **NOTES,
         },
