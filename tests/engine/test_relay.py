@@ -100,6 +100,19 @@ def test_commands_of_one_stream_for_another_are_sent_in_order(world: Settings, d
     assert sent(world) == [f"{version}" for version in range(1, 51)]
 
 
+def test_nothing_is_sent_before_handlers_decide_all_commands_of_this_code(
+    world: Settings, db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.execute("delete from command_types where (context, type) = ('accounts', 'ReturnMoney')")
+    wish(db, "w")
+    with relay(world):
+        says = "no handler that decides these has run yet, start those first: accounts.ReturnMoney"
+        until(lambda: says in caplog.text, "it says for what it waits")
+        assert sent(world) == []
+        db.execute("insert into command_types (context, type) values ('accounts', 'ReturnMoney')")
+        until(lambda: unmarked(world) == 0, "it is marked")
+
+
 def test_a_command_that_a_newer_release_wished_waits_for_handlers_that_decide_it_and_so_do_those_behind_it(
     world: Settings, db: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
