@@ -66,6 +66,7 @@ CHANGED: Edits = {
         ("event: AccountOpened |", "event: AccountCreated |"),
         ("isinstance(event, AccountOpened)", "isinstance(event, AccountCreated)"),
     ],
+    "projections/daily_totals.py": [("change(event), event.cents)", "change(event), abs(change(event)))")],
     "policies/public.py": [
         ("AccountClosed, AccountOpened,", "AccountClosed, AccountCreated,"),
         ("    AccountOpened\n", "    AccountCreated\n"),

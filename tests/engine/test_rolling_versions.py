@@ -25,7 +25,7 @@ from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, agents, handlers, policies
 from infra.settings import Settings
 from proofs.chaos.policy_judge import is_at_rest
-from tests.engine.spine import commits, scalar, set_up, until
+from tests.engine.spine import commits, scalar, set_up
 from tests.engine.test_two_releases import DEPOSIT, Edits, Part, Posts, Release, Running, Service, service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -101,19 +101,26 @@ class Rollout:
 
     def until_foldable(self) -> None:
         query = "select count(*) from event_types where type = %s"
-        until(lambda: scalar(self.world, query, EVENT) == 1, "agents fold the new version", 120)
+        self.service.until(lambda: scalar(self.world, query, EVENT) == 1, "agents fold the new version")
 
     def until_stored(self) -> None:
         """Until the new handlers have decided a deposit."""
         newer = partial(newer_events, self.world)
         before = newer()
-        until(lambda: newer() > before, "events of the new version are stored", 120)
+        self.service.until(lambda: newer() > before, "events of the new version are stored")
+
+    def until_said(self, part: Part, *words: str) -> None:
+        """Until one line of the part's log has these words."""
+        self.service.until(
+            lambda: any(all(word in line for word in words) for line in part.said().splitlines()),
+            f"a line says {' … '.join(words)}",
+        )
 
     def assert_right(self, *refusals: str) -> None:
         """Raises AssertionError where a command was lost, decided twice or otherwise, or a row is another one than the fold's."""
         self.service.finish()
         with connect(self.world, "test") as db:
-            until(lambda: is_at_rest(db), "all transfers have ended", 120)
+            self.service.until(lambda: is_at_rest(db), "all transfers have ended")
             (dead,) = db.execute("select count(*) from outbox where dead is not null").fetchone() or (None,)
         assert dead == 0
         self.service.assert_all_decided_once(*refusals)
@@ -140,15 +147,6 @@ def rollout(world: Settings, folder: Path) -> Iterator[Rollout]:
         yield Rollout(running)
 
 
-def says(part: Part, *words: str) -> None:
-    """Wait until one line of a part's log has these words."""
-    until(
-        lambda: any(all(word in line for word in words) for line in part.said().splitlines()),
-        f"a line says {' … '.join(words)}",
-        120,
-    )
-
-
 def test_agents_first_then_handlers_policies_and_api_then_back_and_forward_again(
     world: Settings, tmp_path: Path
 ) -> None:
@@ -171,10 +169,10 @@ def test_agents_first_then_handlers_policies_and_api_then_back_and_forward_again
             old_front = roll.front(OLD)
             old_agents = roll.start(OLD, agents)
             roll.end(new_front, new[0])
-            says(old_agents, "waits for an agent of newer code", "MoneyDeposited/2")
+            roll.until_said(old_agents, "waits for an agent of newer code", "MoneyDeposited/2")
             roll.end(new[1], new[2])
             old_handlers = roll.start(OLD, handlers)
-            says(old_handlers, "MoneyDeposited/2")
+            roll.until_said(old_handlers, "MoneyDeposited/2")
 
             new = [roll.start(NEW, agents), roll.start(NEW, handlers), roll.start(NEW, policies)]
             roll.service.until_answered("the new release goes on")
@@ -191,9 +189,9 @@ def test_handlers_policies_and_api_before_the_agents_wait_by_name_while_the_old_
         old_front = roll.front(OLD)
         with Killer(roll.service):
             new_policies = roll.start(NEW, policies)
-            says(new_policies, "no handler that decides these has run yet, start those first", COMMAND)
+            roll.until_said(new_policies, "no handler that decides these has run yet, start those first", COMMAND)
             new_handlers = roll.start(NEW, handlers)
-            says(new_handlers, "no agent that can fold these events has run yet, start those first", EVENT)
+            roll.until_said(new_handlers, "no agent that can fold these events has run yet, start those first", EVENT)
             new_front = roll.front(NEW)
             roll.service.until_answered("the old ones go on", without=tuple(DEPOSIT))
             # the old policies send what the new ones wished: not the deposits, which nobody decides yet

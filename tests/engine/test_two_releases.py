@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -407,8 +407,12 @@ class Service:
                     return False
             return True
 
+        self.until(more, what, 240)
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+        """Wait for a condition; in vain, show the ends of all logs."""
         try:
-            until(more, what, seconds=240)
+            until(condition, what, seconds)
         except AssertionError:
             for log in sorted(self.folder.glob("logs*/*.log")):
                 print(log, log.read_text()[-1_500:], sep="\n")
@@ -424,9 +428,7 @@ class Service:
         """Stop the clients, and wait until every command that was taken has its outcome."""
         for client in self.clients:
             client.stop()
-        until(
-            lambda: not missing(self.world, self.clients), "every command that was taken has its outcome", seconds=120
-        )
+        self.until(lambda: not missing(self.world, self.clients), "every command that was taken has its outcome")
 
     def assert_all_decided_once(self, *refusals: str) -> None:
         """Each command that was taken has one commit and is accepted, each with one of these problems has none; all is answered."""
