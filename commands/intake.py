@@ -127,9 +127,7 @@ def fingerprint_of(command: Command) -> str:
 
     Raises msgspec.DecodeError, UnicodeError, RecursionError where the body can't be decoded exactly.
     """
-    name = command.type
-    if "/" in name:
-        name = name.partition("/")[0]
+    name = command.type.partition("/")[0] if "/" in command.type else command.type
     return _hash(_encode_sorted((name, command.expected_version, _decode_any(command.data))))
 
 

@@ -1,7 +1,8 @@
-"""The demo's end: the next release changes a read model, is rolled out in parallel, and takes over while commands keep coming.
+"""The demo's end: the next release changes an event and a view, is rolled out in parallel, and takes over under load.
 
-Each step is as in production, by the next release's own command line and processes: its migration, its agents in parallel to the
-old ones, its rebuild on Spark with the switch, its verify, and a rebuild as of before the release.
+Each step is as in production, by the next release's own command line and processes: its check against what was released, its
+migration, its agents and handlers in parallel to the old ones, its rebuild on Spark with the switch, its verify, and a rebuild as
+of before the release.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from psycopg import sql
 
 from commands.client import wait_for
 from demo import report, tree
-from demo.bank import Bank
+from demo.bank import Bank, command_for
 from demo.crew import Crew
 from demo.proof import Key, Proof, counted_in, rows_of
 from demo.report import Reporter
 from demo.traffic import Traffic
 from demo.watch import Before, Watch
+from domain.accounts import Deposit
 from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log.records import Command
@@ -48,7 +50,18 @@ class Sums(NamedTuple):
     """Over all accounts of the bank in one table of balances, in cents."""
 
     balance: int
-    spent: int
+    deposited: int
+
+
+class Bodies(NamedTuple):
+    """An event that the old release stored, how the next one reads it, and one that the next one stored; with their stored types.
+
+    All are of one stream.
+    """
+
+    stored: Mapping[str, Any]
+    read: Mapping[str, Any]
+    new: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -57,8 +70,8 @@ class Released:
 
     `lost` counts commands sent meanwhile without a commit or an outcome, `doubled` their commits beyond one. `rebuilt` is what
     the rebuild said, `differences` what verify found in `rows`. `then` is of the table as of `as_of`, when nothing of all this
-    had begun and which the command `look_back` made, and `now` of the live one, with what the proof and the traffic say they
-    should be.
+    had begun and which the command `look_back` made, and `now` of the live one, with what the proof, the file and the traffic say
+    they should be.
     """
 
     as_of: datetime
@@ -68,6 +81,7 @@ class Released:
     rebuilt: Mapping[str, Any]
     rows: int
     differences: int
+    bodies: Bodies
     look_back: str
     table_then: str
     then: Sums
@@ -82,13 +96,20 @@ class Released:
 
     @property
     def disagreements(self) -> list[str]:
-        """Sums that are not what the proof and the traffic say, as sentences."""
+        """Sums and events that are not what the proof, the file and the traffic say, as sentences."""
         pairs = ((self.then, self.expected_then), (self.now, self.expected_now))
-        return [
+        told = [
             f"the balances come to {found}, and should come to {expected}"
             for found, expected in pairs
             if found != expected
         ]
+        stored, read, new = self.bodies
+        types = (stored["type"], read["type"], new["type"])
+        if types != (tree.EVENT, f"{tree.EVENT}/2", f"{tree.EVENT}/2"):
+            told.append(f"the events are of the types {', '.join(types)}")
+        if read["data"] != stored["data"] | {"currency": "CZK"}:
+            told.append(f"what was stored as {stored['data']} is read as {read['data']}")
+        return told
 
     @property
     def drop(self) -> str:
@@ -119,6 +140,9 @@ def release(
     accounts = sorted({transaction.account for transaction in bank.transactions})[:ACCOUNTS]
     with Traffic(settings, accounts, bank.transactions[-1].on) as traffic:
         report.show_change(tree.make(copy))
+        with timed("check", "compared with what was released (events check, events release)"):
+            samefold.run("events", "check")
+            samefold.run("events", "release")
         with timed("migrate", "its table made by its migration (db revision, db upgrade)"):
             samefold.run("db", "revision", "-m", f"{tree.VIEW} {tree.COLUMN}")
             samefold.run("db", "upgrade")
@@ -128,11 +152,13 @@ def release(
             reporter.until_the_end(),
         ):
             with timed("beside", "2 handlers and 2 agents of it, in parallel to the old ones"):
-                watch.wait_until(lambda: watch.is_ready(new.handlers, [*new.agents, *new.policies]), new)
+                # its handlers wait for agents that can fold their events, and its agents for the switch
+                watch.wait_until(lambda: watch.is_ready([], [*new.handlers, *new.agents, *new.policies]), new)
             with timed("rebuild", f"'{tree.VIEW}' rebuilt with Spark, and switched to"):
                 rebuilt = samefold.told("rebuild", tree.VIEW, *SPARK)
-            with timed("handover", "its agents at work"):
-                watch.wait_until(lambda: all(watch.has_worked(agent, NEVER) for agent in new.agents), new)
+            with timed("handover", "its agents and handlers at work"):
+                at_work = [*new.agents, *new.handlers]
+                watch.wait_until(lambda: all(watch.has_worked(child, NEVER) for child in at_work), new)
             with timed("stop", "the old ones stopped, the last commands answered"):
                 old.stop()
                 traffic.stop()
@@ -141,8 +167,10 @@ def release(
                 verified = samefold.told("verify", *SPARK)
             with timed("as_of", f"'{tree.VIEW}' as it was before, in a table of its own"):
                 travelled = samefold.told(*look_back)
+            bodies = bodies_in(samefold, traffic.commands)
     lost, doubled = judge(traffic.commands, counted_in(settings), rows_of(settings).outcomes)
     table_then = travelled["tables"][tree.VIEW]
+    deposited = sum(one.cents for one in bank.transactions if isinstance(command_for(one), Deposit))
     return Released(
         as_of=before,
         sent=len(traffic.commands),
@@ -151,12 +179,13 @@ def release(
         rebuilt=rebuilt,
         rows=sum(view["rows"] for view in verified["views"].values()),
         differences=verified["differences"],
+        bodies=bodies,
         look_back=f"samefold {' '.join(look_back)}",
         table_then=table_then,
         then=sums_of(settings, table_then),
         now=sums_of(settings, rebuilt["tables"][tree.VIEW]),
-        expected_then=Sums(proof.balance, proof.debits),
-        expected_now=Sums(proof.balance + traffic.deposited - traffic.withdrawn, proof.debits + traffic.withdrawn),
+        expected_then=Sums(proof.balance, deposited),
+        expected_now=Sums(proof.balance + traffic.deposited - traffic.withdrawn, deposited + traffic.deposited),
         took=took,
     )
 
@@ -177,6 +206,19 @@ def sums_of(settings: Settings, table: str) -> Sums:
         row = connection.execute(query.format(sql.Identifier(tree.COLUMN), sql.Identifier(table))).fetchone()
     assert row is not None, "sums have a row"
     return Sums(*row)
+
+
+def bodies_in(samefold: CommandLine, commands: Sequence[Command]) -> Bodies:
+    """Of the stream that had the last deposit of these commands, with which the next release was at work."""
+    stream = next(command.stream for command in reversed(commands) if command.type == Deposit.__name__)
+
+    def deposits(*how: str) -> list[Mapping[str, Any]]:
+        entries = map(json.loads, samefold.run("history", stream, "--json", *how).splitlines())
+        events = (event for entry in entries for event in entry["events"])
+        return [event for event in events if event["type"].partition("/")[0] == tree.EVENT]
+
+    stored = deposits("--stored")
+    return Bodies(stored[0], deposits()[0], stored[-1])
 
 
 class CommandFailed(SamefoldError):

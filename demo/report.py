@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -124,7 +125,7 @@ def _proof(result: Result) -> Table:
 
 def show_change(diff: str) -> None:
     """What the next release changes."""
-    stdout.print(f"\n[bold]The next release[/bold]: '{tree.VIEW}' gets a column, and commands keep coming")
+    stdout.print(f"\n[bold]The next release[/bold]: {tree.EVENT} gets a currency, and commands keep coming")
     for line in diff.splitlines():
         if not line.startswith("@@"):
             colour = "dim" if line.startswith(("---", "+++")) else "green" if line.startswith("+") else "red"
@@ -147,10 +148,15 @@ def show_release(found: Released) -> None:
             ("differences", f"{found.differences:,}", f"in {found.rows:,} rows, each folded again from the log"),
             ("balance", grouped(found.now.balance), "now"),
             ("", grouped(found.then.balance), f"as of {found.as_of:%H:%M:%S} UTC, in {found.table_then}"),
-            (tree.COLUMN, grouped(found.now.spent), "now, in the new column"),
-            ("", grouped(found.then.spent), "then, when there was no such column"),
+            (tree.COLUMN, grouped(found.now.deposited), "now, in CZK, in the new column"),
+            ("", grouped(found.then.deposited), "then, when deposits had no currency"),
         )
     )
+    for label, event in zip(("stored before", "which is read as", "stored now"), found.bodies, strict=True):
+        body = json.dumps(event["data"], ensure_ascii=False)
+        stdout.print(
+            f"  [dim]{label:<16}[/dim] {escape(event['type'])} {escape(body)}", soft_wrap=True, highlight=False
+        )
     for wrong in found.disagreements:
         stdout.print(f"  [red]{escape(wrong)}[/red]")
     took = f"All of it took {sum(found.took.values()):.1f} s."

@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
-from demo import report
+from demo import report, tree
 from demo.bank import OVERDRAFT_LIMIT, Bank, bank
 from demo.crew import HOST, Crew, Role
 from demo.load import Load, Loaded
@@ -107,10 +107,13 @@ class Result:
 
 
 def _released(found: Released) -> dict[str, Any]:
-    told = {name: getattr(found, name) for name in ("lost", "doubled", "differences")}
-    now, then = ({"balance": money(sums.balance), "spent": money(sums.spent)} for sums in (found.now, found.then))
+    told: dict[str, Any] = {name: getattr(found, name) for name in ("lost", "doubled", "differences")}
+    now, then = (
+        {"balance": money(sums.balance), tree.COLUMN: money(sums.deposited)} for sums in (found.now, found.then)
+    )
     past = {"as_of": found.as_of.isoformat(), "table": found.table_then, **then}
     rebuild = dict(found.rebuilt)
+    told["event"] = found.bodies._asdict()
     return {"commands": found.sent, **told, **now, "then": past, "rebuild": rebuild, "seconds": found.took}
 
 

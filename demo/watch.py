@@ -142,7 +142,8 @@ class Watch:
         return bool((self._sessions(child) - before.sessions) & self._committed)
 
     def _opened(self, child: Child, before: Before) -> list[tuple[int, int]]:
-        return [epoch for epoch in self._openings.get(_name(child), []) if epoch[1] >= before.log_ends[epoch[0]]]
+        ends = before.log_ends
+        return [epoch for epoch in self._openings.get(_name(child), []) if epoch[1] >= ends.get(epoch[0], 0)]
 
     def _sessions(self, child: Child) -> set[int]:
         return self._seen.get(f"samefold {_name(child)}"[:63], set())

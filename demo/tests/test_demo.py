@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from demo import generate
-from demo.data import real_data
+from demo.data import read, real_data
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
@@ -116,7 +116,7 @@ def assert_the_page_shows(printed: str) -> None:
     labels = {
         label for block in blocks for label in re.findall(r"^  ([a-z]+(?: [a-z]+)?)  +[0-9]", block, re.MULTILINE)
     }
-    assert labels >= {"accounts", "lost", "commands", "caught up", "spent"}
+    assert labels >= {"accounts", "lost", "commands", "caught up", "deposited"}
     for label in labels - {"at", "killed"}:  # nobody is killed in this one
         assert re.search(rf"^  {label}  +[0-9]", printed, re.MULTILINE), f"docs/demo.md shows {label}"
 
@@ -188,14 +188,20 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
     assert found["rebuild"]["tables"] == {"balances": "balances_v2"}
     assert found["rebuild"]["engine"] == "spark"
     assert found["then"]["balance"] == f"{sum(verdict.balances.values()):.2f}"
-    assert found["then"]["spent"] == f"{verdict.debits:.2f}"
+    deposited = sum(one.cents for one in read(few) if one.direction == "credit" and one.purpose != "interest")
+    assert found["then"]["deposited"] == f"{Decimal(deposited).scaleb(-2):.2f}"
     # deposits of 2.00 and withdrawals of 1.00 in turn
     pairs, odd = divmod(found["commands"], 2)
-    assert Decimal(found["spent"]) == verdict.debits + pairs
+    assert Decimal(found["deposited"]) == Decimal(deposited).scaleb(-2) + 2 * (pairs + odd)
     assert Decimal(found["balance"]) == sum(verdict.balances.values()) + pairs + 2 * odd
-    assert set(found["seconds"]) == {"migrate", "beside", "rebuild", "handover", "stop", "verify", "as_of"}
-    assert "+    spent: int" in done.stdout
-    assert "-VERSION = 1" in done.stdout
+    stored, as_read, new = found["event"].values()
+    assert (stored["type"], as_read["type"], new["type"]) == ("MoneyDeposited", "MoneyDeposited/2", "MoneyDeposited/2")
+    assert as_read["data"] == stored["data"] | {"currency": "CZK"}
+    assert new["data"]["currency"] == "CZK"
+    assert set(found["seconds"]) == {"check", "migrate", "beside", "rebuild", "handover", "stop", "verify", "as_of"}
+    assert "+    deposited: int" in done.stdout
+    assert "+    VERSION: ClassVar[int] = 2" in done.stdout
+    assert f"stored before    MoneyDeposited {json.dumps(stored['data'])}" in done.stdout
     assert "samefold rebuild balances --as-of 20" in done.stdout
     assert f"samefold views drop balances {found['then']['table']}" in done.stdout
     assert_the_page_shows(done.stdout)

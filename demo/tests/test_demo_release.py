@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from demo import release, tree
-from demo.release import CommandFailed, CommandLine, Released, Sums, judge
+from demo.release import Bodies, CommandFailed, CommandLine, Released, Sums, judge
 from infra.log.records import Command
 from infra.testing.fixtures import ROOT
 from tests.engine.spine import until
@@ -44,6 +44,11 @@ RELEASED = Released(
     rebuilt={},
     rows=10,
     differences=0,
+    bodies=Bodies(
+        {"type": "MoneyDeposited", "data": {"cents": 5}},
+        {"type": "MoneyDeposited/2", "data": {"cents": 5, "currency": "CZK"}},
+        {"type": "MoneyDeposited/2", "data": {"cents": 6, "currency": "CZK"}},
+    ),
     look_back="samefold rebuild",
     table_then="balances_v2_asof_1",
     then=Sums(5, 1),
@@ -55,30 +60,45 @@ RELEASED = Released(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"lost": 1}, {"doubled": 1}, {"differences": 1}, {"then": Sums(5, 2)}, {"now": Sums(5, 2)}],
-    ids=lambda wrong: next(iter(wrong)),
+    [
+        *({"lost": 1}, {"doubled": 1}, {"differences": 1}, {"then": Sums(5, 2)}, {"now": Sums(5, 2)}),
+        {"bodies": RELEASED.bodies._replace(read=RELEASED.bodies.stored)},
+        {"bodies": RELEASED.bodies._replace(new=RELEASED.bodies.stored)},
+        {
+            "bodies": RELEASED.bodies._replace(
+                read={"type": "MoneyDeposited/2", "data": {"cents": 6, "currency": "CZK"}}
+            )
+        },
+    ],
+    ids=["lost", "doubled", "differences", "then", "now", "read as it was", "stored as before", "another amount"],
 )
 def test_it_holds_only_if_all_of_it_does(wrong: dict[str, Any]) -> None:
     assert RELEASED.holds
     assert not replace(RELEASED, **wrong).holds
 
 
-def test_the_next_release_is_this_code_with_one_view_changed(tmp_path: Path) -> None:
+def test_the_next_release_is_this_code_with_an_event_and_a_view_changed(tmp_path: Path) -> None:
     diff = tree.make(tmp_path / "next")
     changed = [line for line in diff.splitlines() if line[0] in "+-" and not line.startswith(("+++", "---"))]
-    assert changed[:2] == ["-VERSION = 1", "+VERSION = 2"]
-    assert "+    spent: int" in changed
-    program = "from projections import balances as b; print(b.VERSION, b.Balance._fields[-1], b.__file__)"
-    [version, column, file] = subprocess.check_output(
+    views = changed.index("-VERSION = 1")
+    assert changed[views + 1] == "+VERSION = 2"
+    assert "+    deposited: int" in changed[views:]
+    assert "+    currency: Text" in changed[:views]
+    program = (
+        "from projections import balances as b; from domain.accounts import MoneyDeposited as event; "
+        "print(b.VERSION, b.Balance._fields[-1], event.VERSION, b.__file__)"
+    )
+    [version, column, of_event, file] = subprocess.check_output(
         [sys.executable, "-c", program], cwd=ROOT, env=os.environ | tree.environment(tmp_path / "next"), text=True
     ).split()
-    assert (version, column) == ("2", "spent")
+    assert (version, column, of_event) == ("2", "deposited", "2")
     assert Path(file).is_relative_to(tmp_path), "and not the tree from which it was started"
 
 
-def test_a_view_that_is_not_the_samples_is_left_alone() -> None:
-    with pytest.raises(tree.NotTheSample, match="--no-release"):
-        tree.changed("VERSION = 3\n")
+@pytest.mark.parametrize("name", tree.EDITS)
+def test_a_file_that_is_not_the_samples_is_left_alone(name: str) -> None:
+    with pytest.raises(tree.NotTheSample, match=f"^{name}"):
+        tree.changed(name, "VERSION = 3\n")
 
 
 def test_a_command_that_fails_is_quoted(tmp_path: Path) -> None:

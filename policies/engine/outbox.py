@@ -46,6 +46,10 @@ MOST_DEPTH = 50
 CHANNEL = "samefold_outbox"
 """The channel of PostgreSQL's notifications: a batch of that PROCESS changed the outbox."""
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+ANY = "*"
+"""The fingerprint of a wished command that has older versions: where the database was restored to before the release, the wish is
+made again, and the command that was decided under its id is one of those.
+"""
 THEN, OTHERWISE = "~then", "~otherwise"
 """What the ids of follow-ups add to the wish's."""
 
@@ -190,7 +194,7 @@ def _command(stream: str, command: Any) -> tuple[str, bytes]:
 
 
 def _fingerprint(ident: str, stream: str, kind: str, body: bytes) -> str:
-    return fingerprint_of(Command(ident, stream, kind, msgspec.Raw(body)))
+    return ANY if "/" in kind else fingerprint_of(Command(ident, stream, kind, msgspec.Raw(body)))
 
 
 # ── what a batch writes ──
@@ -284,7 +288,9 @@ _MADE = (
     *("depth", "correlation_id", "causation_id", "wished_at", "dead"),
 )
 _BOTH = "kind is not null and outcome is not null"
-_SAME = "(fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint)"
+_SAME = f"""
+(fingerprint is null or fingerprint || ' ' || target = outcome_fingerprint
+  or fingerprint = '{ANY}' and substr(outcome_fingerprint, strpos(outcome_fingerprint, ' ') + 1) = target)"""
 
 _MEET = f"""
 with met as (delete from outbox where id = any(%s) and {_BOTH} and {_SAME} returning *),

@@ -122,6 +122,10 @@ class Relay:
         self._offered: deque[Sequence[tuple[Any, ...]] | None] = deque()
         self._caught_up: set[tuple[str, int]] = set()
         """(policy, partition) whose unsent rows are all known here. Offers of others would overtake rows that are not."""
+        self._live = frozenset[CommandType]()
+        """Types that handlers decide, as of when another one was last met."""
+        self._newer: dict[tuple[str, int], CommandType] = {}
+        """(policy, partition) whose next command has a type that no handler decides yet: another release's process wished it."""
         self._admin = topics.Admin(settings)
         self._reports: deque[tuple[Row, KafkaError | None]] = deque()
         self._topic: topics.Topic | None = None
@@ -167,13 +171,12 @@ class Relay:
         connection.execute(f"listen {CHANNEL}")
         self._caught_up.clear()  # what other processes notified of before is lost
         topic = self._topic = self._topic or self._known_topic(connection)
-        while (missing := own_types() - live_types(connection)) and not self._stopping.is_set():
-            # sent now, they would be rejected as malformed
-            self._status.wrong(
-                "handlers", f"no handler that decides these has run yet, start those first: {_names(missing)}"
-            )
+        self._live, self._newer = live_types(connection), {}
+        while (missing := own_types() - self._live) and not self._stopping.is_set():
+            self._tell_undecided(missing)
             self._stopping.wait(PAUSE_S)
-        self._status.well("handlers", "handlers decide all commands of this code")
+            self._live = live_types(connection)
+        self._tell_undecided(())
         with suppress(KafkaException):  # the first command would wait for the producer to learn the topic: a second
             self._producer.now.list_topics(topic.name, timeout=PAUSE_S)
         read_at = 0.0
@@ -221,21 +224,51 @@ class Relay:
         """Send what is due. Returns the seconds until there may be more."""
         self._sender.assigned(mine)
         self._caught_up.clear()
-        pairs = sorted(_pairs(mine))
+        self._release(connection, mine)
+        pairs = _pairs(mine) - self._newer.keys()
         if not pairs:
             return LOOK_S / 4
         if self._sender.known >= MOST_KNOWN:
             return PAUSE_S
         now = self._clock()
         most = MOST + self._sender.known
-        rows = list(read_unsent(connection, pairs, now + timedelta(seconds=LOOK_S), most))
-        send, due = self._sender.unsent(rows, now)
+        rows = list(read_unsent(connection, sorted(pairs), now + timedelta(seconds=LOOK_S), most))
+        send, due = self._sender.unsent([row for row in rows if self._is_decided(connection, row)], now)
         for row in send:
             self._send(row)
         if len(rows) == most:
             return PAGE_S
-        self._caught_up.update(pairs)
+        self._caught_up.update(pairs - self._newer.keys())
         return (due - now).total_seconds() if due else LOOK_S
+
+    def _is_decided(self, connection: Connection, row: Row) -> bool:
+        """Whether some release's handlers decide it. Until then it waits, and so does what comes behind it."""
+        if (pair := (row.policy, row.partition)) in self._newer:
+            return False
+        kind = CommandType(row.target.partition("/")[0], row.type)
+        if kind not in self._live:
+            self._live = live_types(connection)
+        if kind in self._live:
+            return True
+        self._newer[pair] = kind
+        self._tell_undecided({kind})
+        return False
+
+    def _release(self, connection: Connection, mine: Mapping[str, Collection[int]]) -> None:
+        """Go on where handlers decide by now what had to wait."""
+        if self._newer:
+            self._live = live_types(connection)
+            pairs = _pairs(mine)
+            self._newer = {pair: kind for pair, kind in self._newer.items() if pair in pairs and kind not in self._live}
+            self._tell_undecided({*self._newer.values()})
+
+    def _tell_undecided(self, types: Collection[CommandType]) -> None:
+        if types:  # sent now, they would be rejected as malformed
+            self._status.wrong(
+                "handlers", f"no handler that decides these has run yet, start those first: {_names(types)}"
+            )
+        else:
+            self._status.well("handlers", "handlers decide all commands that policies wish")
 
     def _mark(self, connection: Connection, topic: topics.Topic) -> None:
         """Mark rows as sent, once it is certain that they are in the topic that the handlers read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import psycopg
 import pytest
@@ -28,6 +28,7 @@ from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from projections.engine.live.startup import ContractBroken
 from projections.engine.store.command_types import drop_other_types, live_types, own_types
+from projections.engine.store.event_types import record_event_types
 from tests.engine.spine import (
     command,
     commits,
@@ -682,3 +683,41 @@ def test_a_database_that_lost_the_live_commands_while_a_handler_serves_gets_them
         until(lambda: len(commits(world)) == 1, "serving")
         db.execute("delete from command_types")
         until(lambda: live_types(db) == own_types(), "they are live again")
+
+
+@pytest.mark.slow
+def test_a_handler_waits_for_agents_that_can_fold_its_events(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    """They would stop at those that it appends."""
+    caplog.set_level("INFO")
+    set_up(world)
+    send(world, open_account("ada"))
+    with connect(world, "test") as db:
+        db.execute("delete from event_types where type = 'accounts.MoneyDeposited'")
+        with handler(world):
+            says = "no agent that can fold these events has run yet, start those first: accounts.MoneyDeposited"
+            until(lambda: says in caplog.text, "it says for what it waits")
+            assert openings(world) == []
+            assert record_event_types(db) == {"accounts.MoneyDeposited"}
+            until(lambda: len(commits(world)) == 1, "serving")
+
+
+@pytest.mark.slow
+def test_a_handler_leaves_decisions_to_a_newer_release_once_agents_fold_its_events_and_goes_on_when_that_is_gone(
+    world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No command is new, so nothing else tells it."""
+    caplog.set_level("INFO")
+    set_up(world)
+    with connect(world, "test") as db:
+        db.execute("insert into event_types (type) values ('accounts.MoneyDeposited/2')")
+    newer = Handler(world, "newer")
+    states, _, types = newer.group.rpartition(".")
+    newer.group = f"{states}.1{types}"  # a hundred types more
+    with ExitStack() as rest:
+        with handler(world, "newer", running=newer):
+            until(lambda: len(openings(world)) == world.partitions, "the newer one serves")
+            rest.enter_context(handler(world, "older"))
+            says = f"another release decides, in the group {newer.group}: it knows accounts.MoneyDeposited/2"
+            until(lambda: says in caplog.text, "the older one waits")
+            assert {opening.writer for opening in openings(world)} == {"newer"}
+        until(lambda: "older" in {opening.writer for opening in openings(world)}, "the older one goes on")

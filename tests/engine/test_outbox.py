@@ -229,6 +229,20 @@ def test_an_outcome_of_another_stream_under_the_id_is_a_dead_letter(db: Connecti
     assert {ident: row["dead"].partition(":")[0] for ident, row in rows(db).items()} == {WISH: "id-reused"}
 
 
+def test_an_outcome_of_an_older_version_of_the_command_under_the_id_ends_the_wish(
+    db: Connection, world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release before decided it, and then the database was restored to before that."""
+    older = outcome(WISH, "accounts/savings", Deposit(cents=2, on=DAY))
+    elsewhere = outcome(id_of("saving", "accounts/a", 2, 0), "accounts/elsewhere", Deposit(cents=1, on=DAY))
+    monkeypatch.setattr(Deposit, "VERSION", 2, raising=False)
+    agent, log = Agent(db, world, policy(saving)), Log()
+    agent.apply(log.batch(0, deposited(), deposited(2)), log.batch(1, older, elsewhere))
+    found = rows(db)
+    assert WISH not in found
+    assert found[elsewhere.command_id]["dead"].partition(":")[0] == "id-reused", "another stream's does not"
+
+
 def test_a_chain_that_is_too_long_is_a_dead_letter(db: Connection, world: Settings) -> None:
     agent, log = Agent(db, world, policy(saving)), Log()
     agent.apply(log.batch(0, deposited(1, depth=MOST_DEPTH - 1), deposited(2, depth=MOST_DEPTH)))

@@ -60,11 +60,13 @@ def wish(
     target: str = "accounts/b",
     due: timedelta | None = None,
     body: str = "{}",
+    kind: str = "Deposit",
+    partition: int = 0,
 ) -> None:
     db.execute(
         "insert into outbox (id, policy, kind, partition, stream, version, number, target, type, body, due, depth, "
-        "correlation_id, causation_id) values (%s, 'saving', 'send', 0, %s, %s, 0, %s, 'Deposit', %s, %s, 1, 'c', 'c')",
-        (ident, stream, version, target, body, None if due is None else NOW + due),
+        "correlation_id, causation_id) values (%s, 'saving', 'send', %s, %s, %s, 0, %s, %s, %s, %s, 1, 'c', 'c')",
+        (ident, partition, stream, version, target, kind, body, None if due is None else NOW + due),
     )
 
 
@@ -96,6 +98,38 @@ def test_commands_of_one_stream_for_another_are_sent_in_order(world: Settings, d
     with relay(world):
         until(lambda: unmarked(world) == 0, "all are marked")
     assert sent(world) == [f"{version}" for version in range(1, 51)]
+
+
+def test_nothing_is_sent_before_handlers_decide_all_commands_of_this_code(
+    world: Settings, db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.execute("delete from command_types where (context, type) = ('accounts', 'ReturnMoney')")
+    wish(db, "w")
+    with relay(world):
+        says = "no handler that decides these has run yet, start those first: accounts.ReturnMoney"
+        until(lambda: says in caplog.text, "it says for what it waits")
+        assert sent(world) == []
+        db.execute("insert into command_types (context, type) values ('accounts', 'ReturnMoney')")
+        until(lambda: unmarked(world) == 0, "it is marked")
+
+
+def test_a_command_that_a_newer_release_wished_waits_for_handlers_that_decide_it_and_so_do_those_behind_it(
+    world: Settings, db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That release's policies were started too early, and stopped again."""
+    wish(db, "before", version=1)
+    wish(db, "newer", version=2, kind="Deposit/2")
+    wish(db, "behind", version=3)
+    wish(db, "beside", partition=1, stream="accounts/c")
+    with relay(world):
+        until(lambda: unmarked(world) == 2, "the others are marked")
+        wish(db, "later", partition=1, stream="accounts/c", version=2)
+        until(lambda: unmarked(world) == 2, "so are those that come meanwhile")
+        assert sorted(sent(world)) == ["before", "beside", "later"]
+        assert "no handler that decides these has run yet, start those first: accounts.Deposit/2" in caplog.text
+        db.execute("insert into command_types (context, type) values ('accounts', 'Deposit/2')")
+        until(lambda: unmarked(world) == 0, "none is left")
+    assert sent(world)[-2:] == ["newer", "behind"]
 
 
 def test_a_command_that_is_too_large_is_a_dead_letter_and_the_rest_goes_on(world: Settings, db: Connection) -> None:

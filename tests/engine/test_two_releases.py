@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -101,6 +101,16 @@ def decide(command: Command, state: State) -> list[Event]:
 def evolve(state: State, event: Event) -> State:
     return State(state.pieces + event.pieces)
 '''
+SPENT = (
+    ("VERSION = 1\n", "VERSION = 2\n"),
+    ("    closed_on: date | None\n", "    closed_on: date | None\n    spent: int\n"),
+    ("event.on, event.on, 0, None)", "event.on, event.on, 0, None, 0)"),
+    (
+        "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on)\n",
+        "    spent = row.spent + max(-change(event), 0)\n"
+        "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, spent)\n",
+    ),
+)
 MOVED = ("VERSION = 1\n", 'VERSION = 1\nAGENT = "side"\n')
 A_NOTE = """@fact
 class {}:
@@ -196,7 +206,7 @@ RELEASES = [
     Release(
         {
             "projections/deposited.py": [("", DEPOSITED)],
-            "projections/balances.py": tree.EDITS,
+            "projections/balances.py": SPENT,
             "projections/daily_totals.py": [MOVED],
             **NOTES,
         },
@@ -222,22 +232,26 @@ RELEASES = [
 ]
 
 
-def write_trees(folder: Path) -> list[Path]:
+def write_trees(folder: Path, releases: Sequence[Release]) -> list[Path]:
     """A tree for each release; the first one's is the repository."""
     found = [ROOT]
-    for number, release in enumerate(RELEASES[1:], 1):
-        here = folder / f"r{number}"
-        for package in tree.PACKAGES:
-            shutil.copytree(found[-1] / package, here / package, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, edits in release.edits.items():
-            file = here / name
-            text = file.read_text() if file.exists() else ""
-            for before, after in edits:
-                assert before == text == "" or text.count(before) == 1, (name, before)
-                text = text.replace(before, after, 1) if before else after
-            file.write_text(text) if text else file.unlink()
-        found.append(here)
+    for number, release in enumerate(releases[1:], 1):
+        found.append(write_tree(folder / f"r{number}", found[-1], release.edits))
     return found
+
+
+def write_tree(here: Path, before: Path, edits: Edits) -> Path:
+    """A copy of the tree before, with these edits."""
+    for package in tree.PACKAGES:
+        shutil.copytree(before / package, here / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, changes in edits.items():
+        file = here / name
+        text = file.read_text() if file.exists() else ""
+        for old, new in changes:
+            assert old == text == "" or text.count(old) == 1, (name, old)
+            text = text.replace(old, new, 1) if old else new
+        file.write_text(text) if text else file.unlink()
+    return here
 
 
 @dataclass
@@ -288,49 +302,78 @@ class Client(BackgroundThread):
         self.sent.append(Sent(path, stream, name, answer.status_code, code))
 
 
+class Part:
+    """Some processes of a release, until `stop`."""
+
+    def __init__(self, children: Sequence[Child], environment: dict[str, str], logs: Path) -> None:
+        logs.mkdir(exist_ok=True)
+        self.children = children
+        self._logs = [logs / f"{child.name}.log" for child in children]
+        self._before = [log.stat().st_size if log.exists() else 0 for log in self._logs]
+        self._supervisor = Supervisor(children, environment, logs)
+        self._thread = threading.Thread(target=self._supervisor.run, name=children[0].name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._supervisor.stop()
+        self._thread.join(60)
+
+    def said(self) -> str:
+        """What its processes have logged."""
+        pairs = zip(self._logs, self._before, strict=True)
+        return "".join(log.read_bytes()[before:].decode() for log, before in pairs if log.exists())
+
+
 @dataclass
 class Running:
     """The processes of a release, and the client of its API."""
 
     release: Release
     client: Client
-    supervisor: Supervisor
-    thread: threading.Thread
+    part: Part
 
     def stop(self) -> None:
         self.client.stop()
-        self.supervisor.stop()
-        self.thread.join(60)
+        self.part.stop()
 
 
 class Service:
     """A service in production, to which one release after the other is deployed."""
 
-    def __init__(self, world: Settings, folder: Path) -> None:
+    def __init__(self, world: Settings, folder: Path, releases: Sequence[Release] = RELEASES) -> None:
         self.world = world
         self.folder = folder
-        self.trees = write_trees(folder)
+        self.releases = releases
+        self.trees = write_trees(folder, releases)
         self.running: list[Running] = []
         self.clients: list[Client] = []
+        self.parts: list[Part] = []
 
-    def start(self, number: int) -> Running:
-        release, port = RELEASES[number], free_port()
-        place = f"{self.world.group_prefix}-r{number}"
-        children: list[Child] = [*handlers(1, place), api(place, "127.0.0.1", port)]
-        for name in release.agents:
-            children += agents(1, place, name)
-        logs = self.folder / f"logs{number}"
-        logs.mkdir()
+    def place(self, number: int) -> str:
+        """What the names of a release's processes begin with."""
+        return f"{self.world.group_prefix}-r{number}"
+
+    def part(self, number: int, *children: Child) -> Part:
         environment = self.world.environment() | tree.environment(self.trees[number])
-        supervisor = Supervisor(children, environment, logs)
-        thread = threading.Thread(target=supervisor.run, name=place, daemon=True)
-        thread.start()
+        started = Part(children, environment, self.folder / f"logs{number}")
+        self.parts.append(started)
+        return started
+
+    def start(self, number: int, *, front_only: bool = False) -> Running:
+        """All processes of a release, or its API alone, and a client of it."""
+        release, port, place = self.releases[number], free_port(), self.place(number)
+        children = [api(place, "127.0.0.1", port)]
+        if not front_only:
+            children += handlers(1, place)
+            for name in release.agents:
+                children += agents(1, place, name)
+        part = self.part(number, *children)
         url = f"http://127.0.0.1:{port}"
         until(lambda: has_looked(url), "the API has looked at the stores", seconds=120)
         for name in ("a1", "a2"):
             until(partial(is_open, url, name), "accounts are opened", seconds=120)
         client = Client(release, url)
-        started = Running(release, client, supervisor, thread)
+        started = Running(release, client, part)
         self.running.append(started)
         self.clients.append(client)
         client.start()
@@ -350,7 +393,7 @@ class Service:
         return done.stdout
 
     def until_answered(self, what: str, *, without: Sequence[str] = ()) -> None:
-        """Each API that runs answers more of all commands that its release knows, but for those."""
+        """Each API that runs answers more of all commands that its release knows, but for those of its own that are new."""
         before = [(one.client, one.client.answered(), one.client.reads.copy()) for one in self.running]
 
         def more() -> bool:
@@ -359,25 +402,50 @@ class Service:
                 now = client.answered()
                 if client.reads[200] <= reads[200] + 2:
                     return False
-                if any(now[path] <= was[path] + 2 for path in client.release.posts if path not in without):
+                expected = client.release.posts.keys() - {*client.release.new} & {*without}
+                if any(now[path] <= was[path] + 2 for path in expected):
                     return False
             return True
 
+        self.until(more, what, 240)
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+        """Wait for a condition; in vain, show the ends of all logs."""
         try:
-            until(more, what, seconds=120)
+            until(condition, what, seconds)
         except AssertionError:
             for log in sorted(self.folder.glob("logs*/*.log")):
                 print(log, log.read_text()[-1_500:], sep="\n")
             raise
 
     def stop(self) -> None:
-        for one in self.running:
-            one.stop()
+        for client in self.clients:
+            client.stop()
+        for part in self.parts:
+            part.stop()
+
+    def finish(self) -> None:
+        """Stop the clients, and wait until every command that was taken has its outcome."""
+        for client in self.clients:
+            client.stop()
+        self.until(lambda: not missing(self.world, self.clients), "every command that was taken has its outcome")
+
+    def assert_all_decided_once(self, *refusals: str) -> None:
+        """Each command that was taken has one commit and is accepted, each with one of these problems has none; all is answered."""
+        counted, outcomes = counted_in(self.world), rows_of(self.world).outcomes
+        for client in self.clients:
+            assert client.error is None, client.error
+            assert client.reads.keys() == {200}
+            assert {one.code for one in client.sent} <= {"", *refusals}
+            for one in client.sent:
+                key = (one.stream, one.key)
+                outcome = outcomes[key].outcome if key in outcomes else None
+                assert (counted.get(key, 0), outcome) == ((0, None) if one.code else (1, "accepted")), one
 
 
 @contextmanager
-def service(world: Settings, folder: Path) -> Iterator[Service]:
-    found = Service(world, folder)
+def service(world: Settings, folder: Path, releases: Sequence[Release] = RELEASES) -> Iterator[Service]:
+    found = Service(world, folder, releases)
     try:
         yield found
     finally:
@@ -420,21 +488,12 @@ def test_two_releases_side_by_side_answer_commands_and_reads_through_all_that_a_
             running.running.remove(old)
             running.until_answered("the newer one answers alone")
             old = new
-        for client in running.clients:
-            client.stop()
-        until(lambda: not missing(world, running.clients), "every command that was taken has its outcome", seconds=60)
+        running.finish()
         verified = json.loads(running.samefold(len(RELEASES) - 1, "verify", "--engine", "local", "--json"))
     assert verified["differences"] == 0
+    running.assert_all_decided_once("command-not-live")
     sent = [one for client in running.clients for one in client.sent]
-    assert {one.code for one in sent} <= {"", "command-not-live"}
     assert {one.path for one in sent if one.code} <= {path for release in RELEASES for path in release.new}
-    for client in running.clients:
-        assert client.reads.keys() == {200}
-    counted, outcomes = counted_in(world), rows_of(world).outcomes
-    for one in sent:
-        key = (one.stream, one.key)
-        outcome = outcomes[key].outcome if key in outcomes else None
-        assert (counted.get(key, 0), outcome) == ((0, None) if one.code else (1, "accepted")), one
     assert len(openings(world)) < 3 * len(RELEASES) * world.partitions, (
         "no two handlers take partitions from each other for long"
     )

@@ -116,6 +116,23 @@ def test_the_version_decides_not_what_the_body_looks_like() -> None:
     assert decode_event(LATER, "Filled/2", body) == Filled(amount=5, currency="EUR")
 
 
+def test_the_version_decides_where_two_versions_have_the_same_fields() -> None:
+    @fact
+    class Weighed:
+        """Version 1 was in kilograms."""
+
+        VERSION: ClassVar[int] = 2
+        grams: int
+
+    @upcaster(Weighed, 1)
+    def in_grams(body: Body) -> Body:
+        return {"grams": 1_000 * body["grams"]}
+
+    context = later(Event=Weighed, in_grams=in_grams, amount=None, with_currency=None)
+    assert decode_event(context, "Weighed", b'{"grams":5}') == Weighed(grams=5_000)
+    assert decode_event(context, "Weighed/2", b'{"grams":5}') == Weighed(grams=5)
+
+
 def test_new_events_are_stored_under_the_class_s_version() -> None:
     assert stored_type(Filled) == "Filled/3"
     assert stored_type(Spent) == "Spent"
