@@ -95,7 +95,8 @@ def check(views: Collection[Versioned], known: Mapping[str, Context] | None = No
         if context is None:
             if record["events"]:
                 why = (f"its events were released: {', '.join(sorted(record['events']))}",)
-                hint = f"Restore the file: the log may hold them. Or, if they were never stored, delete domain/released/{name}.json."
+                unless = f"Or, if they were never stored, delete domain/released/{name}.json."
+                hint = f"Restore the file: the log may hold them. {unless}"
                 report.refused.append(Refusal(f"domain/{name}.py", why, hint))
             continue
         _check_context(context, record, report)
@@ -215,18 +216,18 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
 
 def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any, broken: list[str]) -> Refusal:
     fields = was.get("properties", {}), now.get("properties", {})
+    new = [name for name in sorted(set(fields[1]) - set(fields[0])) if name in now.get("required", [])]
+    first = f"Give {', '.join(new)} a default" if kind == "events" and len(new) == len(broken) else "Change it back"
     if fields[0] and fields[1] and not set(fields[0]) & set(fields[1]):
         broken = [
             f"the name was released for another {kind[:-1]}, with the fields {', '.join(sorted(fields[0]))}",
             *broken,
         ]
-    new = [name for name in sorted(set(fields[1]) - set(fields[0])) if name in now.get("required", [])]
-    default = f"Give {', '.join(new)} a default. Or write" if new and kind == "events" else "Change it back. Or write"
     step = kebab(fact.__name__).replace("-", "_")
     return Refusal(
         what,
         tuple(broken),
-        f"{default} `VERSION: ClassVar[int] = {version + 1}` into {fact.__name__}, and below it, with `{UPCASTER_IMPORT}`,\n"
+        f"{first}. Or write `VERSION: ClassVar[int] = {version + 1}` into {fact.__name__}, and below it, with `{UPCASTER_IMPORT}`,\n"
         f"@upcaster({fact.__name__}, {version})\n"
         f"def {step}_{version}(body: Body) -> Body:\n"
         f"    return body  # made what version {version + 1} has",
