@@ -227,7 +227,8 @@ def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any
     return Refusal(
         what,
         tuple(broken),
-        f"{first}. Or write `VERSION: ClassVar[int] = {version + 1}` into {fact.__name__}, and below it, with `{UPCASTER_IMPORT}`,\n"
+        f"{first}. Or write `VERSION: ClassVar[int] = {version + 1}` into {fact.__name__}, and below it, "
+        f"with `{UPCASTER_IMPORT}`,\n"
         f"@upcaster({fact.__name__}, {version})\n"
         f"def {step}_{version}(body: Body) -> Body:\n"
         f"    return body  # made what version {version + 1} has",

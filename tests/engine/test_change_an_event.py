@@ -56,14 +56,12 @@ class Releaser(Author):
         self.beside.append(process)
         until(lambda: matches(log.read_text(), expected), expected, seconds=60)
 
-    def stop(self) -> None:
-        super().stop()
-        self.running = None
+    def end(self) -> None:
+        self.stop()
         for process in self.beside:
             process.send_signal(signal.SIGINT)
         for process in self.beside:
-            process.wait(60)
-        self.beside.clear()
+            assert process.wait(60) == 0
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def releaser(hotel: Tree, data: Path) -> Iterator[Releaser]:  # noqa: F811
         yield someone
     finally:
         try:
-            someone.stop()
+            someone.end()
         finally:
             hotel.samefold("dev", "down")
 
@@ -81,3 +79,4 @@ def releaser(hotel: Tree, data: Path) -> Iterator[Releaser]:  # noqa: F811
 def test_the_page_from_the_first_line_to_the_last(releaser: Releaser) -> None:
     for language, block in blocks(PAGE):
         releaser.walk(language, block)
+    until(lambda: "waits" in releaser.log.with_name("beside.log").read_text(), "x")

@@ -483,7 +483,6 @@ class Allowed:
 
 
 ALLOWED = {
-    "nothing": Allowed([], [], [RELEASE, "the processes of this release, in any order"]),
     "a new field with a default": Allowed(
         [("class RoomFreed:\n    reason: Text\n", "class RoomFreed:\n    reason: Text\n    hour: int = 12\n")],
         ["rooms.RoomFreed: field 'hour' is new, with a default"],
@@ -564,6 +563,13 @@ def test_a_view_that_is_gone_needs_a_switch_but_no_table(hotel: Tree) -> None:
     (hotel.folder / USE).unlink()
     report = hotel.report()
     assert (report["news"], report["steps"]) == (["view room_use is gone"], [RELEASE, *BY_AGENTS])
+
+
+@pytest.mark.slow
+def test_without_a_change_there_is_nothing_to_say(hotel: Tree) -> None:
+    assert hotel.check() == "Everything is as it was released.\n"
+    report = hotel.report()
+    assert not any(report.values()), report
 
 
 @pytest.mark.slow
