@@ -79,4 +79,3 @@ def releaser(hotel: Tree, data: Path) -> Iterator[Releaser]:  # noqa: F811
 def test_the_page_from_the_first_line_to_the_last(releaser: Releaser) -> None:
     for language, block in blocks(PAGE):
         releaser.walk(language, block)
-    until(lambda: "waits" in releaser.log.with_name("beside.log").read_text(), "x")
