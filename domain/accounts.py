@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, assert_never
 
 from domain.language import Cents, CentsOrZero, Refusal, Text, fact
 
-# Events: what happened. Names of classes and fields are stored for ever; a field added later needs a default.
+# Events: what happened, stored for ever. A new field needs a default, any other change a version: docs/change-an-event.md.
 
 
 @fact

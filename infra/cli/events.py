@@ -31,7 +31,8 @@ def check(as_json: Json = False) -> None:
     from projections.engine.views.core_views import all_views
 
     report = check([*all_views().values()])
-    show(plain(report) | {"steps": [] if report.refused else report.steps}, lambda _: _text(report), as_json=as_json)
+    steps = report.steps if report.news and not report.refused else []
+    show(plain(report) | {"steps": steps}, lambda _: _text(report), as_json=as_json)
     if report.refused:
         raise typer.Exit(1)
 

@@ -18,7 +18,7 @@ from infra.domain_model import storable
 from infra.domain_model.contexts import Context, contexts, decode_event, read_released
 from infra.domain_model.released import FOLDER, KINDS, Kind, golden_bodies, read
 from infra.domain_model.schemas import changes, schema_of
-from infra.domain_model.versions import stored_name, stored_type, type_of, version_of
+from infra.domain_model.versions import UPCASTER_IMPORT, stored_name, stored_type, type_of, version_of
 from infra.errors import SamefoldError, in_words
 
 
@@ -55,23 +55,26 @@ class Report:
     refused: list[Refusal] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
     new_types: bool = False
-    """Types of events that the released code can't read."""
+    """Events that the released code can't read."""
     new_commands: bool = False
     views: list[str] = field(default_factory=list)
     """Views and states to rebuild."""
+    gone: list[str] = field(default_factory=list)
+    """Views that the code no longer has."""
 
     @property
     def steps(self) -> list[str]:
         """What a deployment needs, in order."""
         found = []
+        switches = bool(self.views or self.gone)
         if self.views:
             found.append(f'samefold db revision -m "{self.views[0]}"; samefold db upgrade')
         found.append("samefold events release; commit domain/released with the rest")
-        if self.new_types or self.views:
+        if self.new_types or switches:
             found.append("agents of this release, beside the old ones")
-        if self.views:
-            found.append(f"samefold rebuild {' '.join(self.views)}")
-        if self.new_types or self.new_commands or self.views:
+        if switches:
+            found.append("samefold rebuild")
+        if self.new_types or self.new_commands or switches:
             found.append("handlers of this release")
             found.append("policies, publisher and API of this release; stop the old processes")
         else:
@@ -92,13 +95,14 @@ def check(views: Collection[Versioned], known: Mapping[str, Context] | None = No
         if context is None:
             if record["events"]:
                 why = (f"its events were released: {', '.join(sorted(record['events']))}",)
-                hint = f"Restore the file: the log may hold its events. If it does not, delete domain/released/{name}.json."
+                unless = f"Or, if they were never stored, delete domain/released/{name}.json."
+                hint = f"Restore the file: the log may hold them. {unless}"
                 report.refused.append(Refusal(f"domain/{name}.py", why, hint))
             continue
         _check_context(context, record, report)
         _check_views(name, [view for view in views if name in view.contexts], record["views"], report)
-        for gone in sorted(record["views"].keys() - {view.name for view in views} - set(report.views)):
-            report.views.append(gone)
+        for gone in sorted(record["views"].keys() - {view.name for view in views} - set(report.gone)):
+            report.gone.append(gone)
             report.news.append(f"view {gone} is gone")
     return report
 
@@ -168,12 +172,16 @@ def _gone(context: Context, kind: Kind, name: str, versions: Mapping[str, Any], 
     schema = versions[max(versions, key=int)]["schema"]
     heirs = [fact for fact in new if not any(change.breaks for change in changes(schema, schema_of(fact)))]
     union = "Event" if kind == "events" else "Command"
-    holds = "the log may hold it" if kind == "events" else "one may be on its way"
+    holds, unless = {
+        "events": ("the log may hold it", "it was never stored"),
+        "commands": ("one may be on its way", "nobody sends it any more"),
+    }[kind]
     heir = heirs[0].__name__ if len(heirs) == 1 else "the new class"
     return Refusal(
         f"{context.name}.{name}",
         (f"it was released and is not in `{union}` any more, but {holds}",),
-        f'Restore the class. Or, if it was renamed, write `stored_as: ClassVar[str] = "{name}"` into {heir}.',
+        f'Restore the class. Or, if it was renamed, write `stored_as: ClassVar[str] = "{name}"` into {heir}. '
+        f"Or, if {unless}, remove it from domain/released/{context.name}.json.",
     )
 
 
@@ -187,9 +195,11 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
         )
         return
     found = [] if version > last else list(changes(versions[str(last)]["schema"], schema))
-    # a handler of the release before would reject a command that has one field more, or takes more values
-    broken = [change.what for change in found if change.breaks or kind == "commands"]
+    broken = [change.what for change in found if change.breaks or change.widens or kind == "commands"]
     if broken:
+        if not any(change.breaks for change in found):
+            who = "agents" if kind == "events" else "handlers"
+            broken.append(f"{who} of the release before could not read it under this name")
         report.refused.append(_changed(what, fact, kind, version, versions[str(last)]["schema"], schema, broken))
         return
     if version > last:
@@ -206,18 +216,19 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
 
 def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any, broken: list[str]) -> Refusal:
     fields = was.get("properties", {}), now.get("properties", {})
+    new = [name for name in sorted(set(fields[1]) - set(fields[0])) if name in now.get("required", [])]
+    first = f"Give {', '.join(new)} a default" if kind == "events" and len(new) == len(broken) else "Change it back"
     if fields[0] and fields[1] and not set(fields[0]) & set(fields[1]):
         broken = [
             f"the name was released for another {kind[:-1]}, with the fields {', '.join(sorted(fields[0]))}",
             *broken,
         ]
-    new = [name for name in sorted(set(fields[1]) - set(fields[0])) if name in now.get("required", [])]
-    default = f"Give {', '.join(new)} a default. Or write" if new and kind == "events" else "Change it back. Or write"
     step = kebab(fact.__name__).replace("-", "_")
     return Refusal(
         what,
         tuple(broken),
-        f"{default} `VERSION: ClassVar[int] = {version + 1}` into {fact.__name__}, and below it\n"
+        f"{first}. Or write `VERSION: ClassVar[int] = {version + 1}` into {fact.__name__}, and below it, "
+        f"with `{UPCASTER_IMPORT}`,\n"
         f"@upcaster({fact.__name__}, {version})\n"
         f"def {step}_{version}(body: Body) -> Body:\n"
         f"    return body  # made what version {version + 1} has",

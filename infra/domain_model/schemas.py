@@ -22,6 +22,8 @@ class Change(NamedTuple):
 
     breaks: bool
     what: str
+    widens: bool = False
+    """Code of the earlier one can't decode all bodies of the later one. Beyond its bounds it can: it does not check them."""
 
 
 class _Factories(GenerateJsonSchema):
@@ -69,12 +71,14 @@ def changes(was: Schema, now: Schema, path: str = "") -> Iterator[Change]:
     if "anyOf" in was or "anyOf" in now:
         old, new = was.get("anyOf", [was]), now.get("anyOf", [now])
         lost = [one for one in old if all(any(change.breaks for change in changes(one, other)) for other in new)]
-        yield Change(bool(lost), f"{where} takes other types: {_said(was)} became {_said(now)}")
+        gained = [one for one in new if all(any(map(_is_noticed, changes(other, one))) for other in old)]
+        said = f"{where} takes other types: {_said(was)} became {_said(now)}"
+        yield Change(bool(lost), said, widens=bool(gained))
         return
-    if _values(was) != _values(now):
-        old_values, new_values = _values(was), _values(now)
-        gone = new_values is not None and (old_values is None or any(one not in new_values for one in old_values))
-        yield Change(gone, f"{where} takes other values: {old_values} became {new_values}")
+    old_values, new_values = _values(was), _values(now)
+    if old_values != new_values:
+        said = f"{where} takes other values: {old_values} became {new_values}"
+        yield Change(not _has_all(new_values, old_values), said, widens=not _has_all(old_values, new_values))
     for key in sorted({*was, *now} - {"default", "enum", "const"}):
         old, new = was.get(key), now.get(key)
         if old == new:
@@ -101,6 +105,14 @@ def _fields(was: Schema, now: Schema, path: str) -> Iterator[Change]:
                 yield Change(True, f"field '{field}' had the default {default!r}, which older bodies rely on")
     before, after = ({key: value for key, value in one.items() if key not in _OBJECT} for one in (was, now))
     yield from changes(before, after, path)
+
+
+def _is_noticed(change: Change) -> bool:
+    return change.breaks or change.widens
+
+
+def _has_all(values: list[Any] | None, of: list[Any] | None) -> bool:
+    return values is None or (of is not None and all(one in values for one in of))
 
 
 def _is_narrower(key: str, old: Any, new: Any) -> bool:

@@ -23,6 +23,9 @@ Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Steps: TypeAlias = Mapping[int, Upcaster]
 """A class's upcasters by the version that they start from."""
 
+UPCASTER_IMPORT = "from domain.language import Body, upcaster"
+"""What the lines that hints show need."""
+
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -104,7 +107,7 @@ def upcasters_of(module: ModuleType, facts: Sequence[type]) -> dict[type, Steps]
                 raise BadVersion(
                     f"{module.__name__}: {fact.__name__} is at version {version_of(fact)}, but nothing leads from version "
                     f"{version} to {version + 1}.",
-                    f"Write\n@upcaster({fact.__name__}, {version})\n"
+                    f"Write, with `{UPCASTER_IMPORT}`,\n@upcaster({fact.__name__}, {version})\n"
                     f"def {kebab(fact.__name__).replace('-', '_')}_{version}(body: Body) -> Body:\n    return {{**body, …}}",
                 )
     return dict(found)

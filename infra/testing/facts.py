@@ -1,22 +1,40 @@
 """Hypothesis strategies for commands and events, read from their classes: a new one is tested at once."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from decimal import Decimal
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from hypothesis import reject
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
 """How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
+_CONTAINERS: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
+    list: st.lists,
+    tuple: st.tuples,
+    set: st.sets,
+    frozenset: st.frozensets,
+    dict: st.dictionaries,
+}
 
 
 def facts(cls: type) -> st.SearchStrategy[Any]:
     """Instances of a class made by `fact`, the bounds of its fields respected and reached."""
     hints = get_type_hints(cls, include_extras=True)
-    return st.builds(cls, **{field.name: _values(hints[field.name]) for field in fields(cls)})
+    return st.builds(partial(_made, cls), **{field.name: _values(hints[field.name]) for field in fields(cls)})
+
+
+def _made(cls: type, **values: Any) -> Any:
+    try:
+        return cls(**values)
+    except ValidationError:
+        reject()  # a validator of the class's own, or a bound that the strategies below do not know
 
 
 def members(union: Any) -> list[type]:
@@ -31,7 +49,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         plain, *notes = get_args(hint)
         bounds = {type(bound): bound for note in notes for bound in getattr(note, "metadata", [])}
         if plain is int:
-            return st.integers(bounds[Ge].ge, bounds[Le].le)
+            above = bounds[Ge].ge if Ge in bounds else bounds[Gt].gt + 1 if Gt in bounds else None
+            return st.integers(above, bounds[Le].le if Le in bounds else bounds[Lt].lt - 1 if Lt in bounds else None)
         if plain is str:
             alphabet = st.characters(exclude_categories=["Cc", "Cs"])
             least = bounds[MinLen].min_length if MinLen in bounds else 0
@@ -41,10 +60,10 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
                 return found.filter(lambda text: least <= len(text) <= (most or len(text)))
             return st.text(alphabet, min_size=least, max_size=most)
         return _values(plain)
-    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
-        return st.lists(_values(get_args(hint)[0]), max_size=3).map(tuple)
-    if get_origin(hint) is dict:
-        return st.dictionaries(*map(_values, get_args(hint)), max_size=3)
+    if get_origin(hint) is tuple and get_args(hint)[-1] is ...:
+        return st.lists(_values(get_args(hint)[0])).map(tuple)
+    if get_origin(hint) in _CONTAINERS:
+        return _CONTAINERS[get_origin(hint)](*map(_values, get_args(hint)))
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
     return facts(hint) if is_pydantic_dataclass(hint) else st.from_type(hint)

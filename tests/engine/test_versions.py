@@ -1,5 +1,6 @@
 """Versions of events and commands: bodies of older ones are led to the class's own, by upcasters that fit together."""
 
+import json
 from collections.abc import Callable
 from datetime import date
 from typing import Any, ClassVar
@@ -9,11 +10,14 @@ import pytest
 
 from commands.intake import Intake, Received, fingerprint_of, receive
 from domain.language import Body, Cents, Text, fact, upcaster
+from infra.domain_model import contexts
 from infra.domain_model.contexts import BadContext, Context, UnknownEvent, UnreadableEvent, context_of, decode_event
 from infra.domain_model.versions import stored_type
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, EventRecord, Record, encode
 from infra.log.rule import START, Counted, read
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
 from projections.engine.fold import errors
 from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
@@ -21,6 +25,7 @@ from projections.engine.views.core_views import snapshot_view
 from tests.engine import purse
 from tests.engine.log import commit, opening, records
 from tests.engine.purse import Spend, Spent, State, TooLittle
+from tests.engine.spine import produce, set_up
 from tests.engine.test_contexts import module
 
 
@@ -226,6 +231,32 @@ def test_a_body_that_is_no_object_stops_the_readers() -> None:
     for body in (b"[]", b"null", b"{", b'"\xff"'):
         with pytest.raises(UnreadableEvent):
             decode_event(LATER, "Filled", body)
+
+
+def test_history_shows_the_events_of_today_and_as_the_log_has_them(
+    world: Settings, samefold: Samefold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can't be read is shown as it is stored."""
+    monkeypatch.setattr(contexts, "contexts", lambda: {"made": LATER})
+    set_up(world)
+    written = [("Filled", {"cents": 5, "note": "found"}), ("Filled/3", {"amount": 7, "currency": "EUR"})]
+    written += [("Spent", {"cents": 1}), ("Filled/4", {"much": 1}), ("Filled", {"dollars": 5})]
+    events = [EventRecord(kind, msgspec.Raw(msgspec.json.encode(data))) for kind, data in written]
+    for value in (opening(), commit(0, 1, stream="made/1", version=5, events=events, command_offset=1)):
+        produce(world, world.events_topic, partition_of("made/1", world.partitions), b"made/1", value)
+
+    def shown(*options: str) -> Any:
+        return json.loads(samefold("history", "made/1", "--json", *options, settings=world).stdout)["events"]
+
+    stored = [{"type": kind, "data": data} for kind, data in written]
+    assert shown("--stored") == stored
+    today = {"amount": 5, "currency": "CZK", "on": "2020-01-01"}
+    assert shown() == [
+        {"type": "Filled/3", "data": today, "stored": "Filled"},
+        *stored[1:],
+    ]
+    assert "Filled/3, stored as Filled" in samefold("history", "made/1", settings=world).stdout
+    assert "stored as" not in samefold("history", "made/1", "--stored", settings=world).stdout
 
 
 # commands in flight

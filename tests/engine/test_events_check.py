@@ -1,0 +1,597 @@
+"""Each refusal of `samefold events check`: a released tree is changed, the command line refuses it, and what it says mends it.
+
+The cures are taken out of the messages: the lines that they show go into the file, and a case only completes an upcaster's body.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any, TypeAlias
+
+import pytest
+
+from demo import tree
+
+ROOMS = '''"""Rooms of a hotel."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from domain.language import Refusal, Text, fact
+
+
+@fact
+class Person:
+    name: Text = ""
+    phone: Text = "none"
+
+
+@fact
+class RoomBooked:
+    guest: Text
+    nights: Annotated[int, Field(ge=1, le=30)]
+    bed: Literal["single", "double"] = "single"
+    payer: Person = Person()
+    extras: list[Text] = field(default_factory=list)
+
+
+@fact
+class RoomFreed:
+    reason: Text
+
+
+Event: TypeAlias = RoomBooked | RoomFreed
+
+
+@fact
+class BookRoom:
+    guest: Text
+    nights: Annotated[int, Field(ge=1, le=30)]
+
+
+@fact
+class FreeRoom:
+    reason: Text
+
+
+Command: TypeAlias = BookRoom | FreeRoom
+
+
+class RoomIsTaken(Refusal):
+    """The room is taken."""
+
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    taken: bool = False
+    times: int = 0
+
+
+def decide(command: Command, state: State) -> list[Event]:
+    match command:
+        case BookRoom():
+            if state.taken:
+                raise RoomIsTaken
+            return [RoomBooked(guest=command.guest, nights=command.nights)]
+        case FreeRoom():
+            return [RoomFreed(reason=command.reason)]
+
+
+def evolve(state: State, event: Event) -> State:
+    return State(isinstance(event, RoomBooked), state.times + 1)
+'''
+VIEW = '''"""How often was a room booked or freed?"""
+
+from typing import NamedTuple
+
+from domain.rooms import Event
+from projections.engine import At, Key
+
+VERSION = 1
+
+
+class RoomUse(NamedTuple):
+    room: Key[str]
+    events: int
+
+
+def evolve(row: RoomUse | None, event: Event, at: At) -> RoomUse | None:
+    return RoomUse(at.id, (row.events if row else 0) + 1)
+'''
+NEW_VIEW = VIEW.replace("RoomUse", "Stay").replace("How often", "And again: how often")
+DOMAIN, USE, STAYS = "domain/rooms.py", "projections/room_use.py", "projections/stays.py"
+
+
+class Tree:
+    """A copy of this repository, with a context and a view of a hotel, all of it released."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def samefold(self, *words: str, code: int = 0) -> CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", "from infra.cli import main; main()", *words],
+            env=os.environ | tree.environment(self.folder) | {"PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+        return done
+
+    def check(self, code: int = 0) -> str:
+        done = self.samefold("events", "check", code=code)
+        return done.stdout + done.stderr
+
+    def report(self, code: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.samefold("events", "check", "--json", code=code).stdout)
+        return found
+
+    def write(self, name: str, *edits: tuple[str, str]) -> None:
+        """Replace each text by another one; an empty one stands for a file that is not there yet."""
+        file = self.folder / name
+        text = file.read_text() if file.exists() else ""
+        for old, new in edits:
+            assert text == old == "" or text.count(old) == 1, (name, old)
+            text = text.replace(old, new) if old else new
+        file.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("released") / "tree"
+    tree.make(folder)
+    shutil.copy2(Path(tree.__file__).parents[1] / tree.CHANGED, folder / tree.CHANGED)
+    made = Tree(folder)
+    made.write(DOMAIN, ("", ROOMS))
+    made.write(USE, ("", VIEW))
+    assert "Wrote domain/released/rooms.json" in made.samefold("events", "release").stdout
+    return folder
+
+
+@pytest.fixture
+def hotel(released: Path, tmp_path: Path) -> Tree:
+    return Tree(Path(shutil.copytree(released, tmp_path / "tree")))
+
+
+# The cures, out of the messages
+
+
+def into_class(tree: Tree, line: str, name: str) -> None:
+    tree.write(DOMAIN, (f"class {name}:\n", f"class {name}:\n    {line}\n"))
+
+
+def below_class(tree: Tree, lines: str, name: str) -> None:
+    text = (tree.folder / DOMAIN).read_text()
+    [whole] = re.findall(rf"^class {name}:\n(?:    .*\n)+", text, re.MULTILINE)
+    tree.write(DOMAIN, (whole, f"{whole}\n\n{lines}"))
+
+
+def shown_upcaster(tree: Tree, said: str, name: str, body: str) -> None:
+    """The upcaster that the message shows, with its body, and the import."""
+    [(head, _)] = re.findall(r"^ *(@upcaster\(.*\)\n *def .*:\n)( *return .*)$", said, re.MULTILINE)
+    below_class(tree, "\n".join(line.strip() for line in head.splitlines()) + f"\n    return {body}\n", name)
+    [line] = re.findall(r"`(from domain\.language import .*?)`", said)
+    tree.write(DOMAIN, ("\n\n\n@fact\nclass Person:", f"\n{line}\n\n\n@fact\nclass Person:"))
+
+
+Cure: TypeAlias = Callable[[Tree, str], None]
+
+
+def version(body: str) -> Cure:
+    """VERSION and the upcaster, which makes this of `body`."""
+
+    def cure(tree: Tree, said: str) -> None:
+        [(line, name)] = re.findall(r"`(VERSION: .*?)` into (\w+)", said)
+        shown_upcaster(tree, said, name, body)
+        into_class(tree, line, name)
+
+    return cure
+
+
+def default(tree: Tree, said: str) -> None:
+    [name] = re.findall(r"Give (\w+) a default", said)
+    tree.write(DOMAIN, (f"    {name}: int\n", f"    {name}: int = 0\n"))
+
+
+def missing_step(body: str) -> Cure:
+    def cure(tree: Tree, said: str) -> None:
+        [name] = re.findall(r"@upcaster\((\w+), ", said)
+        shown_upcaster(tree, said, name, body)
+
+    return cure
+
+
+def class_line(tree: Tree, said: str) -> None:
+    [(line, name)] = re.findall(r"[Ww]rite `([^`]*)` into (\w+)", said)
+    into_class(tree, line, name)
+
+
+def raised(tree: Tree, said: str) -> None:
+    [(name, file, number)] = set(re.findall(r"Raise (\w+) in (\S+\.py) to (\d+); then `samefold db revision", said))
+    text = (tree.folder / file).read_text()
+    (tree.folder / file).write_text(re.sub(rf"^{name} = \d+", f"{name} = {number}", text, count=1, flags=re.MULTILINE))
+
+
+def restored(tree: Tree, said: str) -> None:
+    assert re.search(r"Restore the (class|file)", said)
+    (tree.folder / DOMAIN).write_text(ROOMS)
+    (tree.folder / USE).write_text(VIEW)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is changed, what the message must contain, and what it says to do about it."""
+
+    edits: Sequence[tuple[str, str]]
+    says: str
+    cure: Cure
+    file: str = DOMAIN
+
+
+BOOKED_2: Sequence[tuple[str, str]] = [
+    ("class RoomBooked:\n", "class RoomBooked:\n    VERSION: ClassVar[int] = 2\n"),
+]
+STEP = """
+from domain.language import Body, upcaster
+
+
+@upcaster(RoomBooked, 1)
+def step(body: Body) -> Body:
+    return {}
+
+
+Event: TypeAlias"""
+CASES = {
+    "a field removed": Case(
+        [("class RoomFreed:\n    reason: Text\n", "class RoomFreed:\n    by: Text = ''\n")],
+        "field 'reason' was removed",
+        version("{}"),
+    ),
+    "a member of a Literal added": Case(
+        [('"double"] = "single"', '"double", "suite"] = "single"')],
+        "field 'bed' takes other values: ['single', 'double'] became ['single', 'double', 'suite']; "
+        "agents of the release before could not read it under this name",
+        version("body"),
+    ),
+    "another type added": Case(
+        [("class RoomFreed:\n    reason: Text\n", "class RoomFreed:\n    reason: Text | None\n")],
+        "field 'reason' takes other types: string became string | null",
+        version("body"),
+    ),
+    "a field renamed": Case(
+        [("class RoomBooked:\n    guest: Text\n", "class RoomBooked:\n    visitor: Text\n")],
+        "rooms.RoomBooked: field 'guest' was removed; field 'visitor' is new, without a default",
+        version('{"visitor": body.pop("guest"), **body}'),
+    ),
+    "its type changed": Case(
+        [("class RoomBooked:\n    guest: Text\n", "class RoomBooked:\n    guest: int\n")],
+        "field 'guest' has another type: 'string' became 'integer'",
+        version('{**body, "guest": len(body["guest"])}'),
+    ),
+    "bounds narrowed": Case(
+        [
+            (
+                "class RoomBooked:\n    guest: Text\n    nights: Annotated[int, Field(ge=1, le=30)]",
+                "class RoomBooked:\n    guest: Text\n    nights: Annotated[int, Field(ge=1, le=7)]",
+            )
+        ],
+        "field 'nights' has another maximum: 30 became 7",
+        version('{**body, "nights": min(body["nights"], 7)}'),
+    ),
+    "a member of a Literal removed": Case(
+        [('Literal["single", "double"] = "single"', 'Literal["single"] = "single"')],
+        "field 'bed' takes other values: ['single', 'double'] became ['single']",
+        version('{**body, "bed": "single"}'),
+    ),
+    "a new field without a default, which gets one": Case(
+        [("class RoomFreed:\n", "class RoomFreed:\n    hour: int\n")],
+        "rooms.RoomFreed: field 'hour' is new, without a default",
+        default,
+    ),
+    "a new field without a default, and a version": Case(
+        [("class RoomFreed:\n", "class RoomFreed:\n    hour: int\n")],
+        "field 'hour' is new, without a default",
+        version('{**body, "hour": 12}'),
+    ),
+    "a changed default": Case(
+        [('"double"] = "single"', '"double"] = "double"')],
+        "field 'bed' had the default 'single', which older bodies rely on",
+        version('{"bed": "single"} | body'),
+    ),
+    "a default removed": Case(
+        [('Literal["single", "double"] = "single"', 'Literal["single", "double"]')],
+        "field 'bed' had the default 'single', which older bodies rely on",
+        version('{"bed": "single"} | body'),
+    ),
+    "a changed default of a part": Case(
+        [('    phone: Text = "none"', '    phone: Text = "unknown"')],
+        "field 'payer.phone' had the default 'none', which older bodies rely on",
+        version('{**body, "payer": {"phone": "none"} | body.get("payer", {})}'),
+    ),
+    "a changed default_factory": Case(
+        [("default_factory=list", 'default_factory=lambda: ["towels"]')],
+        "field 'extras' had the default [], which older bodies rely on",
+        version('{"extras": []} | body'),
+    ),
+    "a name used again": Case(
+        [("class RoomFreed:\n    reason: Text\n", "class RoomFreed:\n    hours: int\n    paid: bool\n")],
+        "rooms.RoomFreed: the name was released for another event, with the fields reason",
+        version('{"hours": 0, "paid": False}'),
+    ),
+    "an event removed": Case(
+        [("Event: TypeAlias = RoomBooked | RoomFreed", "Event: TypeAlias = RoomBooked")],
+        "rooms.RoomFreed: it was released and is not in `Event` any more, but the log may hold it",
+        restored,
+    ),
+    "an event renamed": Case(
+        [("class RoomFreed:", "class RoomVacated:"), ("RoomBooked | RoomFreed", "RoomBooked | RoomVacated")],
+        'write `stored_as: ClassVar[str] = "RoomFreed"` into RoomVacated',
+        class_line,
+    ),
+    "a command removed": Case(
+        [("Command: TypeAlias = BookRoom | FreeRoom", "Command: TypeAlias = BookRoom")],
+        "rooms.FreeRoom: it was released and is not in `Command` any more, but one may be on its way",
+        restored,
+    ),
+    "a command renamed": Case(
+        [("class FreeRoom:", "class VacateRoom:"), ("BookRoom | FreeRoom", "BookRoom | VacateRoom")],
+        'write `stored_as: ClassVar[str] = "FreeRoom"` into VacateRoom',
+        class_line,
+    ),
+    "a command with one field more": Case(
+        [("class FreeRoom:\n", "class FreeRoom:\n    hour: int = 12\n")],
+        "rooms.FreeRoom: field 'hour' is new, with a default; handlers of the release before could not read it",
+        version("body"),
+    ),
+    "a command with wider bounds": Case(
+        [
+            (
+                "class BookRoom:\n    guest: Text\n    nights: Annotated[int, Field(ge=1, le=30)]",
+                "class BookRoom:\n    guest: Text\n    nights: Annotated[int, Field(ge=1, le=60)]",
+            )
+        ],
+        "rooms.BookRoom: field 'nights' has another maximum: 30 became 60",
+        version("body"),
+    ),
+    "an upcaster missing": Case(
+        BOOKED_2,
+        "RoomBooked is at version 2, but nothing leads from version 1 to 2",
+        missing_step("body"),
+    ),
+    "an upcaster that fails": Case(
+        [*BOOKED_2, ("\nEvent: TypeAlias", STEP)],
+        "a body that was released as RoomBooked can't be read: UnreadableEvent",
+        lambda tree, said: tree.write(DOMAIN, ("    return {}", "    return body")),
+    ),
+    "other fields in State": Case(
+        [("    times: int = 0", "    times: int = 0\n    guest: str = ''")],
+        "view streams_rooms: State has other fields",
+        raised,
+    ),
+    "another evolve": Case(
+        [("state.times + 1", "state.times + 2")],
+        "rooms.RoomBooked: `evolve` makes another state of a body of it than the release did",
+        raised,
+    ),
+    "a view's columns": Case(
+        [("    events: int\n", "    uses: int\n")],
+        "view room_use: it has other columns",
+        raised,
+        USE,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.slow_but("a field renamed", "a changed default of a part", "an event renamed", "another evolve")
+def test_it_is_refused_and_what_the_message_says_mends_it(hotel: Tree, case: Case) -> None:
+    hotel.write(case.file, *case.edits)
+    said = hotel.check(code=1)
+    assert case.says in said
+    case.cure(hotel, said)
+    hotel.check()
+
+
+@pytest.mark.slow
+def test_a_context_removed(hotel: Tree) -> None:
+    for name in (DOMAIN, USE):
+        (hotel.folder / name).unlink()
+    said = hotel.check(code=1)
+    assert "domain/rooms.py: its events were released: RoomBooked, RoomFreed" in said
+    restored(hotel, said)
+    assert hotel.check() == "Everything is as it was released.\n"
+
+
+@pytest.mark.slow
+def test_a_version_lowered(hotel: Tree) -> None:
+    """The upcaster is gone with it, as after a merge that took the older class."""
+    before = (hotel.folder / DOMAIN).read_text()
+    hotel.write(DOMAIN, *BOOKED_2, ("\nEvent: TypeAlias", STEP.replace("{}", "body")))
+    after = (hotel.folder / DOMAIN).read_text()
+    hotel.samefold("events", "release")
+    hotel.write(DOMAIN, (after, before))
+    said = hotel.check(code=1)
+    assert "rooms.RoomBooked: version 2 of it was released" in said
+    class_line(hotel, said)
+    said = hotel.check(code=1)
+    missing_step("body")(hotel, said)
+    assert hotel.check() == "Everything is as it was released.\n"
+
+
+@pytest.mark.slow
+def test_a_view_s_version_lowered(hotel: Tree) -> None:
+    hotel.write(USE, ("VERSION = 1", "VERSION = 2"))
+    hotel.samefold("events", "release")
+    hotel.write(USE, ("VERSION = 2", "VERSION = 1"))
+    said = hotel.check(code=1)
+    assert "view room_use: version 2 of it was released" in said
+    raised(hotel, said)
+    hotel.check()
+
+
+@pytest.mark.slow
+def test_what_is_refused_can_not_be_released_and_has_no_steps(hotel: Tree) -> None:
+    record = (hotel.folder / "domain/released/rooms.json").read_text()
+    hotel.write(DOMAIN, *CASES["a field renamed"].edits)
+    report = hotel.report(code=1)
+    assert [one["what"] for one in report["refused"]] == ["rooms.RoomBooked"]
+    assert report["steps"] == []
+    said = hotel.samefold("events", "release", code=1).stderr
+    assert said.startswith("not-releasable: This code does not keep to what was released: rooms.RoomBooked.")
+    assert (hotel.folder / "domain/released/rooms.json").read_text() == record
+
+
+# What is allowed, and in which order it is deployed
+
+RELEASE = "samefold events release; commit domain/released with the rest"
+AGENTS = "agents of this release, beside the old ones"
+HANDLERS = "handlers of this release"
+REST = "policies, publisher and API of this release; stop the old processes"
+BY_READERS = [RELEASE, AGENTS, HANDLERS, REST]
+BY_AGENTS = [AGENTS, "samefold rebuild", HANDLERS, REST]
+
+
+def tables(view: str) -> list[str]:
+    return [f'samefold db revision -m "{view}"; samefold db upgrade', RELEASE, *BY_AGENTS]
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What is changed, what the report says, and the steps in order."""
+
+    edits: Sequence[tuple[str, str]]
+    news: list[str]
+    steps: list[str]
+    file: str = DOMAIN
+
+
+ALLOWED = {
+    "a new field with a default": Allowed(
+        [("class RoomFreed:\n    reason: Text\n", "class RoomFreed:\n    reason: Text\n    hour: int = 12\n")],
+        ["rooms.RoomFreed: field 'hour' is new, with a default"],
+        [RELEASE, "the processes of this release, in any order"],
+    ),
+    "a new field of a part, with a default": Allowed(
+        [('    phone: Text = "none"\n', '    phone: Text = "none"\n    city: Text = ""\n')],
+        ["rooms.RoomBooked: field 'payer.city' is new, with a default"],
+        [RELEASE, "the processes of this release, in any order"],
+    ),
+    "wider bounds": Allowed(
+        [
+            (
+                "class RoomBooked:\n    guest: Text\n    nights: Annotated[int, Field(ge=1, le=30)]",
+                "class RoomBooked:\n    guest: Text\n    nights: Annotated[int, Field(ge=0, le=60)]",
+            )
+        ],
+        [
+            "rooms.RoomBooked: field 'nights' has another maximum: 30 became 60",
+            "rooms.RoomBooked: field 'nights' has another minimum: 1 became 0",
+        ],
+        [RELEASE, "the processes of this release, in any order"],
+    ),
+    "a new event": Allowed(
+        [
+            (
+                "Event: TypeAlias = RoomBooked",
+                "@fact\nclass RoomCleaned:\n    by: Text\n\n\nEvent: TypeAlias = RoomBooked",
+            ),
+            ("RoomBooked | RoomFreed", "RoomBooked | RoomFreed | RoomCleaned"),
+        ],
+        ["event rooms.RoomCleaned is new"],
+        BY_READERS,
+    ),
+    "a raised version with its upcaster": Allowed(
+        [*BOOKED_2, ("\nEvent: TypeAlias", STEP.replace("{}", "body"))],
+        ["event rooms.RoomBooked is at version 2, after 1"],
+        BY_READERS,
+    ),
+    "a new command": Allowed(
+        [
+            ("Command: TypeAlias = BookRoom", "@fact\nclass Clean:\n    by: Text\n\n\nCommand: TypeAlias = BookRoom"),
+            ("BookRoom | FreeRoom", "BookRoom | FreeRoom | Clean"),
+        ],
+        ["command rooms.Clean is new"],
+        [RELEASE, HANDLERS, REST],
+    ),
+    "a new view": Allowed([("", NEW_VIEW)], ["view stays is new"], tables("stays"), STAYS),
+    "a view's version": Allowed(
+        [("VERSION = 1", "VERSION = 2"), ("    events: int", "    uses: int")],
+        ["view room_use is at version 2"],
+        tables("room_use"),
+        USE,
+    ),
+    "a state's version": Allowed(
+        [("STATE_VERSION = 1", "STATE_VERSION = 2"), ("state.times + 1", "state.times + 2")],
+        ["view streams_rooms is at version 2"],
+        tables("streams_rooms"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED.values(), ids=ALLOWED.keys())
+@pytest.mark.slow
+def test_what_is_allowed_is_named_with_what_its_deployment_needs(hotel: Tree, case: Allowed) -> None:
+    hotel.write(case.file, *case.edits)
+    report = hotel.report()
+    assert (report["refused"], report["news"], report["steps"]) == ([], case.news, case.steps)
+    said = hotel.check()
+    places = [said.index(line) for line in [*case.news, *(f"{n}. {step}" for n, step in enumerate(case.steps, 1))]]
+    assert places == sorted(places)
+    hotel.samefold("events", "release")
+    assert hotel.check() == "Everything is as it was released.\n"
+
+
+@pytest.mark.slow
+def test_a_view_that_is_gone_needs_a_switch_but_no_table(hotel: Tree) -> None:
+    (hotel.folder / USE).unlink()
+    report = hotel.report()
+    assert (report["news"], report["steps"]) == (["view room_use is gone"], [RELEASE, *BY_AGENTS])
+
+
+@pytest.mark.slow
+def test_without_a_change_there_is_nothing_to_say(hotel: Tree) -> None:
+    assert hotel.check() == "Everything is as it was released.\n"
+    report = hotel.report()
+    assert not any(report.values()), report
+
+
+@pytest.mark.slow
+def test_before_the_first_release_nothing_is_refused(hotel: Tree) -> None:
+    shutil.rmtree(hotel.folder / "domain/released")
+    assert "nothing was released yet" in hotel.check()
+
+
+@pytest.mark.slow
+def test_a_record_that_can_not_be_read_is_named(hotel: Tree) -> None:
+    (hotel.folder / "domain/released/rooms.json").write_text("<<<<<<< HEAD\n")
+    said = hotel.check(code=1)
+    assert said.startswith("unreadable-release: rooms.json can't be read: ")
+    assert "Take it from version control again." in said
+
+
+@pytest.mark.slow
+def test_bodies_of_all_that_was_released_stay_in_the_record(hotel: Tree) -> None:
+    """What a release wrote under the same version, a later one must read too."""
+    hotel.write(DOMAIN, *ALLOWED["a new field of a part, with a default"].edits)
+    hotel.samefold("events", "release")
+    hotel.write(DOMAIN, *ALLOWED["a raised version with its upcaster"].edits)
+    hotel.samefold("events", "release")
+    events = json.loads((hotel.folder / "domain/released/rooms.json").read_text())["events"]
+    assert {version: len(entry["golden"]) for version, entry in events["RoomBooked"].items()} == {"1": 2, "2": 1}
