@@ -73,10 +73,8 @@ def type_of(name: str, version: int) -> str:
 def upcasters_of(module: ModuleType, facts: Sequence[type]) -> dict[type, Steps]:
     """The upcasters that a context's module has, by class. Raises BadVersion for a gap, an orphan or two of one step."""
     found: dict[type, dict[int, Upcaster]] = {fact: {} for fact in facts}
-    for function in vars(module).values():
-        fact, version = getattr(function, "upcasts", (None, 0))
-        if fact is None:
-            continue
+    marked = [(function, *mark) for function in vars(module).values() for mark in getattr(function, "upcasts", ())]
+    for function, fact, version in marked:
         where = f"{module.__name__}: the upcaster `{function.__name__}`"
         if fact not in found:
             raise BadVersion(

@@ -298,3 +298,29 @@ def _more() -> Callable[[Body], Body]:
         return body
 
     return more
+
+
+# what an upcaster may be and do
+
+
+def test_one_function_may_be_the_step_of_several_classes() -> None:
+    @fact
+    class Lent:
+        VERSION: ClassVar[int] = 2
+        cents: Cents
+        currency: Text
+
+    @fact
+    class Repaid:
+        VERSION: ClassVar[int] = 2
+        cents: Cents
+        currency: Text
+
+    @upcaster(Lent, 1)
+    @upcaster(Repaid, 1)
+    def in_crowns(body: Body) -> Body:
+        return {**body, "currency": "CZK"}
+
+    context = later(Event=Lent | Repaid, in_crowns=in_crowns, amount=None, with_currency=None)
+    for kind in (Lent, Repaid):
+        assert decode_event(context, kind.__name__, b'{"cents":5}') == kind(cents=5, currency="CZK")
