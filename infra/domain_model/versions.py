@@ -150,7 +150,9 @@ def _lead(name: str, start: int, steps: Sequence[Upcaster], data: bytes | msgspe
             body = step(body)
             if type(body) is not dict:
                 raise TypeError(f"`{step.__name__}` returned a {type(body).__name__}, not a dict")
-        return storable.encode(body)
+        if b"null" in (encoded := storable.encode(body)):  # which is how it writes NaN, too
+            storable.require_same(body, body)
+        return encoded
     except MemoryError:
         raise
     except Exception as error:

@@ -324,3 +324,19 @@ def test_one_function_may_be_the_step_of_several_classes() -> None:
     context = later(Event=Lent | Repaid, in_crowns=in_crowns, amount=None, with_currency=None)
     for kind in (Lent, Repaid):
         assert decode_event(context, kind.__name__, b'{"cents":5}') == kind(cents=5, currency="CZK")
+
+
+def test_a_number_that_json_has_not_does_not_become_a_null() -> None:
+    @fact
+    class Measured:
+        VERSION: ClassVar[int] = 2
+        real: float | None
+
+    @upcaster(Measured, 1)
+    def larger(body: Body) -> Body:
+        return {"real": body["real"] and body["real"] * 1e308}
+
+    context = later(Event=Measured, larger=larger, amount=None, with_currency=None)
+    assert decode_event(context, "Measured", b'{"real":null}') == Measured(real=None)
+    with pytest.raises(UnreadableEvent, match=r"upcasters from version 1 of Measured failed: Lost: .*real.*\(inf\)"):
+        decode_event(context, "Measured", b'{"real":10.0}')
