@@ -126,10 +126,11 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
         body = step.body(data)
         try:
             validate(body)  # events of the class's own version were validated before they were written
-        except ValidationError as error:
-            raise UpcastFailed(
-                f"the upcasters from version {step.version} return no {fact.__name__}: {summary(error)}"
-            ) from error
+        except MemoryError:
+            raise
+        except Exception as error:
+            why = summary(error) if isinstance(error, ValidationError) else in_words(error)
+            raise UpcastFailed(f"the upcasters from version {step.version} return no {fact.__name__}: {why}") from error
         return decode(body)
 
     return read

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from datetime import date
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import pytest
+from pydantic import AfterValidator
 
 from commands.intake import Intake, Received, fingerprint_of, receive
 from domain.language import Body, Cents, Text, fact, upcaster
@@ -340,3 +341,21 @@ def test_a_number_that_json_has_not_does_not_become_a_null() -> None:
     assert decode_event(context, "Measured", b'{"real":null}') == Measured(real=None)
     with pytest.raises(UnreadableEvent, match=r"upcasters from version 1 of Measured failed: Lost: .*real.*\(inf\)"):
         decode_event(context, "Measured", b'{"real":10.0}')
+
+
+def test_a_class_s_own_check_that_fails_stops_the_readers_by_name_too() -> None:
+    def known(value: str) -> str:
+        return {"CZK": value}[value]
+
+    @fact
+    class Measured:
+        VERSION: ClassVar[int] = 2
+        currency: Annotated[str, AfterValidator(known)]
+
+    @upcaster(Measured, 1)
+    def same(body: Body) -> Body:
+        return body
+
+    context = later(Event=Measured, same=same, amount=None, with_currency=None)
+    with pytest.raises(UnreadableEvent, match="the upcasters from version 1 return no Measured: KeyError: 'EUR'"):
+        decode_event(context, "Measured", b'{"currency":"EUR"}')
