@@ -1,7 +1,12 @@
 """Versions of events and commands: bodies of older ones are led to the class's own, by upcasters that fit together."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -15,6 +20,7 @@ from infra.domain_model.versions import stored_type
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, EventRecord, Record, encode
 from infra.log.rule import START, Counted, read
+from infra.testing.fixtures import ROOT
 from projections.engine.fold import errors
 from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
@@ -359,3 +365,27 @@ def test_a_class_s_own_check_that_fails_stops_the_readers_by_name_too() -> None:
     context = later(Event=Measured, same=same, amount=None, with_currency=None)
     with pytest.raises(UnreadableEvent, match="the upcasters from version 1 return no Measured: KeyError: 'EUR'"):
         decode_event(context, "Measured", b'{"currency":"EUR"}')
+
+
+def test_the_record_of_releases_is_read_in_a_zip_file_too(tmp_path: Path) -> None:
+    """As executors may have the code. Whether upcasters lead what was released to today's classes is tested at each start."""
+    checkout = tmp_path / "checkout"
+    for package in ("domain", "infra", "projections", "commands"):
+        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+    accounts = checkout / "domain/accounts.py"
+    step = "@upcaster(MoneyDeposited, 1)\ndef same(body: Body) -> Body:\n    return {}body\n\n\n"
+    text = accounts.read_text().replace(
+        "class MoneyDeposited:\n", "class MoneyDeposited:\n    VERSION: ClassVar[int] = 2\n"
+    )
+    imports = "from typing import ClassVar\nfrom domain.language import Body, upcaster\nfrom domain.language import "
+
+    def started(step: str) -> subprocess.CompletedProcess[str]:
+        changed = text.replace("from domain.language import ", imports, 1)
+        accounts.write_text(changed.replace("Movement: TypeAlias", step + "Movement: TypeAlias", 1))
+        zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", checkout)
+        program = "from infra.domain_model.contexts import contexts; print(*contexts()['accounts'].readers)"
+        run = [sys.executable, "-P", "-c", program]
+        return subprocess.run(run, env=os.environ | {"PYTHONPATH": zipped}, capture_output=True, text=True, check=False)
+
+    assert "MoneyDeposited/2" in started(step.format("")).stdout
+    assert "a body that was released as MoneyDeposited can't be read" in started(step.format("not ")).stderr
