@@ -142,7 +142,8 @@ def upcaster(fact: type, version: int) -> Callable[[Upcaster], Upcaster]:
     """
 
     def mark(function: Upcaster) -> Upcaster:
-        setattr(function, "upcasts", (fact, version))  # noqa: B010 - functions have no such attribute for the type checker
+        of_others = getattr(function, "upcasts", ())
+        setattr(function, "upcasts", (*of_others, (fact, version)))  # noqa: B010 - functions have none for the type checker
         return function
 
     return mark

@@ -138,9 +138,9 @@ def release(
         record["views"] = {view.name: {"version": view.version, "shape": view.shape} for view in mine}
         text = json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         file = folder / f"{name}.json"
-        if not file.exists() or file.read_text() != text:
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
             folder.mkdir(exist_ok=True)
-            file.write_text(text)
+            file.write_text(text, encoding="utf-8")
             written.append(file)
     return written
 

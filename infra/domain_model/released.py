@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +27,14 @@ class UnreadableRelease(SamefoldError):
     """A file of the record can't be read."""
 
 
-def read(context: str, folder: Path = FOLDER) -> dict[str, Any]:
-    """A context's record; an empty one where none was released. Raises UnreadableRelease."""
-    file = folder / f"{context}.json"
+def read(context: str, folder: Traversable | None = None) -> dict[str, Any]:
+    """A context's record; an empty one where none was released. Raises UnreadableRelease.
+
+    By default that of this code, which may lie in a zip file.
+    """
+    file = (folder or files(domain) / "released") / f"{context}.json"
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         if set(found) != {*KINDS, "views"}:
             raise ValueError(f"it has the members {sorted(found)}")
     except FileNotFoundError:

@@ -14,6 +14,8 @@ _PROSE = {"title", "description", "examples"}
 _AT_LEAST = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"}
 _AT_MOST = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"}
 _BOUNDS = {*_AT_LEAST, *_AT_MOST, "pattern", "uniqueItems", "multipleOf"}
+_WITHIN = {"items": "[]", "additionalProperties": "[]", "propertyNames": " key"}
+"""What a field's path gains where its schema holds another one."""
 _OBJECT = {"type", "properties", "required", "additionalProperties"}
 
 
@@ -26,17 +28,28 @@ class Change(NamedTuple):
     """Code of the earlier one can't decode all bodies of the later one. Beyond its bounds it can: it does not check them."""
 
 
-class _Factories(GenerateJsonSchema):
-    """With the defaults that a `default_factory` makes."""
+class _AsStored(GenerateJsonSchema):
+    """With the defaults that a `default_factory` makes, and types that have one form in the log and two elsewhere."""
 
     def get_default_value(self, schema: Any) -> Any:
         found = super().get_default_value(schema)
         return schema["default_factory"]() if found is NoDefault and "default_factory" in schema else found
 
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        number, _text = super().decimal_schema(schema)["anyOf"]
+        return {**number, "type": "string", "format": "decimal"}
+
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        """pydantic leaves out what keys are, unless they are texts."""
+        keys, values = (self.generate_inner(schema[part]) for part in ("keys_schema", "values_schema"))
+        found = {"type": "object", "propertyNames": keys, "additionalProperties": values}
+        self.update_with_validations(found, schema, self.ValidationsMapping.object)
+        return found
+
 
 def schema_of(fact: type) -> dict[str, Any]:
     """The class's schema in one piece and without prose. A type within itself stays a reference."""
-    made = TypeAdapter(fact).json_schema(schema_generator=_Factories)
+    made = TypeAdapter(fact).json_schema(schema_generator=_AsStored)
     found: dict[str, Any] = _plain(made, made.get("$defs", {}), ())
     return found
 
@@ -83,8 +96,8 @@ def changes(was: Schema, now: Schema, path: str = "") -> Iterator[Change]:
         old, new = was.get(key), now.get(key)
         if old == new:
             continue
-        if key in ("items", "additionalProperties") and isinstance(old, dict) and isinstance(new, dict):
-            yield from changes(old, new, f"{path}[]")
+        if key in _WITHIN and isinstance(old, dict) and isinstance(new, dict):
+            yield from changes(old, new, f"{path}{_WITHIN[key]}")
         else:
             yield Change(_is_narrower(key, old, new), f"{where} has another {key}: {old!r} became {new!r}")
 

@@ -76,10 +76,8 @@ def type_of(name: str, version: int) -> str:
 def upcasters_of(module: ModuleType, facts: Sequence[type]) -> dict[type, Steps]:
     """The upcasters that a context's module has, by class. Raises BadVersion for a gap, an orphan or two of one step."""
     found: dict[type, dict[int, Upcaster]] = {fact: {} for fact in facts}
-    for function in vars(module).values():
-        fact, version = getattr(function, "upcasts", (None, 0))
-        if fact is None:
-            continue
+    marked = [(function, *mark) for function in vars(module).values() for mark in getattr(function, "upcasts", ())]
+    for function, fact, version in marked:
         where = f"{module.__name__}: the upcaster `{function.__name__}`"
         if fact not in found:
             raise BadVersion(
@@ -131,10 +129,11 @@ def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
         body = step.body(data)
         try:
             validate(body)  # events of the class's own version were validated before they were written
-        except ValidationError as error:
-            raise UpcastFailed(
-                f"the upcasters from version {step.version} return no {fact.__name__}: {summary(error)}"
-            ) from error
+        except MemoryError:
+            raise
+        except Exception as error:
+            why = summary(error) if isinstance(error, ValidationError) else in_words(error)
+            raise UpcastFailed(f"the upcasters from version {step.version} return no {fact.__name__}: {why}") from error
         return decode(body)
 
     return read
@@ -155,7 +154,9 @@ def _lead(name: str, start: int, steps: Sequence[Upcaster], data: bytes | msgspe
             body = step(body)
             if type(body) is not dict:
                 raise TypeError(f"`{step.__name__}` returned a {type(body).__name__}, not a dict")
-        return storable.encode(body)
+        if b"null" in (encoded := storable.encode(body)):  # which is how it writes NaN, too
+            storable.require_same(body, body)
+        return encoded
     except MemoryError:
         raise
     except Exception as error:

@@ -33,7 +33,7 @@ from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from projections.engine.live.agent import what_it_knows
 from tests.engine import api
-from tests.engine.spine import delete, until
+from tests.engine.spine import commits, delete, handler, open_account, send, set_up, until
 
 
 class Log:
@@ -232,6 +232,22 @@ def test_it_stands_right_before_what_it_does_not_know_until_newer_code_has_folde
         until(lambda: transactions(log.settings) == more | {accounts[other]: 1}, "the older one goes on alone")
         assert old.process.poll() is None
         assert old.log.read_text().count("unknown-event") == len(where), "each was said once"
+
+
+@pytest.mark.slow
+def test_an_idle_one_tells_a_restored_database_again_which_events_it_folds(world: Settings, tmp_path: Path) -> None:
+    """A handler would wait for ever: it opens nothing before it knows, and without a record nothing else wakes the agent."""
+    set_up(world)
+    known = rows(world, "select type from event_types")
+    send(world, open_account("ada"))
+    with agent(world, tmp_path), connect(world, "test") as db:
+        with handler(world):
+            until(lambda: rows(world, "select account from balances_v1") == [("ada",)], "it folds")
+        db.execute("delete from event_types")
+        send(world, open_account("bob"))
+        with handler(world):
+            until(lambda: len(commits(world)) == 2, "it is decided")
+        assert {*rows(world, "select type from event_types")} == {*known}
 
 
 @pytest.mark.slow

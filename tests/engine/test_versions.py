@@ -1,12 +1,18 @@
 """Versions of events and commands: bodies of older ones are led to the class's own, by upcasters that fit together."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import pytest
+from pydantic import AfterValidator
 
 from commands.intake import Intake, Received, fingerprint_of, receive
 from domain.language import Body, Cents, Text, fact, upcaster
@@ -17,7 +23,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command, EventRecord, Record, encode
 from infra.log.rule import START, Counted, read
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
+from infra.testing.fixtures import ROOT, Samefold
 from projections.engine.fold import errors
 from projections.engine.fold.fold import Held, decode, fold
 from projections.engine.fold.plan import Plan
@@ -346,3 +352,87 @@ def _more() -> Callable[[Body], Body]:
         return body
 
     return more
+
+
+# what an upcaster may be and do
+
+
+def test_one_function_may_be_the_step_of_several_classes() -> None:
+    @fact
+    class Lent:
+        VERSION: ClassVar[int] = 2
+        cents: Cents
+        currency: Text
+
+    @fact
+    class Repaid:
+        VERSION: ClassVar[int] = 2
+        cents: Cents
+        currency: Text
+
+    @upcaster(Lent, 1)
+    @upcaster(Repaid, 1)
+    def in_crowns(body: Body) -> Body:
+        return {**body, "currency": "CZK"}
+
+    context = later(Event=Lent | Repaid, in_crowns=in_crowns, amount=None, with_currency=None)
+    for kind in (Lent, Repaid):
+        assert decode_event(context, kind.__name__, b'{"cents":5}') == kind(cents=5, currency="CZK")
+
+
+def test_a_number_that_json_has_not_does_not_become_a_null() -> None:
+    @fact
+    class Measured:
+        VERSION: ClassVar[int] = 2
+        real: float | None
+
+    @upcaster(Measured, 1)
+    def larger(body: Body) -> Body:
+        return {"real": body["real"] and body["real"] * 1e308}
+
+    context = later(Event=Measured, larger=larger, amount=None, with_currency=None)
+    assert decode_event(context, "Measured", b'{"real":null}') == Measured(real=None)
+    with pytest.raises(UnreadableEvent, match=r"upcasters from version 1 of Measured failed: Lost: .*real.*\(inf\)"):
+        decode_event(context, "Measured", b'{"real":10.0}')
+
+
+def test_a_class_s_own_check_that_fails_stops_the_readers_by_name_too() -> None:
+    def known(value: str) -> str:
+        return {"CZK": value}[value]
+
+    @fact
+    class Measured:
+        VERSION: ClassVar[int] = 2
+        currency: Annotated[str, AfterValidator(known)]
+
+    @upcaster(Measured, 1)
+    def same(body: Body) -> Body:
+        return body
+
+    context = later(Event=Measured, same=same, amount=None, with_currency=None)
+    with pytest.raises(UnreadableEvent, match="the upcasters from version 1 return no Measured: KeyError: 'EUR'"):
+        decode_event(context, "Measured", b'{"currency":"EUR"}')
+
+
+def test_the_record_of_releases_is_read_in_a_zip_file_too(tmp_path: Path) -> None:
+    """As executors may have the code. Whether upcasters lead what was released to today's classes is tested at each start."""
+    checkout = tmp_path / "checkout"
+    for package in ("domain", "infra", "projections", "commands"):
+        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+    accounts = checkout / "domain/accounts.py"
+    step = "@upcaster(MoneyDeposited, 1)\ndef same(body: Body) -> Body:\n    return {}body\n\n\n"
+    text = accounts.read_text().replace(
+        "class MoneyDeposited:\n", "class MoneyDeposited:\n    VERSION: ClassVar[int] = 2\n"
+    )
+    imports = "from typing import ClassVar\nfrom domain.language import Body, upcaster\nfrom domain.language import "
+
+    def started(step: str) -> subprocess.CompletedProcess[str]:
+        changed = text.replace("from domain.language import ", imports, 1)
+        accounts.write_text(changed.replace("Movement: TypeAlias", step + "Movement: TypeAlias", 1))
+        zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", checkout)
+        program = "from infra.domain_model.contexts import contexts; print(*contexts()['accounts'].readers)"
+        run = [sys.executable, "-P", "-c", program]
+        return subprocess.run(run, env=os.environ | {"PYTHONPATH": zipped}, capture_output=True, text=True, check=False)
+
+    assert "MoneyDeposited/2" in started(step.format("")).stdout
+    assert "a body that was released as MoneyDeposited can't be read" in started(step.format("not ")).stderr

@@ -1,0 +1,60 @@
+"""Which changes of an event's fields its stored bodies survive: the schemas know what the log's decoder knows."""
+
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+
+from domain.language import fact
+from infra.domain_model.schemas import changes, schema_of
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def breaks(was: Any, now: Any) -> bool:
+    """Whether a field of the one type can't become one of the other."""
+    before, after = (schema_of(fact(type("Happened", (), {"__annotations__": {"field": kind}}))) for kind in (was, now))
+    return any(change.breaks for change in changes(before, after))
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (str, Decimal),
+        (float, Decimal),
+        (str | None, Decimal | None),
+        (Decimal, str),
+        (Decimal, float),
+        (Decimal | None, float | str | None),
+        (Decimal, Annotated[Decimal, Field(ge=0)]),
+        (dict[str, int], dict[int, int]),
+        (dict[int, int], dict[str, int]),
+        (dict[int, int], dict[Decimal, int]),
+        (dict[str, int], dict[Decimal, int]),
+        (dict[str, int], dict[Colour, int]),
+        (dict[Colour, int], dict[Literal["red"], int]),
+        (dict[Colour, int], dict[Colour, str]),
+    ],
+)
+def test_a_change_after_which_stored_bodies_are_no_longer_read_or_as_something_else_breaks(was: Any, now: Any) -> None:
+    assert breaks(was, now)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (Decimal, Decimal | None),
+        (Annotated[Decimal, Field(ge=0)], Decimal),
+        (Annotated[Decimal, Field(ge=1, le=2)], Annotated[Decimal, Field(ge=0, le=3)]),
+        (dict[Literal["red"], int], dict[Colour, int]),
+        (dict[Colour, int], dict[Colour, int | None]),
+        (dict[int, int], dict[int, int]),
+    ],
+)
+def test_a_change_after_which_they_are_read_as_before_does_not(was: Any, now: Any) -> None:
+    assert not breaks(was, now)
