@@ -26,7 +26,12 @@ def test_an_agent_records_its_own_once_its_views_are_live_and_leaves_those_of_ot
         for its, recorded in ((others, frozenset[str]()), (views, own_event_types()), (views, own_event_types())):
             worker = Worker(world, "core", its, "w1")
             assert worker.positions() is not None
-            worker.close()
             assert foldable_types(db) == {"accounts.MoneyDeposited/2", *recorded}
+            db.execute("delete from event_types where type <> 'accounts.MoneyDeposited/2'")
+            worker.ping()
+            worker.close()
+            assert foldable_types(db) == {"accounts.MoneyDeposited/2", *recorded}, (
+                "also after the database was restored"
+            )
         drop_other_event_types(db)
         assert foldable_types(db) == own_event_types()

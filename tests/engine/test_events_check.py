@@ -157,7 +157,8 @@ class Tree:
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("released") / "tree"
     tree.make(folder)
-    shutil.copy2(Path(tree.__file__).parents[1] / tree.CHANGED, folder / tree.CHANGED)
+    for name in tree.EDITS:
+        shutil.copy2(Path(tree.__file__).parents[1] / name, folder / name)
     made = Tree(folder)
     made.write(DOMAIN, ("", ROOMS))
     made.write(USE, ("", VIEW))

@@ -103,23 +103,24 @@ class Worker:
         return records, None
 
     def ping(self, lane: int = 0) -> None:
-        """Check the connection, and write the moves that were deferred. Raises DatabaseUnavailable.
+        """Check the connection, write the moves that were deferred, and record event types. Raises DatabaseUnavailable.
 
-        A database that was restored is told which events are folded here: without a record, nothing else would read the positions.
+        A restored database may lack the types. Handlers wait for them, so no record would come that has the positions read.
         """
         with self._naming(lane):
             connection = self._connected(lane)
             connection.execute("select")
-            if lane == 0 and self.agent == CORE:
-                self._record_event_types(connection, self.read(connection))
             if self._committer is not None and self._committer.flush(connection) is Fate.FENCED:
                 self._committer = None
+            if lane == 0 and self.agent == CORE:
+                self._record_event_types(connection, self.read(connection))
 
     def positions(self, turn: int = 0) -> Positions | None:
         """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
         with self._naming():
             positions = self.read(connection := self._connected())
-            self._record_event_types(connection, positions)
+            if self.agent == CORE:
+                self._record_event_types(connection, positions)
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
         self._turn = turn
         self._committer = Committer(self.plan, positions, defers=self._defers) if positions else None
@@ -185,15 +186,16 @@ class Worker:
                 return BatchResult(Fate.FENCED)
         return replace(result, readings={batch.partition: batch.next for batch in batches}, stop=stop)
 
-    def _record_event_types(self, connection: Connection, positions: Positions | None) -> None:
-        lives = positions is not None and positions.live_set == code_set(dict(self.views))
-        if lives and self.agent == CORE and (new := record_event_types(connection)):
-            log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
-
     def close(self, lane: int = 0) -> None:
         connection, self._connections[lane] = self._connections[lane], None
         if connection is not None:
             connection.close()
+
+    def _record_event_types(self, connection: Connection, positions: Positions | None) -> None:
+        """Let handlers append this code's events, if its views are live."""
+        lives = positions is not None and positions.live_set == code_set(dict(self.views))
+        if lives and (new := record_event_types(connection)):
+            log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
 
     def _connected(self, lane: int = 0) -> Connection:
         connection = self._connections[lane]
