@@ -10,8 +10,13 @@ from datetime import timedelta
 
 import pytest
 
+from commands import release
+from commands.handler import Handler
+from commands.snapshots import SnapshotReader
+from commands.writer import Snapshot
 from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import TransactionTimedOut, connect
+from infra.log.topics import Admin
 from infra.processes import faultpoints
 from infra.settings import Settings
 from projections.engine.fold.plan import Plan
@@ -35,7 +40,9 @@ from projections.engine.rebuild.switch import (
     pointers,
     switch,
 )
+from projections.engine.store.command_types import CommandType
 from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
+from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
@@ -53,7 +60,7 @@ from tests.engine.bankviews import (
     with_views,
 )
 from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, folded_lives, live_agent
-from tests.engine.spine import scalar, until
+from tests.engine.spine import commits, handler, open_account, scalar, send, set_up, until
 
 ACCOUNTS = [str(number) for number in range(20)]
 
@@ -219,6 +226,54 @@ def test_going_back_to_the_older_version_with_the_older_code(bank: Bookkeeper) -
     forth = go_to(world, ["balances"], new)
     assert forth.tables == {"balances": "balances_v2"}
     assert _differences(world, new) == 0
+
+
+class OfNewerCode(SnapshotReader):
+    """Of handlers that know a command and an event more, whose views are no longer live."""
+
+    shows_this_code = False
+
+    def read(self) -> Snapshot:
+        unfoldable = {"accounts.MoneyDeposited/2"} - foldable_types(self.connection)
+        unrecorded = frozenset({CommandType("accounts", "Steal")})
+        return replace(super().read(), newer=frozenset(), unrecorded=unrecorded, unfoldable=frozenset(unfoldable))
+
+
+@pytest.mark.slow
+def test_after_going_back_no_handler_waits_for_one_that_can_not_decide(world: Settings) -> None:
+    """The newer agents had recorded their events. Its handlers wait for its views, and are no reason for the others to wait."""
+    set_up(world)
+    old, new = agent_views("core"), with_views({"balances": view(BALANCES_2, "balances")})
+    make_tables(world, new)
+    rebuild(world, [], new)
+    with connect(world, "test") as db:
+        db.execute("insert into event_types (type) values ('accounts.MoneyDeposited/2')")
+        go_to(world, ["balances"], old)
+        assert foldable_types(db) == own_event_types()
+    newer = Handler(world, "newer")
+    states, _, types = newer.group.rpartition(".")
+    newer.group = f"{states}.1{types}"
+
+    def snapshots() -> SnapshotReader:
+        connection = Handler._snapshots(newer).connection
+        newer._reader = OfNewerCode(connection, world.events_topic)
+        return newer._reader
+
+    newer._snapshots = snapshots  # type: ignore[method-assign]
+    send(world, open_account("ada"))
+    with handler(world, "newer", running=newer):
+        until(lambda: newer.group in release.alive(Admin(world), world.group_prefix), "it is there, and waits")
+        with handler(world):
+            until(lambda: len(commits(world)) == 1, "the older code decides")
+
+
+def test_what_the_live_agents_fold_stays_recorded_when_no_view_changes_its_version(world: Settings) -> None:
+    """A rebuild with older code, beside newer agents whose views are the same."""
+    set_up(world)
+    with connect(world, "test") as db:
+        db.execute("insert into event_types (type) values ('accounts.MoneyDeposited/2')")
+        rebuild(world, ["balances"], agent_views("core"))
+        assert foldable_types(db) == {*own_event_types(), "accounts.MoneyDeposited/2"}
 
 
 def test_there_must_be_a_table_to_go_to(bank: Bookkeeper) -> None:

@@ -24,6 +24,7 @@ from projections.engine.rebuild.builds import Build, NotStarted, builds_of, by_i
 from projections.engine.rebuild.catch_up import Ahead, Group, groups_at
 from projections.engine.rebuild.engines import Progress, Silent
 from projections.engine.store.commit import Batch, prepare
+from projections.engine.store.event_types import drop_other_event_types
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.sql_views import is_in_sql_view, replace_sql_view
 from projections.engine.views.view import CORE, View
@@ -348,6 +349,9 @@ class _Switch:
                 "set agent = excluded.agent, version = excluded.version, table_name = excluded.table_name",
                 (build.view, build.agent, build.version, build.table),
             )
+        were, are = ({(one.view, one.agent, one.version) for one in some} for some in (move.outgoing, self.builds))
+        if CORE in move.agents and were != are:
+            drop_other_event_types(self.connection)  # those agents fold no more, and their handlers wait
         set_generation(self.connection, self.topic, {agent: to[agent] for agent in move.agents}, "switch")
 
 

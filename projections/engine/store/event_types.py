@@ -1,7 +1,8 @@
 """The event types that a running agent can fold. Handlers append no others: the agents would stop at them.
 
 The agent `core` records those of its code once its views are live. So of a release with a new event, or a new version of one,
-agents start first; its handlers wait for them. Types stay until they are dropped with `samefold switch`.
+agents start first; its handlers wait for them. Types stay until views of code that can't read them go live, or until they are
+dropped with `samefold switch`.
 """
 
 from __future__ import annotations
@@ -31,5 +32,5 @@ def record_event_types(connection: Connection) -> frozenset[str]:
 
 
 def drop_other_event_types(connection: Connection) -> None:
-    """Drop the types that this code can't read: no agents run that can."""
+    """Drop the types that this code can't read. Agents that can, record them again once their views are live."""
     connection.execute("delete from event_types where type <> all(%s)", [sorted(own_event_types())])
