@@ -140,7 +140,9 @@ def release(
         file = folder / f"{name}.json"
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             folder.mkdir(exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            new = file.with_suffix(".new")
+            new.write_text(text, encoding="utf-8")
+            new.replace(file)
             written.append(file)
     return written
 
