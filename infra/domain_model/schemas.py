@@ -32,9 +32,9 @@ class _Factories(GenerateJsonSchema):
         return schema["default_factory"]() if found is NoDefault and "default_factory" in schema else found
 
 
-def schema_of(fact: type) -> dict[str, Any]:
+def schema_of(fact: type, *, by_alias: bool = True) -> dict[str, Any]:
     """The class's schema in one piece and without prose. A type within itself stays a reference."""
-    made = TypeAdapter(fact).json_schema(schema_generator=_Factories)
+    made = TypeAdapter(fact).json_schema(by_alias=by_alias, schema_generator=_Factories)
     found: dict[str, Any] = _plain(made, made.get("$defs", {}), ())
     return found
 

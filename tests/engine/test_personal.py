@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from typing_extensions import TypeAliasType
 
 from commands.decision import Versioned, decide
 from commands.intake import Intake, fingerprint_of, receive, validator
 from commands.sealing import Unsealed, holds_token
-from domain.language import SEALED, TOKEN, Fallback, Personal, SubjectId, Text, fact
+from domain.language import SEALED, TOKEN, Personal, PersonalText, SubjectId, Text, fact
 from infra.domain_model.contexts import BadContext, Context, context_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, Record, encode
@@ -217,6 +219,20 @@ def test_personal_classes_are_found_with_their_parts() -> None:
     assert (subject_field(WriteLetter), subject_field(Register)) == ("customer", None)
 
 
+CustomerId: Any = TypeAliasType("CustomerId", SubjectId)
+
+
+def test_a_subject_is_found_under_any_name_of_its_type() -> None:
+    @fact
+    class Rename:
+        customer: Annotated[CustomerId, Field(alias="of", description="Whose name it is")]
+        default: Personal[Text]
+        """A keyword of JSON Schema as a field's name."""
+
+    assert subject_field(Rename) == "customer"
+    assert Unsealed(command("Rename", {"of": "ada", "default": "Ada"}), Rename).subject == "ada"
+
+
 def test_the_pattern_is_that_of_tokens() -> None:
     assert TOKEN.pattern == tokens._TOKEN.pattern
 
@@ -248,8 +264,23 @@ def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
         name: Personal[str] = "nobody"
 
     @fact
-    class NotPersonal:
-        name: Annotated[Text, Fallback("x")]
+    class Twice:
+        name: Annotated[Personal[Text], PersonalText("x")]
+
+    @fact
+    class DefaultOfParts:
+        addresses: tuple[customers.Address, ...] = field(default_factory=lambda: (customers.Address(street="x"),))
+
+    @fact
+    class SetOfParts:
+        """Whose parts stand elsewhere too, and are written once in the schema."""
+
+        one: customers.Address
+        others: frozenset[customers.Address]
+
+    @fact
+    class Uuid:
+        id: Personal[UUID]
 
     @fact
     class TwoSubjects:
@@ -268,7 +299,10 @@ def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
         (Keys, "keys of a mapping"),
         (Set, "set"),
         (Default, "default"),
-        (NotPersonal, "not personal"),
+        (Twice, "twice"),
+        (DefaultOfParts, "default"),
+        (SetOfParts, "set"),
+        (Uuid, "no text"),
         (TwoSubjects, "two subjects"),
     ):
         with pytest.raises(BadContext, match=wrong):
