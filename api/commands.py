@@ -142,7 +142,7 @@ async def _sealed(services: Services, command: Command, unsealed: Unsealed | Non
             return command
         with naming(services.settings):
             return unsealed.sealed(await services.keys.key_for_async(services.pool, unsealed.subject))
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:  # NotSealed among them
         raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
 
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from commands.intake import bad_client_name, bad_relation, fingerprint_of
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
-from commands.sealing import Unsealed, holds_token
+from commands.sealing import NotSealed, Unsealed, holds_token
 from infra.database.connect import connect, naming
 from infra.domain_model.contexts import contexts, has_personal_fields
 from infra.domain_model.versions import UpcastFailed, stored_type, summary
@@ -125,7 +125,10 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
         for number, one in found.items():
             if isinstance(one, Unsealed):
                 known[one.subject] = known.get(one.subject) or keys.key_for(connection, one.subject)
-                found[number] = one.sealed(known[one.subject])
+                try:
+                    found[number] = one.sealed(known[one.subject])
+                except NotSealed as error:
+                    raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
     return [one for one in found.values() if isinstance(one, Command)]
 
 

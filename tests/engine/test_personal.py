@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
 from commands.decision import Versioned, decide
 from commands.intake import Intake, fingerprint_of, receive, validator
-from commands.sealing import Unsealed, holds_token
+from commands.sealing import NotSealed, Unsealed, holds_token
 from domain.language import SEALED, TOKEN, Personal, PersonalText, SubjectId, Text, fact
 from infra.domain_model.contexts import BadContext, Context, context_of
 from infra.log.partitioner import partition_of
@@ -136,6 +136,42 @@ def test_what_pydantic_makes_of_a_text_is_what_is_sealed() -> None:
         return json.loads(tokens.opened(bytes(body), KEYS))["name"]
 
     assert (opened(" Ada "), opened("  ")) == ("Ada", "")
+
+
+def test_a_value_that_can_not_be_found_in_the_body_is_never_left_there_as_plain_text() -> None:
+    @fact
+    class Alias:
+        name: Annotated[Personal[Text], Field(validation_alias="n", serialization_alias="m")]
+
+    @fact
+    class Around:
+        name: Annotated[Personal[Text], AfterValidator(str.upper)]
+
+    @fact
+    class Excluded:
+        name: Annotated[Personal[Text], Field(exclude=True)]
+
+    for kind in (Alias, Around, Excluded):
+        with pytest.raises(NotSealed, match="must be sealed") as refusal:
+            Unsealed(command(kind.__name__, {"n" if kind is Alias else "name": "Ada"}), kind).sealed(KEY)
+        assert "Ada" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name":"Ada","name":""}',
+        b'{"name":"x","mail":"Ada","mail":""}',
+        b'{"name":"x","addresses":[{"street":"Ada","street":""}]}',
+        b'{"name":"x","notes":{"a":"Ada","a":null}}',
+        b'{"name":"x","n\\u0061me":""}',
+    ],
+)
+def test_a_member_that_occurs_twice_hides_no_plain_text(body: bytes) -> None:
+    """Of two, pydantic reads the last."""
+    with pytest.raises(NotSealed, match="twice") as refusal:
+        sealed(command("Register", body))
+    assert "Ada" not in str(refusal.value)
 
 
 TOKEN_TEXT = TOKEN.search(bytes(sealed(command("Register", ADA)).data).decode())[0]  # type: ignore[index]
