@@ -27,6 +27,9 @@ from infra.personal import tokens
 from infra.personal.fields import is_personal, sealed_validator, subject_field
 from infra.personal.keys import DataKey
 from infra.testing.facts import facts
+from policies.engine import outbox
+from policies.engine.policy import Policy, Send
+from projections.engine.views.event_context import At
 from tests.engine import customers
 from tests.engine.customers import CUSTOMERS, CustomerRegistered, LetterWritten, Register, State, WriteLetter
 from tests.engine.purse import Fill
@@ -223,6 +226,21 @@ def test_decide_that_returns_plain_text_failed() -> None:
     assert commit.reason.code == "failed"
     assert re.search(r"LetterWritten: text: .*must be sealed", commit.reason.message)
     assert b"customer" not in encode(commit).replace(b"customers/1", b"")
+
+
+def test_a_policy_that_sends_plain_text_fails_and_writes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stand in the outbox and in `commands`, and be malformed only then."""
+    monkeypatch.setattr(outbox, "contexts", lambda: {"customers": CUSTOMERS})
+    at = At("customers/1")
+
+    def wishes(name: str) -> list[Any]:
+        policy = Policy("greeting", 1, lambda _event, _at: [Send("customers/2", Register(name=name))], frozenset())
+        return list(outbox.view_of(policy).function(None, None, at))
+
+    assert TOKEN_TEXT in wishes(TOKEN_TEXT)[0].body
+    with pytest.raises(outbox.BadWish, match=r"name: .*must be sealed") as refusal:
+        wishes("Ada")
+    assert "Ada" not in str(refusal.value)
 
 
 def test_a_value_in_the_code_may_be_plain_or_sealed() -> None:
