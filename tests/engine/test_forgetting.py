@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -613,6 +614,35 @@ def test_a_service_seals_and_forgets(
     gone = post(service, "/customers/q/register", body, "7")
     assert (gone.status_code, gone.json()["code"]) == (410, "subject-forgotten")
     assert run(code, place, "send", str(file)).returncode == 0, "another subject's"
+
+
+@pytest.mark.slow
+def test_a_command_that_can_not_be_appended_asks_for_no_key(
+    place: Settings, code: Path, db: Connection, tmp_path: Path
+) -> None:
+    """While Kafka is away, requests would wait for it, one after the other."""
+    run(code, place, "db", "upgrade")
+    topics.ensure(place)
+    port = free_port()
+    alone: dict[str, Any] = {
+        "handler_count": 0,
+        "agent_count": 0,
+        "policies_count": 0,
+        "environment": tree.environment(code),
+    }
+    with (
+        Crew(place, tmp_path / "logs", api_port=port, **alone),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+
+        def refused() -> bool:
+            with suppress(httpx.TransportError):
+                found = post(client, "/customers/q/register", {"name": "Quillfeather"}, "1")
+                return (found.json()["code"], found.json().get("appended")) == ("read-model-not-set-up", "no")
+            return False
+
+        until(refused, "the API answers", seconds=60)
+    assert copied(db)["personal_keys"] == []
 
 
 @pytest.mark.slow
