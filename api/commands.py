@@ -124,6 +124,8 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
             log.exception("%s: the checks of '%s' failed", ref.stream, name)
         if holds_nul(body):
             raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
+        if unsealed is not None:  # a new key is made in Kafka: not for what can't be appended
+            await _require_open(services_of(request), CommandType(context.name, stored))
         command = await _sealed(services_of(request), command, unsealed)
         headers = {"Idempotency-Key": quoted(ref.key)} | prefer.applied
         return await _append(request, ref, command, prefer.wait_or(settings.api_wait_s), headers)
@@ -142,7 +144,7 @@ async def _sealed(services: Services, command: Command, unsealed: Unsealed | Non
             return command
         with naming(services.settings):
             return unsealed.sealed(await services.keys.key_for_async(services.pool, unsealed.subject))
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:  # NotSealed among them
         raise INVALID(errors=[{"at": "body", "problem": str(error)}]) from None
 
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from commands.intake import bad_client_name, bad_relation, fingerprint_of
 from commands.outcomes import ReadModelNotSetUp, outcomes_of
-from commands.sealing import Unsealed, holds_token
+from commands.sealing import NotSealed, Unsealed, holds_token
 from infra.database.connect import connect, naming
 from infra.domain_model.contexts import contexts, has_personal_fields
 from infra.domain_model.versions import UpcastFailed, stored_type, summary
@@ -31,7 +31,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
 from infra.log.topics import describe
 from infra.personal.fields import is_personal
-from infra.personal.keys import DataKey, Keys
+from infra.personal.keys import DataKey, Keys, not_forgotten
 from infra.settings import Settings
 
 CHUNK = 5_000
@@ -119,13 +119,18 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
             raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
         if holds_token(command):
             raise BadCommandLine(f"{file}, line {number}: a text holds a sealed value.", "Nothing was sent.")
-    keys, known = Keys(settings), dict[str, DataKey]()
+    subjects = sorted({one.subject for one in found.values() if isinstance(one, Unsealed)})
+    keys, known = Keys(settings), dict[str, DataKey | None]()
     with naming(settings), connect(settings, "samefold send") as connection:
         keys.start(connection)
-        for number, one in found.items():
-            if isinstance(one, Unsealed):
-                known[one.subject] = known.get(one.subject) or keys.key_for(connection, one.subject)
-                found[number] = one.sealed(known[one.subject])
+        for start in range(0, len(subjects), CHUNK):
+            known |= keys.keys_of(connection, {*subjects[start : start + CHUNK]})
+    for number, one in found.items():
+        if isinstance(one, Unsealed):
+            try:
+                found[number] = one.sealed(not_forgotten(known, one.subject))
+            except NotSealed as error:
+                raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
     return [one for one in found.values() if isinstance(one, Command)]
 
 

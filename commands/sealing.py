@@ -6,18 +6,23 @@ has the same body, and with it the same fingerprint.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import msgspec
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from commands.intake import validator
+from infra.domain_model.versions import summary
 from infra.log.records import Command
-from infra.personal.fields import subject_field
+from infra.personal.fields import sealed_validator, subject_field
 from infra.personal.keys import DataKey
 from infra.personal.tokens import FALLBACK, PREFIX, sealed
+
+
+class NotSealed(ValueError):
+    """A command's personal values can't be sealed where they stand. It says where, never what."""
 
 
 class Unsealed:
@@ -36,7 +41,7 @@ class Unsealed:
         self.subject: str = getattr(checked, field) if field else command.stream
 
     def sealed(self, key: DataKey) -> Command:
-        """The command with sealed values. Raises pydantic.ValidationError where a value could not be found in the body."""
+        """The command with sealed values. Raises NotSealed, where plain text would stay in the body."""
         numbers = iter(range(len(self._values)))
 
         def seal(plain: str, fallback: str) -> str:
@@ -45,8 +50,12 @@ class Unsealed:
             number, fallback = next(numbers), fallback or FALLBACK
             return plain and sealed(plain, key.id, key.key, command_id=whose, number=number, fallback=fallback)
 
+        json.loads(bytes(self._command.data), object_pairs_hook=_once, parse_int=str)
         body = self._replaced(msgspec.Raw(self._command.data), self._marked, seal)
-        validator(self._kind)(bytes(body))  # as the handler will
+        try:
+            sealed_validator(self._kind)(bytes(body))  # as the handler will
+        except ValidationError as error:  # a field with two aliases, or a validator around it, or one that is excluded
+            raise NotSealed(summary(error)) from None
         return msgspec.structs.replace(self._command, data=body)
 
     def _mark(self, plain: str, fallback: str) -> str:
@@ -80,6 +89,12 @@ def holds_token(command: Command) -> bool:
     if b"\\u" in body:  # a prefix may be escaped
         body = msgspec.json.encode(msgspec.json.decode(body))
     return PREFIX.encode() in body
+
+
+def _once(members: list[tuple[str, Any]]) -> None:
+    """Raises NotSealed: what checks a body reads the last of two members, and the first would stay."""
+    if len({name for name, _ in members}) < len(members):
+        raise NotSealed("an object has a member twice")
 
 
 @cache

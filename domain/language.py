@@ -16,9 +16,9 @@ from pydantic import (
     GetCoreSchemaHandler,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
-    WrapValidator,
 )
 from pydantic.dataclasses import dataclass
+from pydantic_core.core_schema import with_info_wrap_validator_function
 
 FactT = TypeVar("FactT")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -32,8 +32,10 @@ CentsOrZero = Annotated[int, Field(ge=0, le=10**14)]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """One line of text, maybe empty: at most 200 characters, no control characters (PostgreSQL refuses NUL)."""
 
-SUBJECT: Final = "subject"
-SubjectId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"), SUBJECT]
+SubjectId = Annotated[
+    str,
+    Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$", json_schema_extra={"x-subject": True}),
+]
 """The command's field that says whose its personal values are. Without one they are its stream's: `customers/ada`."""
 
 TOKEN = re.compile(r"~personal~1~([0-9a-f]{16})~([A-Za-z0-9_-]+)~([A-Za-z0-9_-]*)~")
@@ -48,23 +50,21 @@ REMOVED: Final = "removed"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PersonalText:
-    """Seals a field. What it does with a value depends on the validation's context.
+    """Seals a field. `fallback` is shown instead of a forgotten value: `Annotated[Text, PersonalText("a former customer")]`.
 
-    None (in tests, in `decide`, in old bodies): a sealed value passes as it is, any other as the plain text that is declared.
-    SEALED, REMOVED: see there. A callable, where clients' commands enter: only plain text passes, and is replaced by what the
-    callable makes of it and the fallback.
+    What it does with a value depends on the validation's context. None (in tests, in `decide`, in old bodies): a sealed value
+    passes as it is, any other as the plain text that is declared. SEALED, REMOVED: see there. A callable, where clients' commands
+    enter: only plain text passes, and is replaced by what the callable makes of it and the fallback.
     """
 
     fallback: str = ""
-    misplaced: str = ""
-    """What is wrong with the field's declaration."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        marker = self if source is str else dataclasses.replace(self, misplaced="is personal, but no text")
-        return WrapValidator(marker.check).__get_pydantic_core_schema__(source, handler)
+        return with_info_wrap_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        return handler(schema) | {"x-personal": True}
+        found = handler(schema)
+        return found | {"x-personal": "twice" if "x-personal" in found else True}
 
     def check(self, value: Any, plain: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         """The value, or what the context makes of it. Raises ValueError."""
@@ -79,29 +79,6 @@ class PersonalText:
         if info.context == SEALED:
             raise ValueError("it must be sealed: send the command through the API or `samefold send`")
         return plain(value)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fallback:
-    """What is shown instead of a forgotten value: `Annotated[Personal[Text], Fallback("a former customer")]`."""
-
-    text: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        schema = handler(source)
-        marker = marker_of(schema) or PersonalText(misplaced="has a Fallback, but is not personal")
-        check = dataclasses.replace(marker, fallback=self.text).check
-        wrapped: Any = WrapValidator(check).__get_pydantic_core_schema__(source, handler)
-        return wrapped | {"schema": schema.get("schema", schema)}
-
-    __get_pydantic_json_schema__ = PersonalText.__get_pydantic_json_schema__
-
-
-def marker_of(schema: Any) -> PersonalText | None:
-    """The marker that made this schema of pydantic's."""
-    function = schema.get("function") if isinstance(schema, dict) else None
-    owner = getattr(function.get("function") if isinstance(function, dict) else None, "__self__", None)
-    return owner if isinstance(owner, PersonalText) else None
 
 
 PlainT = TypeVar("PlainT")

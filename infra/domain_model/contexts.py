@@ -173,7 +173,7 @@ def _commands(module: ModuleType) -> dict[str, type]:
     commands = _by_stored_name(module, "Command")
     for command in commands.values():
         try:
-            TypeAdapter(command)
+            TypeAdapter(command).json_schema()
         except PydanticUserError as error:
             raise BadContext(
                 f"{module.__name__}: the command {command.__name__} can't be read from JSON: {error.message}.",

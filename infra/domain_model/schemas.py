@@ -47,9 +47,9 @@ class _AsStored(GenerateJsonSchema):
         return found
 
 
-def schema_of(fact: type) -> dict[str, Any]:
+def schema_of(fact: type, *, by_alias: bool = True) -> dict[str, Any]:
     """The class's schema in one piece and without prose. A type within itself stays a reference."""
-    made = TypeAdapter(fact).json_schema(schema_generator=_AsStored)
+    made = TypeAdapter(fact).json_schema(by_alias=by_alias, schema_generator=_AsStored)
     found: dict[str, Any] = _plain(made, made.get("$defs", {}), ())
     return found
 

@@ -1,16 +1,16 @@
-"""Which fields are personal: read once per class from what pydantic made of its annotations."""
+"""Which fields are personal: read once per class from its JSON Schema, where `x-personal` and `x-subject` mark them."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from domain.language import SEALED, SUBJECT, marker_of
+from domain.language import SEALED
+from infra.domain_model.schemas import schema_of
 from infra.domain_model.versions import summary
 
 
@@ -21,7 +21,7 @@ class Misplaced(Exception):
 @cache
 def is_personal(kind: type) -> bool:
     """Whether a command or event has personal fields, its parts included. Raises Misplaced."""
-    found = list(_marked(TypeAdapter(kind).core_schema))
+    found = list(_marked(schema_of(kind)))
     if wrong := next(filter(None, found), ""):
         raise Misplaced(f"{kind.__name__} {wrong}")
     return bool(found)
@@ -30,11 +30,13 @@ def is_personal(kind: type) -> bool:
 @cache
 def subject_field(kind: type) -> str | None:
     """The command's field that names the subject. Raises Misplaced."""
-    hints = get_type_hints(kind, include_extras=True)
-    found = [one.name for one in dataclasses.fields(kind) if SUBJECT in get_args(hints[one.name])]
+    fields = schema_of(kind, by_alias=False).get("properties", {})
+    found = [name for name, schema in fields.items() if "x-subject" in schema]
     if len(found) > 1:
         raise Misplaced(f"{kind.__name__} has two subjects, {found[0]} and {found[1]}: it can have one")
-    if deeper := next((name for name, hint in hints.items() if name not in found and _has_subject(hint)), None):
+    if deeper := next(
+        (name for name, schema in fields.items() if name not in found and "'x-subject'" in repr(schema)), ""
+    ):
         raise Misplaced(
             f"{kind.__name__} has a SubjectId within {deeper}: it can only be a field of the command, never None"
         )
@@ -64,24 +66,25 @@ def sealed_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any], 
     return read
 
 
-def _has_subject(hint: Any, within: tuple[Any, ...] = ()) -> bool:
-    parts = get_args(hint)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in within:
-        parts = tuple(get_type_hints(hint, include_extras=True).values())
-    return SUBJECT in parts or any(_has_subject(part, (*within, hint)) for part in parts)
-
-
-def _marked(node: Any, wrong: str = "") -> Iterator[str]:
-    """What is wrong with each personal field in a schema of pydantic's, or the empty text."""
-    if isinstance(node, dict):
-        if marker := marker_of(node):
-            yield (marker.misplaced and f"has a field that {marker.misplaced}") or wrong
-        if node.get("default"):
+def _marked(schema: Any, wrong: str = "") -> Iterator[str]:
+    """What is wrong with each personal text in a schema, or the empty text."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _marked(one, wrong)
+    elif isinstance(schema, dict):
+        if schema.get("default"):
             wrong = "has a personal field with a default that is not empty, which nothing would encrypt"
-        if node.get("type") in ("set", "frozenset"):
+        if schema.get("uniqueItems"):
             wrong = "has a set of personal texts, whose order is not the same each time: write a tuple"
-        for name, child in node.items():
-            yield from _marked(child, "has personal texts as keys of a mapping" if name == "keys_schema" else wrong)
-    elif isinstance(node, list | tuple):
-        for child in node:
-            yield from _marked(child, wrong)
+        if mark := schema.get("x-personal"):
+            is_text = schema.get("type") == "string" and schema.keys().isdisjoint({"enum", "const", "format"})
+            yield wrong or ("" if is_text else _NO_TEXT) or ("" if mark is True else _TWICE)
+        for name, child in schema.items():
+            # fields may have the names of keywords
+            children = list(child.values()) if name == "properties" else child
+            yield from _marked(children, _KEY if name == "propertyNames" else wrong)
+
+
+_NO_TEXT = "has a field that is personal, but no text"
+_TWICE = "has a field that is personal twice: write `Annotated[Text, PersonalText(…)]`"
+_KEY = "has personal texts as keys of a mapping"

@@ -13,13 +13,13 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from msgspec import UNSET, UnsetType
 from psycopg_pool import AsyncConnectionPool
 
@@ -35,11 +35,9 @@ from infra.settings import Settings
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 APPEND_S = 10.0
 AGAIN_S = 1.0
-"""How often the topic is asked for what is new, and at most for a key that nobody knows."""
+"""How often the topic is asked for what is new."""
 BEAT_S = 6 * 3600.0
 PAGE = 5_000
 
@@ -130,8 +128,13 @@ class Keys:
         self._admin = topics.Admin(settings)
         self._topic: topics.Topic | None = None
         self._consumer: Consumer | None = None
-        self._producer: clients.LastingProducer | None = None
+        self._producer: Producer | None = None
         self._asked_at = float("-inf")
+        self._seen = 0
+        """The position of the tables when they were read last."""
+        self._turn = asyncio.Lock()
+        self._next: tuple[set[str], asyncio.Future[dict[str, DataKey | None]]] | None = None
+        """Subjects that wait for the turn."""
 
     def start(self, connection: Connection) -> None:
         """Copy what the topic holds, and check that the master keys unwrap it. Before it no key is given out."""
@@ -144,9 +147,10 @@ class Keys:
         self.is_started = True
 
     def keys_for(self, connection: Connection, ids: Collection[str]) -> dict[str, bytes | None]:
-        """Keys by id; None: it was destroyed, or there is none."""
-        rows = connection.execute(self._asking(), [list(ids)]).fetchall()
-        if len(rows) < len({*ids}) and self._may_ask():
+        """Keys by id; None: it was destroyed, or there is none. The topic is asked at most once a second."""
+        self._require_started()
+        rows = connection.execute(_KEYS, [list(ids)]).fetchall()
+        if self._is_older(rows) or time.monotonic() - self._asked_at > AGAIN_S:
             self.catch_up(connection)
             rows = connection.execute(_KEYS, [list(ids)]).fetchall()
         return self._unwrapped(ids, rows)
@@ -154,38 +158,55 @@ class Keys:
     async def keys_for_async(
         self, connection: psycopg.AsyncConnection[Any], ids: Collection[str]
     ) -> dict[str, bytes | None]:
-        """The same, in a process where `keep_copying` runs."""
-        rows = await (await connection.execute(self._asking(), [list(ids)])).fetchall()
-        if len(rows) < len({*ids}) and self._may_ask():
-            await asyncio.to_thread(self._alone, self.catch_up)
-            rows = await (await connection.execute(_KEYS, [list(ids)])).fetchall()
+        """The same, in a process where `keep_copying` runs. Raises KeysNotRead too where the database was just restored."""
+        self._require_started()
+        rows = await (await connection.execute(_KEYS, [list(ids)])).fetchall()
+        if self._is_older(rows):
+            raise KeysNotRead("The database was restored, and does not know yet who is forgotten.", _SOON)
         return self._unwrapped(ids, rows)
 
     async def key_for_async(self, pool: AsyncConnectionPool[Any], subject: str) -> DataKey:
-        """As `key_for`. Raises SubjectForgotten."""
-        self._asking()
+        """As `key_for`."""
+        self._require_started()
         async with pool.connection() as connection:
-            rows = await (await connection.execute(_FIRST_KEY, {"subject": subject})).fetchall()
-        if found := self._found(rows, subject):
-            return found
-        return await asyncio.to_thread(self._alone, lambda connection: self.key_for(connection, subject))
+            found = self._first_of(await (await connection.execute(_FIRST_KEYS, [[subject]])).fetchall())
+        if subject not in found:
+            if self._next is None:  # all that come while another turn lasts ask Kafka once
+                subjects = set[str]()
+                self._next = subjects, asyncio.ensure_future(self._in_turn(subjects))
+            subjects, made = self._next
+            subjects.add(subject)
+            found = await asyncio.shield(made)
+        return not_forgotten(found, subject)
+
+    async def _in_turn(self, subjects: Set[str]) -> dict[str, DataKey | None]:
+        async with self._turn:
+            self._next = None
+            return await asyncio.to_thread(self._alone, subjects)
+
+    def _alone(self, subjects: Set[str]) -> dict[str, DataKey | None]:
+        with naming(self._settings), connect(self._settings, "samefold keys") as connection:
+            return self.keys_of(connection, subjects)
 
     def key_for(self, connection: Connection, subject: str) -> DataKey:
         """The key that seals what concerns the subject; it is made if there is none. Raises SubjectForgotten."""
-        if found := self._first(connection, subject):
-            return found
-        self.catch_up(connection)
-        if found := self._first(connection, subject):
-            return found
-        key_id = secrets.token_hex(8)
-        made = masters(self._settings)
-        wrapped = made.wrap(secrets.token_bytes(32), subject, key_id)
-        record = KeyRecord(subject, key_id, made.first, wrapped)
-        reach("key made")
-        [offset] = self._append([(_name(subject, key_id), _encode(record))])
-        self.catch_up(connection, offset + 1)
-        found = self._first(connection, subject)
-        assert found is not None, "the record that was just copied, or an earlier one"
+        return not_forgotten(self.keys_of(connection, {subject}), subject)
+
+    def keys_of(self, connection: Connection, subjects: Set[str]) -> dict[str, DataKey | None]:
+        """By subject the same; None: forgotten."""
+        found = self._known(connection, subjects)
+        if subjects - found.keys():
+            self.catch_up(connection)
+            found = self._known(connection, subjects)
+        if lacking := sorted(subjects - found.keys()):
+            known, records = masters(self._settings), []
+            for subject in lacking:
+                key_id = secrets.token_hex(8)
+                wrapped = known.wrap(secrets.token_bytes(32), subject, key_id)
+                records.append((_name(subject, key_id), _encode(KeyRecord(subject, key_id, known.first, wrapped))))
+            reach("key made")
+            self.catch_up(connection, self._append(records)[-1] + 1)
+            found = self._known(connection, subjects)
         return found
 
     def forget(self, connection: Connection, subject: str) -> Forgotten:
@@ -248,7 +269,7 @@ class Keys:
                 if position < topic.end[0]:
                     self._copy(connection, topic, position)
                 elif position >= least:
-                    self._asked_at = time.monotonic()
+                    self._asked_at, self._seen = time.monotonic(), position
                     return
                 elif time.monotonic() > deadline:  # its leader changed, and the new one lacks what is acknowledged
                     raise clients.away(self._settings, KafkaError(KafkaError._TIMED_OUT))
@@ -275,39 +296,34 @@ class Keys:
         if connection.execute("select from forgotten_subjects limit 1").fetchone():
             self._append([(_name(), _encode(BeatRecord()))])
 
-    def _first(self, connection: Connection, subject: str) -> DataKey | None:
-        return self._found(connection.execute(_FIRST_KEY, {"subject": subject}).fetchall(), subject)
-
-    def _found(self, rows: Sequence[Any], subject: str) -> DataKey | None:
-        """The key in the rows of _FIRST_KEY. Raises SubjectForgotten."""
-        for key_id, wrapped, master, _ in rows:
-            if key_id is None:
-                raise SubjectForgotten(
-                    f"'{subject}' was forgotten: nothing personal can be written about them any more.",
-                    "Forgetting is final. A person who comes back gets a new id.",
-                )
-            return DataKey(key_id, masters(self._settings).unwrap(wrapped, master, subject, key_id))
-        return None
-
-    def _alone(self, work: Callable[[Connection], T]) -> T:
-        """Work over a connection of its own. Raises named errors only."""
-        with naming(self._settings), connect(self._settings, "samefold keys") as connection:
-            return work(connection)
-
-    def _asking(self) -> str:
+    def _require_started(self) -> None:
         if not self.is_started:
-            raise KeysNotRead("This process has just started, and has not read the keys yet.", "Try again in a moment.")
-        return _KEYS
+            raise KeysNotRead("This process has just started, and has not read the keys yet.", _SOON)
 
-    def _may_ask(self) -> bool:
-        return time.monotonic() - self._asked_at > AGAIN_S
+    def _is_older(self, rows: Sequence[Any]) -> bool:
+        """Whether the tables are older than this process has seen them: then they lack who was forgotten since."""
+        position = rows[0][0] if rows else -1
+        is_older = position < self._seen
+        self._seen = max(position, self._seen)
+        return is_older
 
     def _unwrapped(self, ids: Collection[str], rows: Iterable[Any]) -> dict[str, bytes | None]:
         found: dict[str, bytes | None] = dict.fromkeys(ids)
         known = masters(self._settings)
-        for key_id, wrapped, master, subject in rows:
-            found[key_id] = wrapped and known.unwrap(wrapped, master, subject, key_id)
+        for _, key_id, wrapped, master, subject in rows:
+            if wrapped:
+                found[key_id] = known.unwrap(wrapped, master, subject, key_id)
         return found
+
+    def _known(self, connection: Connection, subjects: Set[str]) -> dict[str, DataKey | None]:
+        return self._first_of(connection.execute(_FIRST_KEYS, [list(subjects)]).fetchall())
+
+    def _first_of(self, rows: Iterable[Any]) -> dict[str, DataKey | None]:
+        known = masters(self._settings)
+        return {
+            subject: None if gone else DataKey(key_id, known.unwrap(wrapped, master, subject, key_id))
+            for subject, gone, key_id, wrapped, master in rows
+        }
 
     def _copy(self, connection: Connection, topic: topics.Topic, position: int) -> None:
         """Copy the records from the position on, batch by batch, until another process is found to have copied some."""
@@ -331,9 +347,6 @@ class Keys:
     ) -> bool:
         """Copy a batch in one transaction, unless another process has done so."""
         changes = [change for record in batch if (change := _change_of(topic, record))]
-        # before the position moves: otherwise a process that is killed between the two would leave keys in the topic
-        self._destroy(connection, changes)
-        reach("keys destroyed")
         with connection.transaction():
             moved = connection.execute(
                 "update keys_position set next_offset = %s where topic_id = %s and next_offset = %s",
@@ -341,65 +354,54 @@ class Keys:
             )
             if not moved.rowcount:
                 return False
-            for change in changes:
-                for statement in _STATEMENTS[change.kind]:
-                    connection.execute(statement, change._asdict())
+            with connection.pipeline():
+                for change in changes:
+                    connection.execute(_STATEMENTS[change.kind], change._asdict())
+            gone = connection.execute(_DESTROY, [list({change.subject for change in changes})]).fetchall()
+            if gone:  # before the position moves: a process that is killed in between would leave them there
+                self._append([(_name(*key), None) for key in gone])
+            reach("keys destroyed")
         return True
-
-    def _destroy(self, connection: Connection, changes: Sequence[_Change]) -> None:
-        """Append tombstones for the keys of forgotten subjects that a batch forgets or brings."""
-        subjects = list({change.subject for change in changes})
-        known = connection.execute(
-            "select f.subject from forgotten_subjects f where f.subject = any(%s)", [subjects]
-        ).fetchall()
-        gone = {subject for (subject,) in known} | {one.subject for one in changes if one.kind == "forgotten"}
-        if not gone:
-            return
-        held: dict[tuple[str, str], None] = dict.fromkeys(
-            connection.execute(
-                "select subject, id from personal_keys where subject = any(%s) and wrapped is not null", [list(gone)]
-            ).fetchall()
-        )
-        for change in changes:
-            if change.kind == "key" and change.subject in gone:
-                held[change.subject, change.id] = None
-            elif change.kind == "destroyed":
-                held.pop((change.subject, change.id), None)
-        if held:
-            self._append([(_name(*one), None) for one in held])
 
     def _append(self, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
         """Append to the topic and wait for the acknowledgements; the offsets. Raises KafkaUnavailable, ProducerRefused."""
+        offsets: list[int] = []
+        wrong: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                offsets.append(message.offset())
+            else:
+                wrong.append(error)
+
         with self._lock:
-            self._producer = self._producer or clients.LastingProducer(self._settings, "keys")
-            offsets: list[int] = []
-            wrong: list[KafkaError] = []
-
-            def delivered(error: KafkaError | None, message: Message) -> None:
-                if error is None:
-                    offsets.append(message.offset())
-                else:
-                    wrong.append(error)
-
-            producer = self._producer.now
+            producer, self._producer = self._producer or clients.producer(self._settings), None
             for key, value in records:
                 producer.produce(self._settings.keys_topic, value, key, 0, delivered)
-            deadline = time.monotonic() + APPEND_S
-            while len(offsets) + len(wrong) < len(records) and time.monotonic() < deadline:
-                self._producer.poll(0.1)
-            if len(offsets) < len(records):
-                # a record that is not acknowledged may still get there, which does no harm: it is one that this process meant
-                self._producer = None
-                with suppress(KafkaException):
-                    producer.purge()
-                error = wrong[0] if wrong else KafkaError(KafkaError._TIMED_OUT)
-                if clients.may_pass(error) or not wrong:
-                    raise clients.away(self._settings, error)
-                raise clients.ProducerRefused(
-                    f"Topic '{self._settings.keys_topic}' can't be written: {error.str()}.",
-                    "Check that this account may write to the topic.",
-                )
-            return offsets
+            producer.flush(APPEND_S)
+            if len(offsets) == len(records):
+                self._producer = producer
+                return offsets
+            # a record that is not acknowledged may still get there, which does no harm: it is one that this process meant
+            with suppress(KafkaException):
+                producer.purge()
+        error = wrong[0] if wrong else KafkaError(KafkaError._TIMED_OUT)
+        if clients.may_pass(error) or not wrong:
+            raise clients.away(self._settings, error)
+        raise clients.ProducerRefused(
+            f"Topic '{self._settings.keys_topic}' can't be written: {error.str()}.",
+            "Check that this account may write to the topic.",
+        )
+
+
+def not_forgotten(found: dict[str, DataKey | None], subject: str) -> DataKey:
+    """Raises SubjectForgotten."""
+    if key := found[subject]:
+        return key
+    raise SubjectForgotten(
+        f"'{subject}' was forgotten: nothing personal can be written about them any more.",
+        "Forgetting is final. A person who comes back gets a new id.",
+    )
 
 
 def _require_same(topic: topics.Topic, topic_id: str, position: int) -> int:
@@ -430,13 +432,7 @@ class _Change(NamedTuple):
 
 def _change_of(topic: topics.Topic, record: Record) -> _Change | None:
     """None for a record that changes nothing. Raises UnreadableRecord."""
-    if record.value is None:
-        try:
-            subject, key_id = msgspec.json.decode(record.key or b"", type=tuple[str, str])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        return _Change("destroyed", subject, key_id)
-    if not record.value.startswith(ENVELOPE):
+    if record.value is None or not record.value.startswith(ENVELOPE):  # a tombstone, or another's record
         return None
     try:
         found = _decode(record.value)
@@ -456,30 +452,34 @@ def _name(*parts: str) -> bytes:
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-_KEYS = "select id, wrapped, master, subject from personal_keys where id = any(%s)"
+_SOON = "Try again in a moment."
 
-_FIRST_KEY = """
-select null as id, null::bytea as wrapped, null as master, -1 as at_offset
-  from forgotten_subjects where subject = %(subject)s
-union all
-(select id, wrapped, master, at_offset from personal_keys
-  where subject = %(subject)s and wrapped is not null order by at_offset, id limit 1)
-order by at_offset limit 1
+_KEYS = """
+select p.next_offset, k.id, k.wrapped, k.master, k.subject
+  from keys_position p left join personal_keys k on k.id = any(%s)
 """
-"""Nothing, a subject's first key, or nulls: the subject is forgotten."""
+
+_FIRST_KEYS = """
+select s.subject, f.subject is not null, k.id, k.wrapped, k.master
+  from unnest(%s::text[]) s (subject)
+  left join forgotten_subjects f using (subject)
+  left join lateral (select id, wrapped, master from personal_keys
+     where subject = s.subject and wrapped is not null order by at_offset, id limit 1) k on true
+ where f.subject is not null or k.id is not null
+"""
 
 _STATEMENTS = {
-    "key": (
-        # an id that another subject has is not taken over; a key that was destroyed stays so
-        """insert into personal_keys as p (id, subject, master, wrapped, at_offset)
-           values (%(id)s, %(subject)s, %(master)s,
-             case when not exists (select from forgotten_subjects where subject = %(subject)s) then %(wrapped)s end, %(at)s)
-           on conflict (id) do update set master = excluded.master, wrapped = excluded.wrapped
-             where p.subject = excluded.subject and p.wrapped is not null""",
-    ),
-    "forgotten": (
-        "insert into forgotten_subjects (subject, at_offset) values (%(subject)s, %(at)s) on conflict do nothing",
-        "update personal_keys set wrapped = null where subject = %(subject)s and wrapped is not null",
-    ),
-    "destroyed": ("update personal_keys set wrapped = null where id = %(id)s and subject = %(subject)s",),
+    # an id that another subject has is not taken over
+    "key": """
+insert into personal_keys as p (id, subject, master, wrapped, at_offset)
+values (%(id)s, %(subject)s, %(master)s, %(wrapped)s, %(at)s)
+    on conflict (id) do update set master = excluded.master, wrapped = excluded.wrapped where p.subject = excluded.subject
+""",
+    "forgotten": "insert into forgotten_subjects (subject, at_offset) values (%(subject)s, %(at)s) on conflict do nothing",
 }
+
+_DESTROY = """
+update personal_keys k set wrapped = null from forgotten_subjects f
+ where f.subject = k.subject and k.wrapped is not null and k.subject = any(%s) returning k.subject, k.id
+"""
+"""Whichever of the two came first."""

@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
+from pydantic import ValidationError
 
-from commands.intake import bad_name, fingerprint_of, validator
+from commands.intake import bad_name, fingerprint_of
 from infra.domain_model.contexts import Context, contexts
 from infra.domain_model.storable import encode, require_same
-from infra.domain_model.versions import stored_type
+from infra.domain_model.versions import stored_type, summary
 from infra.log.records import Command, Commit, time_of
+from infra.personal.fields import sealed_validator
 from infra.settings import ENDPOINT_NAME
 from policies.engine.policy import Policy, Post, Send
 from projections.engine.fold.fold import Changes
@@ -180,7 +182,7 @@ def _follow_up(stream: str, command: Any, ident: str, *, fills: bool = False) ->
 
 
 def _command(stream: str, command: Any) -> tuple[str, bytes]:
-    """Stored name and body of a command that its stream's context knows. Raises BadWish, Lost, pydantic.ValidationError."""
+    """Stored name and body of a command that its stream's context knows. Raises BadWish, Lost."""
     name = stream.partition("/")[0]
     context: Context | None = contexts().get(name)
     if context is None:
@@ -189,7 +191,10 @@ def _command(stream: str, command: Any) -> tuple[str, bytes]:
     if of not in context.commands.values():
         raise BadWish(f"it sends a {of.__name__} to {stream}, but that is no command of '{name}'")
     body = encode(command)
-    require_same(command, validator(of)(body))
+    try:
+        require_same(command, sealed_validator(of)(body))
+    except ValidationError as error:  # without any value: it may be plain text where it must be sealed
+        raise BadWish(f"it sends a {of.__name__}: {summary(error)}") from None
     return stored_type(of), body
 
 

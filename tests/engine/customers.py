@@ -4,10 +4,10 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias, assert_never
 
-from domain.language import Fallback, Personal, SubjectId, Text, fact
+from domain.language import Personal, PersonalText, SubjectId, Text, fact
 from infra.domain_model.contexts import context_of
 
-Name = Annotated[Personal[Text], Fallback("a former customer")]
+Name = Annotated[Text, PersonalText("a former customer")]
 
 
 @fact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,11 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
+from psycopg_pool import AsyncConnectionPool
 
 from commands.client import send_all
 from demo import tree
@@ -233,6 +237,65 @@ def test_an_empty_database_gets_all_keys_and_nobody_back(keys: Keys, place: Sett
     assert (opens(place, db, made), opens(place, db, bobs)) == (None, bobs.key)
 
 
+def test_a_database_that_is_restored_beneath_a_process_brings_nobody_back(
+    keys: Keys, place: Settings, db: Connection
+) -> None:
+    made = keys.key_for(db, ADA)
+    backup = copied(db)
+    keys.start(db)
+    keys.forget(db, ADA)
+
+    async def shown() -> dict[str, bytes | None]:
+        async with await psycopg.AsyncConnection.connect(place.database, autocommit=True) as connection:
+            return await keys.keys_for_async(connection, [made.id])
+
+    for was in (backup, EMPTY):
+        put_back(db, was)
+        with pytest.raises(KeysNotRead):
+            asyncio.run(shown())
+        assert keys.keys_for(db, [made.id]) == {made.id: None}
+        assert asyncio.run(shown()) == {made.id: None}
+
+
+def test_many_subjects_get_their_keys_at_once(keys: Keys, place: Settings, db: Connection) -> None:
+    """Each by itself would take some requests to Kafka, one after the other."""
+    keys.forget(db, BOB)
+    names = {f"customers/{number}" for number in range(2_000)}
+    before = topics.ensure_keys(place).end[0]
+    made = keys.keys_of(db, names | {BOB})
+    assert made.pop(BOB) is None
+    assert len({one.id for one in made.values() if one}) == len(made) == len(names)
+    assert keys.keys_of(db, names) == made == Keys(place).keys_of(db, names)
+    assert topics.ensure_keys(place).end[0] == before + len(names)
+
+
+def test_requests_that_need_new_keys_at_once_ask_kafka_together(
+    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.start(db)
+    keys.forget(db, BOB)
+    asked: list[int] = []
+    keys_of = keys.keys_of
+
+    def counted(connection: Connection, subjects: Any) -> Any:
+        asked.append(len(subjects))
+        return keys_of(connection, subjects)
+
+    monkeypatch.setattr(keys, "keys_of", counted)
+    names = [f"customers/{number}" for number in range(40)]
+
+    async def all_at_once() -> list[Any]:
+        async with AsyncConnectionPool(place.database, kwargs={"autocommit": True}, max_size=4) as pool:
+            wanted = (keys.key_for_async(pool, name) for name in [*names, names[0], BOB])
+            return await asyncio.gather(*wanted, return_exceptions=True)
+
+    *found, again, bobs = asyncio.run(all_at_once())
+    assert found[0] == again
+    assert found == [Keys(place).key_for(db, name) for name in names]
+    assert isinstance(bobs, SubjectForgotten)
+    assert len(asked) < 10
+
+
 def test_no_key_is_given_out_before_the_topic_was_read(keys: Keys, place: Settings, db: Connection) -> None:
     made = keys.key_for(db, ADA)
     with pytest.raises(KeysNotRead):
@@ -389,7 +452,7 @@ def test_a_recreated_topic_is_refused(keys: Keys, place: Settings, db: Connectio
     until(lambda: place.keys_topic not in admin.list_topics(timeout=10).topics, "it is gone")
     with pytest.raises(TopicChanged, match="was recreated"):
         Keys(place).start(db)
-    assert keys._first(db, ADA) == made
+    assert keys.key_for(db, ADA) == made
 
 
 def test_foreign_records_change_nothing_and_an_unknown_format_stops(
@@ -551,6 +614,35 @@ def test_a_service_seals_and_forgets(
     gone = post(service, "/customers/q/register", body, "7")
     assert (gone.status_code, gone.json()["code"]) == (410, "subject-forgotten")
     assert run(code, place, "send", str(file)).returncode == 0, "another subject's"
+
+
+@pytest.mark.slow
+def test_a_command_that_can_not_be_appended_asks_for_no_key(
+    place: Settings, code: Path, db: Connection, tmp_path: Path
+) -> None:
+    """While Kafka is away, requests would wait for it, one after the other."""
+    run(code, place, "db", "upgrade")
+    topics.ensure(place)
+    port = free_port()
+    alone: dict[str, Any] = {
+        "handler_count": 0,
+        "agent_count": 0,
+        "policies_count": 0,
+        "environment": tree.environment(code),
+    }
+    with (
+        Crew(place, tmp_path / "logs", api_port=port, **alone),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+
+        def refused() -> bool:
+            with suppress(httpx.TransportError):
+                found = post(client, "/customers/q/register", {"name": "Quillfeather"}, "1")
+                return (found.json()["code"], found.json().get("appended")) == ("read-model-not-set-up", "no")
+            return False
+
+        until(refused, "the API answers", seconds=60)
+    assert copied(db)["personal_keys"] == []
 
 
 @pytest.mark.slow

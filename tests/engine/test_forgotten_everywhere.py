@@ -51,10 +51,10 @@ from typing import Annotated, TypeAlias, assert_never
 
 from pydantic import Field
 
-from domain.language import Fallback, Personal, Refusal, Text, fact
+from domain.language import Personal, PersonalText, Refusal, Text, fact
 
 Nights = Annotated[int, Field(ge=1, le=1000)]
-Name = Annotated[Personal[Text], Fallback("a former guest")]
+Name = Annotated[Text, PersonalText("a former guest")]
 
 
 @fact

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
+from typing_extensions import TypeAliasType
 
 from commands.decision import Versioned, decide
 from commands.intake import Intake, fingerprint_of, receive, validator
-from commands.sealing import Unsealed, holds_token
-from domain.language import SEALED, TOKEN, Fallback, Personal, SubjectId, Text, fact
+from commands.sealing import NotSealed, Unsealed, holds_token
+from domain.language import SEALED, TOKEN, Personal, PersonalText, SubjectId, Text, fact
 from infra.domain_model.contexts import BadContext, Context, context_of
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, Commit, Record, encode
@@ -25,6 +27,9 @@ from infra.personal import tokens
 from infra.personal.fields import is_personal, sealed_validator, subject_field
 from infra.personal.keys import DataKey
 from infra.testing.facts import facts
+from policies.engine import outbox
+from policies.engine.policy import Policy, Send
+from projections.engine.views.event_context import At
 from tests.engine import customers
 from tests.engine.customers import CUSTOMERS, CustomerRegistered, LetterWritten, Register, State, WriteLetter
 from tests.engine.purse import Fill
@@ -136,6 +141,42 @@ def test_what_pydantic_makes_of_a_text_is_what_is_sealed() -> None:
     assert (opened(" Ada "), opened("  ")) == ("Ada", "")
 
 
+def test_a_value_that_can_not_be_found_in_the_body_is_never_left_there_as_plain_text() -> None:
+    @fact
+    class Alias:
+        name: Annotated[Personal[Text], Field(validation_alias="n", serialization_alias="m")]
+
+    @fact
+    class Around:
+        name: Annotated[Personal[Text], AfterValidator(str.upper)]
+
+    @fact
+    class Excluded:
+        name: Annotated[Personal[Text], Field(exclude=True)]
+
+    for kind in (Alias, Around, Excluded):
+        with pytest.raises(NotSealed, match="must be sealed") as refusal:
+            Unsealed(command(kind.__name__, {"n" if kind is Alias else "name": "Ada"}), kind).sealed(KEY)
+        assert "Ada" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name":"Ada","name":""}',
+        b'{"name":"x","mail":"Ada","mail":""}',
+        b'{"name":"x","addresses":[{"street":"Ada","street":""}]}',
+        b'{"name":"x","notes":{"a":"Ada","a":null}}',
+        b'{"name":"x","n\\u0061me":""}',
+    ],
+)
+def test_a_member_that_occurs_twice_hides_no_plain_text(body: bytes) -> None:
+    """Of two, pydantic reads the last."""
+    with pytest.raises(NotSealed, match="twice") as refusal:
+        sealed(command("Register", body))
+    assert "Ada" not in str(refusal.value)
+
+
 TOKEN_TEXT = TOKEN.search(bytes(sealed(command("Register", ADA)).data).decode())[0]  # type: ignore[index]
 
 
@@ -187,6 +228,21 @@ def test_decide_that_returns_plain_text_failed() -> None:
     assert b"customer" not in encode(commit).replace(b"customers/1", b"")
 
 
+def test_a_policy_that_sends_plain_text_fails_and_writes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stand in the outbox and in `commands`, and be malformed only then."""
+    monkeypatch.setattr(outbox, "contexts", lambda: {"customers": CUSTOMERS})
+    at = At("customers/1")
+
+    def wishes(name: str) -> list[Any]:
+        policy = Policy("greeting", 1, lambda _event, _at: [Send("customers/2", Register(name=name))], frozenset())
+        return list(outbox.view_of(policy).function(None, None, at))
+
+    assert TOKEN_TEXT in wishes(TOKEN_TEXT)[0].body
+    with pytest.raises(outbox.BadWish, match=r"name: .*must be sealed") as refusal:
+        wishes("Ada")
+    assert "Ada" not in str(refusal.value)
+
+
 def test_a_value_in_the_code_may_be_plain_or_sealed() -> None:
     assert LetterWritten(text="Dear Ada").text == "Dear Ada"
     assert LetterWritten(text=TOKEN_TEXT).text == TOKEN_TEXT
@@ -215,6 +271,20 @@ def test_personal_classes_are_found_with_their_parts() -> None:
     assert all(map(is_personal, (Register, WriteLetter, CustomerRegistered, customers.Address)))
     assert not is_personal(Fill)
     assert (subject_field(WriteLetter), subject_field(Register)) == ("customer", None)
+
+
+CustomerId: Any = TypeAliasType("CustomerId", SubjectId)
+
+
+def test_a_subject_is_found_under_any_name_of_its_type() -> None:
+    @fact
+    class Rename:
+        customer: Annotated[CustomerId, Field(alias="of", description="Whose name it is")]
+        default: Personal[Text]
+        """A keyword of JSON Schema as a field's name."""
+
+    assert subject_field(Rename) == "customer"
+    assert Unsealed(command("Rename", {"of": "ada", "default": "Ada"}), Rename).subject == "ada"
 
 
 def test_the_pattern_is_that_of_tokens() -> None:
@@ -248,8 +318,23 @@ def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
         name: Personal[str] = "nobody"
 
     @fact
-    class NotPersonal:
-        name: Annotated[Text, Fallback("x")]
+    class Twice:
+        name: Annotated[Personal[Text], PersonalText("x")]
+
+    @fact
+    class DefaultOfParts:
+        addresses: tuple[customers.Address, ...] = field(default_factory=lambda: (customers.Address(street="x"),))
+
+    @fact
+    class SetOfParts:
+        """Whose parts stand elsewhere too, and are written once in the schema."""
+
+        one: customers.Address
+        others: frozenset[customers.Address]
+
+    @fact
+    class Uuid:
+        id: Personal[UUID]
 
     @fact
     class TwoSubjects:
@@ -268,7 +353,10 @@ def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
         (Keys, "keys of a mapping"),
         (Set, "set"),
         (Default, "default"),
-        (NotPersonal, "not personal"),
+        (Twice, "twice"),
+        (DefaultOfParts, "default"),
+        (SetOfParts, "set"),
+        (Uuid, "no text"),
         (TwoSubjects, "two subjects"),
     ):
         with pytest.raises(BadContext, match=wrong):
