@@ -131,7 +131,6 @@ class Keys:
         self._producer: Producer | None = None
         self._asked_at = float("-inf")
         self._seen = 0
-        """The position of the tables when they were read last."""
         self._turn = asyncio.Lock()
         self._next: tuple[set[str], asyncio.Future[dict[str, DataKey | None]]] | None = None
         """Subjects that wait for the turn."""
@@ -148,9 +147,9 @@ class Keys:
 
     def keys_for(self, connection: Connection, ids: Collection[str]) -> dict[str, bytes | None]:
         """Keys by id; None: it was destroyed, or there is none. The topic is asked at most once a second."""
-        self._require_started()
+        seen = self._require_started()
         rows = connection.execute(_KEYS, [list(ids)]).fetchall()
-        if self._is_older(rows) or time.monotonic() - self._asked_at > AGAIN_S:
+        if self._is_older(rows, seen) or time.monotonic() - self._asked_at > AGAIN_S:
             self.catch_up(connection)
             rows = connection.execute(_KEYS, [list(ids)]).fetchall()
         return self._unwrapped(ids, rows)
@@ -159,9 +158,9 @@ class Keys:
         self, connection: psycopg.AsyncConnection[Any], ids: Collection[str]
     ) -> dict[str, bytes | None]:
         """The same, in a process where `keep_copying` runs. Raises KeysNotRead too where the database was just restored."""
-        self._require_started()
+        seen = self._require_started()
         rows = await (await connection.execute(_KEYS, [list(ids)])).fetchall()
-        if self._is_older(rows):
+        if self._is_older(rows, seen):
             raise KeysNotRead("The database was restored, and does not know yet who is forgotten.", _SOON)
         return self._unwrapped(ids, rows)
 
@@ -296,16 +295,17 @@ class Keys:
         if connection.execute("select from forgotten_subjects limit 1").fetchone():
             self._append([(_name(), _encode(BeatRecord()))])
 
-    def _require_started(self) -> None:
+    def _require_started(self) -> int:
+        """The position of the tables when they were read last: a query that begins now finds no earlier one."""
         if not self.is_started:
             raise KeysNotRead("This process has just started, and has not read the keys yet.", _SOON)
+        return self._seen
 
-    def _is_older(self, rows: Sequence[Any]) -> bool:
-        """Whether the tables are older than this process has seen them: then they lack who was forgotten since."""
+    def _is_older(self, rows: Sequence[Any], seen: int) -> bool:
+        """Whether the tables are older than that: then they lack who was forgotten since."""
         position = rows[0][0] if rows else -1
-        is_older = position < self._seen
         self._seen = max(position, self._seen)
-        return is_older
+        return bool(position < seen)
 
     def _unwrapped(self, ids: Collection[str], rows: Iterable[Any]) -> dict[str, bytes | None]:
         found: dict[str, bytes | None] = dict.fromkeys(ids)

@@ -257,6 +257,31 @@ def test_a_database_that_is_restored_beneath_a_process_brings_nobody_back(
         assert asyncio.run(shown()) == {made.id: None}
 
 
+def test_a_page_that_is_read_while_keys_are_made_is_no_older_database(
+    keys: Keys, place: Settings, db: Connection
+) -> None:
+    made = keys.key_for(db, ADA)
+    keys.start(db)
+
+    class Overtaken:
+        """A connection whose rows arrive after another request's key was copied."""
+
+        def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+            self._connection = connection
+
+        async def execute(self, *arguments: Any) -> Any:
+            found = await self._connection.execute(*arguments)
+            keys.key_for(db, BOB)
+            return found
+
+    async def shown() -> dict[str, bytes | None]:
+        async with await psycopg.AsyncConnection.connect(place.database, autocommit=True) as connection:
+            overtaken: Any = Overtaken(connection)
+            return await keys.keys_for_async(overtaken, [made.id])
+
+    assert asyncio.run(shown()) == {made.id: made.key}
+
+
 def test_many_subjects_get_their_keys_at_once(keys: Keys, place: Settings, db: Connection) -> None:
     """Each by itself would take some requests to Kafka, one after the other."""
     keys.forget(db, BOB)
