@@ -16,9 +16,9 @@ from pydantic import (
     GetCoreSchemaHandler,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 from pydantic.dataclasses import dataclass
-from pydantic_core.core_schema import with_info_wrap_validator_function
 
 FactT = TypeVar("FactT")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -60,7 +60,7 @@ class PersonalText:
     fallback: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return with_info_wrap_validator_function(self.check, handler(source))
+        return WrapValidator(self.check).__get_pydantic_core_schema__(source, handler)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         found = handler(schema)

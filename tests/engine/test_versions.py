@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from commands.intake import Intake, Received, fingerprint_of, receive
 from domain.language import Body, Cents, Text, fact, upcaster
 from infra.domain_model import contexts
 from infra.domain_model.contexts import BadContext, Context, UnknownEvent, UnreadableEvent, context_of, decode_event
+from infra.domain_model.storable import comparable
 from infra.domain_model.versions import stored_type
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, EventRecord, Record, encode
@@ -172,6 +175,35 @@ def test_numbers_survive_an_upcaster_exactly() -> None:
     body = b'{"whole":123456789012345678901234567890,"real":0.1,"text":"\\u0041\xc3\xa4"}'
     read = decode_event(context, "Measured", body)
     assert read == Measured(whole=123456789012345678901234567890, real=0.1, text="Aä")
+
+
+def test_what_an_upcaster_leads_to_is_the_very_same_as_what_was_stored_so() -> None:
+    """Times in their zone and decimals with their digits, too: rows and states are made of them."""
+
+    @fact
+    class Held:
+        VERSION: ClassVar[int] = 2
+        at: datetime
+        length: timedelta
+        price: Decimal
+        ident: UUID
+        parts: tuple[Text, ...]
+
+    @upcaster(Held, 1)
+    def same(body: Body) -> Body:
+        return body
+
+    context = later(Event=Held, same=same, amount=None, with_currency=None)
+    event = Held(
+        at=datetime(2020, 1, 1, 12, tzinfo=UTC),
+        length=timedelta(minutes=5),
+        price=Decimal("1.50"),
+        ident=UUID(int=5),
+        parts=("a", "b"),
+    )
+    body = msgspec.json.encode(event)
+    older, newer = (decode_event(context, stored, body) for stored in ("Held", "Held/2"))
+    assert comparable(older) == comparable(newer) == comparable(event)
 
 
 def test_the_fold_reads_all_versions_in_one_batch() -> None:
