@@ -237,7 +237,7 @@ def test_a_database_restored_to_before_the_release_goes_on_with_it(
             restore()  # while nothing else happens: no record comes that would have anybody look
             roll.front(NEW)
             roll.service.until_answered("the new release goes on")
-            roll.assert_right()
+            roll.assert_right("command-not-live")
 
 
 @contextmanager
