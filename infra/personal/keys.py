@@ -346,7 +346,7 @@ class Keys:
         self, connection: Connection, topic: topics.Topic, position: int, after: int, batch: Sequence[Record]
     ) -> bool:
         """Copy a batch in one transaction, unless another process has done so."""
-        changes = [change for record in batch if (change := _change_of(topic, record))]
+        changes = [(record.offset, found) for record in batch if (found := _change_of(topic, record))]
         with connection.transaction():
             moved = connection.execute(
                 "update keys_position set next_offset = %s where topic_id = %s and next_offset = %s",
@@ -355,9 +355,10 @@ class Keys:
             if not moved.rowcount:
                 return False
             with connection.pipeline():
-                for change in changes:
-                    connection.execute(_STATEMENTS[change.kind], change._asdict())
-            gone = connection.execute(_DESTROY, [list({change.subject for change in changes})]).fetchall()
+                for offset, change in changes:
+                    values = {"at": offset} | msgspec.to_builtins(change, builtin_types=(bytes,))
+                    connection.execute(_STATEMENTS[type(change)], values)
+            gone = connection.execute(_DESTROY, [list({change.subject for _, change in changes})]).fetchall()
             if gone:  # before the position moves: a process that is killed in between would leave them there
                 self._append([(_name(*key), None) for key in gone])
             reach("keys destroyed")
@@ -419,18 +420,7 @@ def _require_same(topic: topics.Topic, topic_id: str, position: int) -> int:
     return position
 
 
-class _Change(NamedTuple):
-    """What a record of the topic changes in the tables."""
-
-    kind: str
-    subject: str
-    id: str = ""
-    master: str = ""
-    wrapped: bytes | None = None
-    at: int = 0
-
-
-def _change_of(topic: topics.Topic, record: Record) -> _Change | None:
+def _change_of(topic: topics.Topic, record: Record) -> KeyRecord | ForgottenRecord | None:
     """None for a record that changes nothing. Raises UnreadableRecord."""
     if record.value is None or not record.value.startswith(ENVELOPE):  # a tombstone, or another's record
         return None
@@ -438,13 +428,7 @@ def _change_of(topic: topics.Topic, record: Record) -> _Change | None:
         found = _decode(record.value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise unreadable(topic.name, record, error) from error
-    match found:
-        case KeyRecord(subject, key_id, master, wrapped, at):
-            return _Change("key", subject, key_id, master, wrapped, record.offset if at is UNSET else at)
-        case ForgottenRecord(subject):
-            return _Change("forgotten", subject, at=record.offset)
-        case _:
-            return None
+    return None if isinstance(found, BeatRecord) else found
 
 
 def _name(*parts: str) -> bytes:
@@ -468,14 +452,14 @@ select s.subject, f.subject is not null, k.id, k.wrapped, k.master
  where f.subject is not null or k.id is not null
 """
 
-_STATEMENTS = {
+_STATEMENTS: dict[type, str] = {
     # an id that another subject has is not taken over
-    "key": """
+    KeyRecord: """
 insert into personal_keys as p (id, subject, master, wrapped, at_offset)
 values (%(id)s, %(subject)s, %(master)s, %(wrapped)s, %(at)s)
     on conflict (id) do update set master = excluded.master, wrapped = excluded.wrapped where p.subject = excluded.subject
 """,
-    "forgotten": "insert into forgotten_subjects (subject, at_offset) values (%(subject)s, %(at)s) on conflict do nothing",
+    ForgottenRecord: "insert into forgotten_subjects (subject, at_offset) values (%(subject)s, %(at)s) on conflict do nothing",
 }
 
 _DESTROY = """
