@@ -45,7 +45,7 @@ class Unsealed:
             number, fallback = next(numbers), fallback or FALLBACK
             return plain and sealed(plain, key.id, key.key, command_id=whose, number=number, fallback=fallback)
 
-        body = self._replaced(msgspec.Raw(self._command.data), self._marked, seal)
+        body = self._replaced(_once(msgspec.Raw(self._command.data)), self._marked, seal)
         validator(self._kind)(bytes(body))  # as the handler will
         return msgspec.structs.replace(self._command, data=body)
 
@@ -80,6 +80,19 @@ def holds_token(command: Command) -> bool:
     if b"\\u" in body:  # a prefix may be escaped
         body = msgspec.json.encode(msgspec.json.decode(body))
     return PREFIX.encode() in body
+
+
+def _once(raw: msgspec.Raw) -> msgspec.Raw:
+    """The JSON with the last of the members that have one name: the checks see no other, so nothing would seal what is before it."""
+    match bytes(raw).lstrip()[:1]:
+        case b"{":
+            members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            return msgspec.Raw(msgspec.json.encode({name: _once(one) for name, one in members.items()}))
+        case b"[":
+            items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+            return msgspec.Raw(msgspec.json.encode([_once(one) for one in items]))
+        case _:
+            return raw
 
 
 @cache

@@ -65,6 +65,22 @@ def test_sealed_values_are_those_of_the_body_and_nothing_else_changes() -> None:
     assert b'"UK"' in found
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name":"Ada","name":""}',
+        b'{"name":"x","mail":"Ada","mail":""}',
+        b'{"name":"x","addresses":[{"street":"Ada","street":"","country":"UK"}]}',
+        b'{"name":"x","notes":{"a":"Ada","\\u0061":null}}',
+        b'{"name":"","addresses":[{"street":"Ada"}],"addresses": [ ]}',
+    ],
+)
+def test_a_value_that_a_member_of_the_same_name_hides_goes_nowhere(body: bytes) -> None:
+    found = bytes(sealed(command("Register", body)).data)
+    assert b"Ada" not in found
+    assert json.loads(tokens.opened(found, KEYS)) == json.loads(body)
+
+
 @given(st.data())
 def test_every_command_is_sealed_as_the_handler_wants_it(data: st.DataObject) -> None:
     for kind in (Register, WriteLetter):
