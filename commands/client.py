@@ -31,7 +31,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
 from infra.log.topics import describe
 from infra.personal.fields import is_personal
-from infra.personal.keys import DataKey, Keys
+from infra.personal.keys import DataKey, Keys, SubjectForgotten
 from infra.settings import Settings
 
 CHUNK = 5_000
@@ -124,7 +124,11 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
         keys.start(connection)
         for number, one in found.items():
             if isinstance(one, Unsealed):
-                known[one.subject] = known.get(one.subject) or keys.key_for(connection, one.subject)
+                try:
+                    known[one.subject] = known.get(one.subject) or keys.key_for(connection, one.subject)
+                except SubjectForgotten as error:
+                    message = f"{file}, line {number}: {error.message}"
+                    raise SubjectForgotten(message, f"Nothing was sent. {error.hint}") from None
                 found[number] = one.sealed(known[one.subject])
     return [one for one in found.values() if isinstance(one, Command)]
 

@@ -584,6 +584,12 @@ def test_a_service_seals_and_forgets(
     gone = post(service, "/customers/q/register", body, "7")
     assert (gone.status_code, gone.json()["code"]) == (410, "subject-forgotten")
     assert run(code, place, "send", str(file)).returncode == 0, "another subject's"
+    theirs = {"stream": "customers/q", "id": "8", "type": "Register", "data": {"name": "Quill"}}
+    file.write_text(json.dumps(line | {"id": "9"}) + "\n" + json.dumps(theirs))
+    told = run(code, place, "send", str(file))
+    assert told.returncode == 1
+    assert f"subject-forgotten: {file}, line 2: 'customers/q'" in told.stderr
+    assert "Nothing was sent." in told.stderr
 
 
 @pytest.mark.slow
