@@ -83,7 +83,7 @@ def holds_token(command: Command) -> bool:
 
 
 def _once(raw: msgspec.Raw) -> msgspec.Raw:
-    """The JSON with the last of the members that have one name: the checks see no other, so nothing would seal what is before it."""
+    """The JSON with the last of several members of one name: the checks see no other, so nothing would seal those before it."""
     match bytes(raw).lstrip()[:1]:
         case b"{":
             members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])

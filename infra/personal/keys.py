@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SUBJECT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}").fullmatch
-"""What a stream or a SubjectId can be named: characters that can't be seen (of an emoji, too) included, or nobody could forget them."""
+"""Names of streams and SubjectIds: characters that can't be seen included (emojis have some), or they could not be forgotten."""
 
 APPEND_S = 10.0
 AGAIN_S = 1.0
