@@ -31,7 +31,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
 from infra.log.topics import describe
 from infra.personal.fields import is_personal
-from infra.personal.keys import DataKey, Keys, not_forgotten
+from infra.personal.keys import DataKey, Keys, SubjectForgotten, not_forgotten
 from infra.settings import Settings
 
 CHUNK = 5_000
@@ -131,6 +131,9 @@ def sealed(settings: Settings, commands: Mapping[int, Command], file: Path) -> l
                 found[number] = one.sealed(not_forgotten(known, one.subject))
             except NotSealed as error:
                 raise BadCommandLine(f"{file}, line {number}: {error}.", "Nothing was sent.") from None
+            except SubjectForgotten as error:
+                message = f"{file}, line {number}: {error.message}"
+                raise SubjectForgotten(message, f"Nothing was sent. {error.hint}") from None
     return [one for one in found.values() if isinstance(one, Command)]
 
 

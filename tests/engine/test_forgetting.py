@@ -19,16 +19,29 @@ import httpx
 import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool
+from pydantic import TypeAdapter
 
 from commands.client import send_all
+from commands.intake import bad_name
 from demo import tree
 from demo.crew import Crew
+from domain.language import SubjectId, fact
 from infra.database.connect import Connection, connect
 from infra.log import clients, topics
 from infra.log.records import UnreadableRecord
 from infra.log.topics import TopicChanged, TopicUnfit
 from infra.personal import tokens
-from infra.personal.keys import DataKey, KeyRecord, Keys, KeysNotRead, SubjectForgotten, _encode, _name
+from infra.personal.keys import (
+    BadSubject,
+    DataKey,
+    KeyRecord,
+    Keys,
+    KeysNotRead,
+    SubjectForgotten,
+    _encode,
+    _name,
+    require_subject,
+)
 from infra.personal.masters import MasterKeyUnusable, Masters, masters, new_line
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
@@ -212,6 +225,26 @@ def test_forgetting_again_and_forgetting_a_stranger_do_no_harm(keys: Keys, db: C
     assert keys.forget(db, "customers/nobody") == ("customers/nobody", 0, False)
     with pytest.raises(SubjectForgotten):
         keys.key_for(db, "customers/nobody")
+
+
+@pytest.mark.parametrize(
+    "name", ["👨\u200d👩\u200d👧", "a\u00a0b", "\u202ea", "\ue000", 'O\'Brien "Q"', " ", "x" * 200, "--yes"]
+)
+def test_whoever_has_a_key_can_be_forgotten(name: str) -> None:
+    @fact
+    class About:
+        whom: SubjectId
+
+    require_subject(TypeAdapter(About).validate_json(json.dumps({"whom": name})).whom)
+    stream = f"customers/{name}"[:200]
+    assert bad_name(stream, "c") is None
+    require_subject(stream)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "\x00", "a\x85", "\udcff"])
+def test_what_names_nobody_is_no_subject(name: str) -> None:
+    with pytest.raises(BadSubject):
+        require_subject(name)
 
 
 def test_a_restored_database_forgets_again_and_gets_newer_keys_back(
@@ -639,6 +672,12 @@ def test_a_service_seals_and_forgets(
     gone = post(service, "/customers/q/register", body, "7")
     assert (gone.status_code, gone.json()["code"]) == (410, "subject-forgotten")
     assert run(code, place, "send", str(file)).returncode == 0, "another subject's"
+    theirs = {"stream": "customers/q", "id": "8", "type": "Register", "data": {"name": "Quill"}}
+    file.write_text(json.dumps(line | {"id": "9"}) + "\n" + json.dumps(theirs))
+    told = run(code, place, "send", str(file))
+    assert told.returncode == 1
+    assert f"subject-forgotten: {file}, line 2: 'customers/q'" in told.stderr
+    assert "Nothing was sent." in told.stderr
 
 
 @pytest.mark.slow
