@@ -34,14 +34,21 @@ def read(context: str, folder: Traversable | None = None) -> dict[str, Any]:
     """
     file = (folder or files(domain) / "released") / f"{context}.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if set(found) != {*KINDS, "views"}:
-            raise ValueError(f"it has the members {sorted(found)}")
+        text = file.read_text(encoding="utf-8")
+        if "\n<<<<<<< " in f"\n{text}":
+            raise UnreadableRelease(
+                f"domain/released/{file.name} has the conflict of a merge.",
+                "Take the version of the branch that was deployed (`git checkout --ours` or `--theirs`), then run "
+                "`samefold events check`, and release again.",
+            )
+        found = json.loads(text)
+        if not isinstance(found, dict) or set(found) != {*KINDS, "views"}:
+            raise ValueError(f"it has not the members {', '.join(KINDS)} and views")
     except FileNotFoundError:
         return {"events": {}, "commands": {}, "views": {}}
     except (OSError, ValueError, TypeError) as error:
         raise UnreadableRelease(
-            f"{file.name} can't be read: {error}.", "Take it from version control again."
+            f"domain/released/{file.name} can't be read: {error}.", "Take it from version control again."
         ) from error
     return dict(found)
 

@@ -581,10 +581,19 @@ def test_before_the_first_release_nothing_is_refused(hotel: Tree) -> None:
 
 @pytest.mark.slow
 def test_a_record_that_can_not_be_read_is_named(hotel: Tree) -> None:
-    (hotel.folder / "domain/released/rooms.json").write_text("<<<<<<< HEAD\n")
+    for text in ("", "[]", "{}"):
+        (hotel.folder / "domain/released/rooms.json").write_text(text)
+        said = hotel.check(code=1)
+        assert said.startswith("unreadable-release: domain/released/rooms.json can't be read: ")
+        assert "Take it from version control again." in said
+
+
+@pytest.mark.slow
+def test_the_conflict_of_two_branches_that_released_is_named(hotel: Tree) -> None:
+    (hotel.folder / "domain/released/rooms.json").write_text("{\n<<<<<<< HEAD\n=======\n>>>>>>> other\n}\n")
     said = hotel.check(code=1)
-    assert said.startswith("unreadable-release: rooms.json can't be read: ")
-    assert "Take it from version control again." in said
+    assert said.startswith("unreadable-release: domain/released/rooms.json has the conflict of a merge.")
+    assert "git checkout" in said
 
 
 @pytest.mark.slow
