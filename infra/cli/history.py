@@ -51,7 +51,7 @@ def history(
 
 
 def _of_today(stream: str, event: dict[str, Any]) -> dict[str, Any]:
-    """The event as this code reads it, with its stored type as `stored`; an unreadable or unknown one as it is stored."""
+    """The event as this code reads it, with its stored type as `stored`; one that it can't read as it is stored, with the error."""
     import msgspec
 
     from infra.domain_model.contexts import UnreadableEvent, contexts, decode_event
@@ -64,8 +64,8 @@ def _of_today(stream: str, event: dict[str, Any]) -> dict[str, Any]:
         return event
     try:
         read = decode_event(context, event["type"], msgspec.json.encode(event["data"]))
-    except UnreadableEvent:
-        return event
+    except UnreadableEvent as error:
+        return event | {"unreadable": str(error)}
     return {"type": kind, "data": msgspec.to_builtins(read), "stored": event["type"]}
 
 
@@ -83,4 +83,5 @@ def _rows(entry: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
         first = entry["version"] - len(entry["events"]) + 1
         for version, event in enumerate(entry["events"], first):
             what = f"{event['type']}, stored as {event['stored']}" if "stored" in event else event["type"]
+            what += ", unreadable for this code" if "unreadable" in event else ""
             yield (version, time, what, json.dumps(event["data"], ensure_ascii=False), *tail)

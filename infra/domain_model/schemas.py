@@ -96,7 +96,14 @@ def changes(was: Schema, now: Schema, path: str = "") -> Iterator[Change]:
         old, new = was.get(key), now.get(key)
         if old == new:
             continue
-        if key in _WITHIN and isinstance(old, dict) and isinstance(new, dict):
+        if key == "x-personal":
+            now_is = (
+                "personal now, but values in the log stay plain text, which `forget` can't reach"
+                if new
+                else "not personal now"
+            )
+            yield Change(True, f"{where} is {now_is}", widens=True)
+        elif key in _WITHIN and isinstance(old, dict) and isinstance(new, dict):
             yield from changes(old, new, f"{path}{_WITHIN[key]}")
         else:
             yield Change(_is_narrower(key, old, new), f"{where} has another {key}: {old!r} became {new!r}")

@@ -25,8 +25,8 @@ SIZE = 32
 _NONCE = 12
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})\s+(\S+)")
 _HINT = (
-    "Name a file in SAMEFOLD_MASTER_KEY_FILE; `samefold keys new` prints a line for it. "
-    "Without the right one no personal value can be read, and none is shown as if it were forgotten."
+    "`samefold dev up` makes one for development; elsewhere `samefold keys new` prints the line of a new file. If there are keys "
+    "already, restore the file that they were wrapped with: without it no personal value can be read."
 )
 
 
@@ -69,13 +69,13 @@ class Masters:
 def masters(settings: Settings) -> Masters:
     """Those of the file as it is now. Raises MasterKeyUnusable."""
     if settings.master_key_file is None:
-        raise MasterKeyUnusable("Contexts have personal fields, and there is no master key.", _HINT)
+        raise MasterKeyUnusable("Personal values need a master key, and SAMEFOLD_MASTER_KEY_FILE names no file.", _HINT)
     try:
         found = settings.master_key_file.stat()
         return _read(settings.master_key_file, found.st_mtime_ns, found.st_size, found.st_mode)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise MasterKeyUnusable(f"The master key can't be read: {why}.", _HINT) from None
+        raise MasterKeyUnusable(f"The master key in {settings.master_key_file} can't be read: {why}.", _HINT) from None
 
 
 def new_line(name: str) -> str:
@@ -94,13 +94,13 @@ def _read(file: Path, _changed_ns: int, _size: int, mode: int) -> Masters:
             key = _decoded(parts[2]) if parts else b""
             if parts is None or len(key) != SIZE or parts[1] in keys:
                 raise MasterKeyUnusable(
-                    f"Line {number} of the file with the master key is not `<name> <base64 of {SIZE} bytes>`, with a name "
-                    "of its own.",
+                    f"Line {number} of {file}, the file with the master key, is not `<name> <base64 of {SIZE} bytes>`, with a "
+                    "name of its own.",
                     _HINT,
                 )
             keys[parts[1]] = key
     if not keys:
-        raise MasterKeyUnusable("The file of the master key has no key.", _HINT)
+        raise MasterKeyUnusable(f"{file}, the file of the master key, has no key.", _HINT)
     return Masters(keys)
 
 

@@ -289,11 +289,12 @@ def test_history_shows_the_events_of_today_and_as_the_log_has_them(
     stored = [{"type": kind, "data": data} for kind, data in written]
     assert shown("--stored") == stored
     today = {"amount": 5, "currency": "CZK", "on": "2020-01-01"}
-    assert shown() == [
-        {"type": "Filled/3", "data": today, "stored": "Filled"},
-        *stored[1:],
-    ]
+    *readable, unreadable = shown()
+    assert readable == [{"type": "Filled/3", "data": today, "stored": "Filled"}, *stored[1:4]]
+    assert "KeyError: 'cents'" in unreadable.pop("unreadable")
+    assert unreadable == stored[4]
     assert "Filled/3, stored as Filled" in samefold("history", "made/1", settings=world).stdout
+    assert "unreadable for this code" in samefold("history", "made/1", settings=world).stdout
     assert "stored as" not in samefold("history", "made/1", "--stored", settings=world).stdout
 
 
