@@ -28,7 +28,9 @@ def send(
 ) -> None:
     """Send commands, one JSON object a line: {"stream", "id", "type", "data", "expected_version"?}.
 
-    The type "AddRoom" is version 1 of that command, "AddRoom/2" version 2. Nothing is sent unless every line is a command. Safe to run again: a command that has an outcome keeps it.
+    The type "AddRoom" is version 1 of that command, "AddRoom/2" version 2. Nothing is sent unless every line is a command. Safe
+    to run again: a command that has an outcome keeps it.
+
     Exit code 1 if a line is wrong or may not be in the log, Kafka is unavailable, an outcome is missing, or an id was used before
     with another command.
     """

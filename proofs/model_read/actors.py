@@ -26,6 +26,13 @@ LOOKS = 6
 """How often an agent that is held looks at the positions before it gives up; a real one never does."""
 
 
+class _Worker(Worker):
+    """Without the event types that agents record for handlers: there are no handlers here."""
+
+    def record_event_types(self, connection: Connection, positions: Positions | None = None) -> None:
+        pass
+
+
 class Agent:
     """An agent process as `projections/engine/live/agent.py` is one, sure to own these partitions; it ends at the log's end.
 
@@ -56,7 +63,7 @@ class Agent:
         self.most = batches
         self.gives_up = gives_up
         self.interrupted = interrupted
-        self.work = work or Worker(world.settings, "core", views, name, _plan(views), lanes=lanes)
+        self.work = work or _Worker(world.settings, "core", views, name, _plan(views), lanes=lanes)
         self.lanes = [_Lane(number) for number in range(lanes)]
         self.reader = reader or Reader(code_set(dict(views)), batch=batch, max_age=0.0, lanes=lanes)
         self.inbox: deque[Callable[[], None]] = deque()

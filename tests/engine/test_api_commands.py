@@ -22,7 +22,6 @@ from api.notifications import Notifications
 from api.outcome_waits import OutcomeWaits
 from api.outcomes import REJECTED
 from api.requests import path_of
-from commands import intake
 from commands.outcomes import outcomes_query
 from domain.language import Refusal
 from infra.domain_model.contexts import RECORDED, BadContext, contexts, refusals_of
@@ -507,8 +506,8 @@ def test_a_command_whose_own_checks_fail_is_recorded_as_failed(
 
         return validate
 
-    for where in (api_commands, intake):
-        monkeypatch.setattr(where, "validator", failing)
+    monkeypatch.setattr(api_commands, "validator", failing)
+    monkeypatch.setitem(contexts()["accounts"].command_readers, "OpenAccount", failing(object))
     with everything(world) as api:
         sent = partial(
             httpx.post,

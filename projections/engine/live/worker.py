@@ -113,14 +113,14 @@ class Worker:
             if self._committer is not None and self._committer.flush(connection) is Fate.FENCED:
                 self._committer = None
             if lane == 0 and self.agent == CORE:
-                self._record_event_types(connection, self.read(connection))
+                self.record_event_types(connection)
 
     def positions(self, turn: int = 0) -> Positions | None:
         """The agent's positions, from which batches of this turn are folded. Raises DatabaseUnavailable."""
         with self._naming():
             positions = self.read(connection := self._connected())
             if self.agent == CORE:
-                self._record_event_types(connection, positions)
+                self.record_event_types(connection, positions)
         # written in this order and read in the other: another lane's batch of the last turn must not get the new committer
         self._turn = turn
         self._committer = Committer(self.plan, positions, defers=self._defers) if positions else None
@@ -191,8 +191,9 @@ class Worker:
         if connection is not None:
             connection.close()
 
-    def _record_event_types(self, connection: Connection, positions: Positions | None) -> None:
+    def record_event_types(self, connection: Connection, positions: Positions | None = None) -> None:
         """Let handlers append this code's events, if its views are live."""
+        positions = positions or self.read(connection)
         lives = positions is not None and positions.live_set == code_set(dict(self.views))
         if lives and (new := record_event_types(connection)):
             log.info("agent %s: handlers may append these events now: %s", self.name, ", ".join(sorted(new)))
