@@ -25,7 +25,7 @@ SIZE = 32
 _NONCE = 12
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})\s+(\S+)")
 _HINT = (
-    "SAMEFOLD_MASTER_KEY_FILE names the file. `samefold dev up` makes one for development; elsewhere `samefold keys new` prints the "
+    "SAMEFOLD_MASTER_KEY_FILE names the file. `samefold dev up` makes one for development; else `samefold keys new` prints the "
     "line of a new one. If there are keys already, restore the file that they were wrapped with: without it no personal value "
     "can be read."
 )
