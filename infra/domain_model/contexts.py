@@ -61,15 +61,12 @@ class Context:
     command_readers: dict[str, Callable[[bytes], Any]] = field(init=False)
     """By stored type, the function from a body to a command. They raise pydantic.ValidationError, and what `Older` names."""
 
-    personal: frozenset[type] = field(init=False)
-    """The commands and events that have personal fields."""
-
     def __post_init__(self) -> None:
         try:
             for command in self.commands.values():
                 subject_field(command)
-            personal = frozenset(filter(is_personal, (*self.commands.values(), *self.events.values())))
-            object.__setattr__(self, "personal", personal)
+            for kind in (*self.commands.values(), *self.events.values()):
+                is_personal(kind)
         except Misplaced as error:
             raise BadContext(
                 f"domain.{self.name}: {error}.", "docs/personal-data.md shows where they can be."
@@ -134,7 +131,9 @@ def contexts() -> dict[str, Context]:
 
 def has_personal_fields() -> bool:
     """Whether any context has. Without them there are no keys: no topic, no thread, no query. Raises BadContext."""
-    return any(context.personal for context in contexts().values())
+    return any(
+        is_personal(kind) for one in contexts().values() for kind in (*one.commands.values(), *one.events.values())
+    )
 
 
 def context_of(module: ModuleType) -> Context:
