@@ -10,11 +10,12 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, DeletedRecords
 
 from infra.errors import SamefoldError
@@ -172,6 +173,37 @@ class LastingProducer:
             except KafkaException as again:
                 if not is_finished(again.args[0]):
                     raise
+
+
+def append_all(
+    settings: Settings, writer: Producer, topic: str, records: Iterable[tuple[bytes, bytes | None]], seconds: float
+) -> list[int]:
+    """Append keys and values to partition 0 and wait for the acknowledgements; the offsets.
+
+    Raises KafkaUnavailable, ProducerRefused. A record that is not acknowledged may still get there. The producer is of no use then.
+    """
+    offsets: list[int] = []
+    wrong: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            offsets.append(message.offset())
+        else:
+            wrong.append(error)
+
+    for key, value in records:
+        writer.produce(topic, value, key, 0, delivered)
+    missing = writer.flush(seconds)
+    if not missing and not wrong:
+        return offsets
+    with suppress(KafkaException):
+        writer.purge()
+    error = wrong[0] if wrong else KafkaError(KafkaError._MSG_TIMED_OUT)
+    if may_pass(error) or error.code() == KafkaError._MSG_TIMED_OUT:
+        raise away(settings, error)
+    raise ProducerRefused(
+        f"Topic '{topic}' can't be written: {error.str()}.", "Check that this account may write to the topic."
+    )
 
 
 def _consumer(settings: Settings, extra: dict[str, Any]) -> Consumer:

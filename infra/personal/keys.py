@@ -15,12 +15,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from msgspec import UNSET, UnsetType
 from psycopg_pool import AsyncConnectionPool
 
@@ -369,34 +368,12 @@ class Keys:
         return True
 
     def _append(self, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
-        """Append to the topic and wait for the acknowledgements; the offsets. Raises KafkaUnavailable, ProducerRefused."""
-        offsets: list[int] = []
-        wrong: list[KafkaError] = []
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is None:
-                offsets.append(message.offset())
-            else:
-                wrong.append(error)
-
+        """Append to the topic; the offsets. A record that is not acknowledged may still get there, which does no harm."""
         with self._lock:
             producer, self._producer = self._producer or clients.producer(self._settings), None
-            for key, value in records:
-                producer.produce(self._settings.keys_topic, value, key, 0, delivered)
-            producer.flush(APPEND_S)
-            if len(offsets) == len(records):
-                self._producer = producer
-                return offsets
-            # a record that is not acknowledged may still get there, which does no harm: it is one that this process meant
-            with suppress(KafkaException):
-                producer.purge()
-        error = wrong[0] if wrong else KafkaError(KafkaError._TIMED_OUT)
-        if clients.may_pass(error) or not wrong:
-            raise clients.away(self._settings, error)
-        raise clients.ProducerRefused(
-            f"Topic '{self._settings.keys_topic}' can't be written: {error.str()}.",
-            "Check that this account may write to the topic.",
-        )
+            offsets = clients.append_all(self._settings, producer, self._settings.keys_topic, records, APPEND_S)
+            self._producer = producer
+            return offsets
 
 
 def not_forgotten(found: dict[str, DataKey | None], subject: str) -> DataKey:

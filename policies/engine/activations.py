@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import LiteralString, NamedTuple
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Message
 
 from infra.database.connect import Connection, connect, naming
 from infra.errors import SamefoldError
@@ -142,7 +141,8 @@ def bring_in(settings: Settings, connection: Connection, admin: topics.Admin | N
                 return
             if _end(settings, topics.Admin(settings, APPEND_S), position) == position:
                 records = [ActivationRecord(*one[:4], events_topic_id=events.id) for one in found]
-                _append(settings, records)
+                bodies = [(one.policy.encode(), msgspec.json.encode(one)) for one in records]
+                clients.append_all(settings, clients.producer(settings), settings.policies_topic, bodies, APPEND_S)
 
 
 def ensure_positions(connection: Connection, topic: str, policy: str) -> None:
@@ -352,33 +352,3 @@ def _copy(settings: Settings, connection: Connection, admin: topics.Admin, posit
                     time_of(record.time_ms),
                 ),
             )
-
-
-def _append(settings: Settings, records: list[ActivationRecord]) -> None:
-    """Append to the topic, and wait for the acknowledgements. Raises KafkaUnavailable, ProducerRefused.
-
-    A record that is not acknowledged may still get there: one that is appended again is void.
-    """
-    wrong: list[KafkaError] = []
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            wrong.append(error)
-
-    producer = clients.producer(settings)
-    for record in records:
-        value = msgspec.json.encode(record)
-        producer.produce(settings.policies_topic, value, record.policy.encode(), 0, delivered)
-    if producer.flush(APPEND_S):
-        producer.purge()
-        producer.flush(APPEND_S)
-    if wrong and not clients.may_pass(wrong[0]) and wrong[0].code() not in _PURGED:
-        raise clients.ProducerRefused(
-            f"The switch can't be recorded in topic '{settings.policies_topic}': {wrong[0].str()}.",
-            "Check that this account may write to the topic.",
-        )
-    if wrong:
-        raise clients.away(settings, KafkaException(wrong[0]))
-
-
-_PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._MSG_TIMED_OUT)

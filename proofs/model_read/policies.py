@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import psycopg
@@ -156,6 +156,15 @@ def _content(state: State) -> int:
     return hash(tuple(rows))
 
 
+class _Acknowledged(NamedTuple):
+    """What a delivery report says."""
+
+    position: int
+
+    def offset(self) -> int:
+        return self.position
+
+
 class _Producer:
     """Appends activations."""
 
@@ -173,8 +182,9 @@ class _Producer:
             self.world.play.pause()
         found = self.world.bank.topics.activations
         for value, delivered in self.waiting:
-            found.append(Record(0, len(found), 0, None, value))
-            delivered(None, None)
+            record = Record(0, len(found), 0, None, value)
+            found.append(record)
+            delivered(None, _Acknowledged(record.offset))
         self.waiting.clear()
         if self.world.slow_topic:
             self.world.play.pause()

@@ -384,6 +384,7 @@ def test_an_append_that_fails_at_once_has_no_effect_and_the_next_may_do(
 
 @pytest.mark.usefixtures("api")
 @pytest.mark.parametrize("prefer", ["respond-async", "wait=1", "wait=0"])
+@pytest.mark.slow_but("respond-async")
 def test_no_client_gets_202_before_the_command_is_known_to_be_in_the_log(shared_world: Settings, prefer: str) -> None:
     with serving(shared_world.model_copy(update={"api_wait_s": 0.2})) as api:
         ready(api)

@@ -401,7 +401,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.slow_but("a field renamed", "a changed default of a part", "an event renamed", "another evolve")
+@pytest.mark.slow_but("a field renamed", "another evolve")
 def test_it_is_refused_and_what_the_message_says_mends_it(hotel: Tree, case: Case) -> None:
     hotel.write(case.file, *case.edits)
     said = hotel.check(code=1)

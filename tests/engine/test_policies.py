@@ -106,6 +106,7 @@ def forward_to_3(event: MoneyDeposited, at: At) -> Iterable[Send]:
 FORWARD_2 = Policy("forward", 2, forward_to_3, frozenset({MoneyDeposited}))
 
 
+@pytest.mark.slow
 def test_each_event_belongs_to_the_version_that_was_in_force(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever code runs, and also in a database that was restored to a time before the switch."""
     set_up(world)

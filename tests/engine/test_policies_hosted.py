@@ -22,6 +22,8 @@ NOWHERE = Settings(kafka_bootstrap="127.0.0.1:1", database_url="postgresql://nob
 POLICY = Policy("greetings", 1, lambda _event, _at: (), frozenset())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_policy_that_fails_all_night_is_still_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     starts, hosted = 0, list[Policies]()
 
@@ -44,7 +46,7 @@ def test_a_policy_that_fails_all_night_is_still_started_again(monkeypatch: pytes
     async def run() -> None:
         hosting = Policies(NOWHERE, [POLICY], "test")
         hosted.append(hosting)
-        asyncio.get_running_loop().call_later(60, hosting.stop)
+        asyncio.get_running_loop().call_later(240, hosting.stop)
         await hosting.run()
 
     monkeypatch.setattr(process, "RESTART_S", (0.0, 0.0))

@@ -294,6 +294,7 @@ def test_a_zombie_publishes_nothing(world: Settings, tmp_path: Path, point: str)
         assert zombie.process.poll() is None
 
 
+@pytest.mark.slow
 def test_lost_offsets_are_found_in_the_public_topic(world: Settings, tmp_path: Path) -> None:
     log = Log(world)
     log.deposit("a", count=4)

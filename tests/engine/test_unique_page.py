@@ -237,6 +237,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.slow_but("no `otherwise`")
 def test_the_search_finds_what_is_wrong(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, found = MUTANTS[mutant]
     page = Pages(monkeypatch, old, new)
