@@ -425,7 +425,8 @@ def _require_same(topic: topics.Topic, topic_id: str, position: int) -> int:
     if topic_id != topic.id:
         raise topics.TopicChanged(
             f"Topic '{topic.name}' was recreated: its id is {topic.id}, but the database's keys are of {topic_id}.",
-            "Restore that topic: who is forgotten stands there, and keys that no database may have yet.",
+            "Restore that topic: who is forgotten stands there, and keys that no database may have yet. A restored one has another "
+            "id: docs/personal-data.md, Backups, says how it is taken.",
         )
     if topic.end[0] < position:
         raise topics.TopicChanged(

@@ -535,6 +535,25 @@ def test_a_recreated_topic_is_refused(keys: Keys, place: Settings, db: Connectio
     assert keys.key_for(db, ADA) == made
 
 
+def test_a_restored_topic_is_taken_when_the_position_is_deleted(keys: Keys, place: Settings, db: Connection) -> None:
+    made = keys.key_for(db, ADA)
+    keys.key_for(db, BOB)
+    keys.forget(db, BOB)
+    backup = records_of(place, place.keys_topic)
+    admin = clients.admin(place)
+    admin.delete_topics([place.keys_topic])[place.keys_topic].result(30)
+    until(lambda: place.keys_topic not in admin.list_topics(timeout=10).topics, "it is gone")
+    topics.ensure_keys(place)
+    for record in backup:
+        produce(place, place.keys_topic, 0, record.key or b"", record.value)
+    with pytest.raises(TopicChanged, match="was recreated"):
+        Keys(place).start(db)
+    db.execute("delete from keys_position")
+    assert opens(place, db, made) == made.key
+    with pytest.raises(SubjectForgotten):
+        Keys(place).key_for(db, BOB)
+
+
 def test_foreign_records_change_nothing_and_an_unknown_format_stops(
     keys: Keys, place: Settings, db: Connection
 ) -> None:
