@@ -30,7 +30,8 @@ def is_personal(kind: type) -> bool:
 @cache
 def subject_field(kind: type) -> str | None:
     """The command's field that names the subject. Raises Misplaced."""
-    fields = schema_of(kind, by_alias=False).get("properties", {})
+    whole = schema_of(kind, by_alias=False)
+    fields = whole.get("properties", {})
     found = [name for name, schema in fields.items() if "x-subject" in schema]
     if len(found) > 1:
         raise Misplaced(f"{kind.__name__} has two subjects, {found[0]} and {found[1]}: it can have one")
@@ -39,6 +40,10 @@ def subject_field(kind: type) -> str | None:
     ):
         raise Misplaced(
             f"{kind.__name__} has a SubjectId within {deeper}: it can only be a field of the command, never None"
+        )
+    if found and ("x-personal" in fields[found[0]] or found[0] not in whole.get("required", ())):
+        raise Misplaced(
+            f"{kind.__name__} has a SubjectId, {found[0]}, that is personal itself or has a default: many people would share it"
         )
     return found[0] if found else None
 
@@ -76,6 +81,10 @@ def _marked(schema: Any, wrong: str = "") -> Iterator[str]:
             wrong = "has a personal field with a default that is not empty, which nothing would encrypt"
         if schema.get("uniqueItems"):
             wrong = "has a set of personal texts, whose order is not the same each time: write a tuple"
+        if "properties" in schema and schema.get("additionalProperties") is not False:
+            wrong = "has personal fields in a part that takes unknown ones beside them, in plain text: make it a @fact"
+        if any(map(_is_any_text, schema.get("anyOf", ()))):
+            wrong = "has a union of personal and other texts: what does not fit the one would pass as the other, in plain text"
         if mark := schema.get("x-personal"):
             is_text = schema.get("type") == "string" and schema.keys().isdisjoint({"enum", "const", "format"})
             yield wrong or ("" if is_text else _NO_TEXT) or ("" if mark is True else _TWICE)
@@ -83,6 +92,12 @@ def _marked(schema: Any, wrong: str = "") -> Iterator[str]:
             # fields may have the names of keywords
             children = list(child.values()) if name == "properties" else child
             yield from _marked(children, _KEY if name == "propertyNames" else wrong)
+
+
+def _is_any_text(schema: dict[str, Any]) -> bool:
+    """Whether a text of any contents fits, and is not personal."""
+    other = {"x-personal", "enum", "const", "format", "$ref", "anyOf", "oneOf", "allOf"}
+    return schema.get("type", "string") == "string" and schema.keys().isdisjoint(other)
 
 
 _NO_TEXT = "has a field that is personal, but no text"

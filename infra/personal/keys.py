@@ -29,7 +29,7 @@ from infra.log import clients, topics
 from infra.log.records import ENVELOPE, Record, unreadable
 from infra.log.source import read_range
 from infra.observability.logs import StatusLog
-from infra.personal.masters import masters
+from infra.personal.masters import Masters, masters
 from infra.processes.faultpoints import reach
 from infra.settings import Settings
 
@@ -125,6 +125,8 @@ class Keys:
     def __init__(self, settings: Settings) -> None:
         masters(settings)
         self.is_started = False
+        self._right: Masters | None = None
+        """The master keys that were checked last."""
         self._settings = settings
         self._lock = threading.RLock()
         """Held by who uses the clients of Kafka."""
@@ -141,12 +143,21 @@ class Keys:
     def start(self, connection: Connection) -> None:
         """Copy what the topic holds, and check that the master keys unwrap it. Before it no key is given out."""
         self.catch_up(connection)
-        some = connection.execute(
-            "select distinct on (master) master, wrapped, subject, id from personal_keys where wrapped is not null order by master"
-        )
-        for master, wrapped, subject, key_id in some:
-            masters(self._settings).unwrap(wrapped, master, subject, key_id)
+        self._checked(connection)
         self.is_started = True
+
+    def _checked(self, connection: Connection) -> Masters:
+        """The master keys, which unwrap what there is. What a wrong file wraps could not be read with the right one."""
+        known = masters(self._settings)
+        if known is not self._right:  # the file has changed
+            some = connection.execute(
+                "select distinct on (master) master, wrapped, subject, id from personal_keys "
+                "where wrapped is not null order by master"
+            )
+            for master, wrapped, subject, key_id in some:
+                known.unwrap(wrapped, master, subject, key_id)
+            self._right = known
+        return known
 
     def keys_for(self, connection: Connection, ids: Collection[str]) -> dict[str, bytes | None]:
         """Keys by id; None: it was destroyed, or there is none. The topic is asked at most once a second."""
@@ -201,7 +212,7 @@ class Keys:
             self.catch_up(connection)
             found = self._known(connection, subjects)
         if lacking := sorted(subjects - found.keys()):
-            known, records = masters(self._settings), []
+            known, records = self._checked(connection), []
             for subject in lacking:
                 key_id = secrets.token_hex(8)
                 wrapped = known.wrap(secrets.token_bytes(32), subject, key_id)
@@ -231,7 +242,7 @@ class Keys:
         A key that is destroyed meanwhile stays so: a record of it that comes later is void, and is destroyed too.
         """
         self.catch_up(connection)
-        count, last, known = 0, -1, masters(self._settings)
+        count, last, known = 0, -1, self._checked(connection)
         while rows := connection.execute(
             "select subject, id, wrapped, master, at_offset from personal_keys "
             "where wrapped is not null and master <> %s and at_offset > %s order by at_offset limit %s",
@@ -391,7 +402,8 @@ def _require_same(topic: topics.Topic, topic_id: str, position: int) -> int:
     if topic_id != topic.id:
         raise topics.TopicChanged(
             f"Topic '{topic.name}' was recreated: its id is {topic.id}, but the database's keys are of {topic_id}.",
-            "Restore that topic: who is forgotten stands there, and keys that no database may have yet.",
+            "Restore that topic: who is forgotten stands there, and keys that no database may have yet. A restored one has another "
+            "id: docs/personal-data.md, Backups, says how it is taken.",
         )
     if topic.end[0] < position:
         raise topics.TopicChanged(

@@ -498,6 +498,24 @@ def test_a_wrong_master_key_is_refused_and_nothing_is_shown(
             assert text.split()[1] not in str(refusal.value)
 
 
+def test_a_file_that_is_wrong_for_a_while_wraps_no_key(keys: Keys, place: Settings, db: Connection, file: Path) -> None:
+    """Nobody could unwrap it once the file is right again: two keys in a file can't have one name."""
+    right = file.read_text()
+    keys.start(db)
+    made = keys.key_for(db, ADA)
+    for wrong in (new_line("first"), new_line("other")):
+        file.write_text(wrong)
+        with pytest.raises(MasterKeyUnusable, match="'first'"):
+            keys.key_for(db, BOB)
+    file.write_text(right + new_line("second"))
+    assert keys.key_for(db, BOB).id in wrapped_in(place)
+    file.write_text(new_line("second"))
+    with pytest.raises(MasterKeyUnusable, match="'first'"):
+        keys.rotate(db, lambda _: None)
+    file.write_text(right)
+    assert opens(place, db, made) == made.key
+
+
 def test_a_wrapped_key_belongs_to_its_subject() -> None:
     known = Masters({"first": bytes(32)})
     wrapped = known.wrap(bytes(range(32)), ADA, "1")
@@ -515,6 +533,25 @@ def test_a_recreated_topic_is_refused(keys: Keys, place: Settings, db: Connectio
     with pytest.raises(TopicChanged, match="was recreated"):
         Keys(place).start(db)
     assert keys.key_for(db, ADA) == made
+
+
+def test_a_restored_topic_is_taken_when_the_position_is_deleted(keys: Keys, place: Settings, db: Connection) -> None:
+    made = keys.key_for(db, ADA)
+    keys.key_for(db, BOB)
+    keys.forget(db, BOB)
+    backup = records_of(place, place.keys_topic)
+    admin = clients.admin(place)
+    admin.delete_topics([place.keys_topic])[place.keys_topic].result(30)
+    until(lambda: place.keys_topic not in admin.list_topics(timeout=10).topics, "it is gone")
+    topics.ensure_keys(place)
+    for record in backup:
+        produce(place, place.keys_topic, 0, record.key or b"", record.value)
+    with pytest.raises(TopicChanged, match="was recreated"):
+        Keys(place).start(db)
+    db.execute("delete from keys_position")
+    assert opens(place, db, made) == made.key
+    with pytest.raises(SubjectForgotten):
+        Keys(place).key_for(db, BOB)
 
 
 def test_foreign_records_change_nothing_and_an_unknown_format_stops(

@@ -6,14 +6,14 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AfterValidator, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
 from commands.decision import Versioned, decide
@@ -296,8 +296,24 @@ class Nothing:
     pass
 
 
+class Open(BaseModel):
+    """It takes unknown fields, and ignores them; they stay in the body."""
+
+    name: Personal[str]
+
+
 def context_with(kind: type) -> Context:
     return Context("things", {kind.__name__: kind}, {}, Nothing, 1, lambda _c, _s: [], lambda state, _: state)
+
+
+def test_a_personal_text_may_be_one_of_several_types() -> None:
+    @fact
+    class Several:
+        name: Personal[Text] | None = None
+        other: Personal[Text] | int | UUID | Literal["nobody"]
+        whom: customers.Address | Personal[Text]
+
+    assert context_with(Several).commands == {"Several": Several}
 
 
 def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
@@ -347,8 +363,36 @@ def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
         one: SubjectId | None
         name: Personal[str]
 
+    @fact
+    class DefaultSubject:
+        one: SubjectId = ""
+        name: Personal[str]
+
+    @fact
+    class PersonalSubject:
+        one: Annotated[SubjectId, PersonalText()]
+
+    @fact
+    class Either:
+        """A name that is too long for the first would pass as the second."""
+
+        name: Personal[Text] | str
+
+    @fact
+    class EitherOfAnything:
+        names: tuple[Personal[Text] | Any, ...]
+
+    @fact
+    class OpenPart:
+        one: Open
+
     for kind, wrong in (
         (MaybeSubject, "within one"),
+        (DefaultSubject, "many people"),
+        (PersonalSubject, "many people"),
+        (Either, "union"),
+        (EitherOfAnything, "union"),
+        (OpenPart, "unknown ones"),
         (Number, "no text"),
         (Keys, "keys of a mapping"),
         (Set, "set"),
