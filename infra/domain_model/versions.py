@@ -124,7 +124,8 @@ def older(fact: type, steps: Steps) -> Iterator[Older]:
 
 def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
     """The function from a stored event of an older version to the class. Raises UpcastFailed, msgspec.DecodeError."""
-    validate = TypeAdapter(fact).validator.validate_json
+    # by the names that bodies are written and decoded under: an alias is for what clients send
+    validate = partial(TypeAdapter(fact).validator.validate_json, by_alias=False, by_name=True)
     decode = storable.decoder(fact)
     # pydantic's times, for example, have another time zone than decoded ones, which are equal, but not the same
     is_same = set(_FORMAT.findall(json.dumps(TypeAdapter(fact).json_schema()))) <= {"date"}
