@@ -62,6 +62,11 @@ class Report:
     gone: list[str] = field(default_factory=list)
     """Views that the code no longer has."""
 
+    def refuse(self, refusal: Refusal) -> None:
+        """Once, though several bodies show the same."""
+        if refusal not in self.refused:
+            self.refused.append(refusal)
+
     @property
     def steps(self) -> list[str]:
         """What a deployment needs, in order."""
@@ -172,7 +177,8 @@ def _check_context(context: Context, record: Mapping[str, Any], report: Report) 
         for stored, one in golden_bodies(record["events"]):
             if not any(stored_name(f) == stored.partition("/")[0] for f in context.events.values()):
                 continue
-            report.refused += _other_state(context, stored, one)
+            for refusal in _other_state(context, stored, one):
+                report.refuse(refusal)
 
 
 def _gone(context: Context, kind: Kind, name: str, versions: Mapping[str, Any], new: list[type]) -> Refusal:
@@ -220,7 +226,7 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
         except Exception as error:
             why = f"a body of it can't be read: {in_words(error)}"
         if why:
-            report.refused.append(Refusal(f"{context.name}.{stored}", (why,), "Correct its upcasters."))
+            report.refuse(Refusal(f"{context.name}.{stored}", (why,), "Correct its upcasters."))
 
 
 def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any, broken: list[str]) -> Refusal:
@@ -258,9 +264,7 @@ def _check_views(context: str, views: list[Versioned], record: Mapping[str, Any]
             why = what if view.version == was["version"] else f"version {was['version']} of it was released"
             rebuild = f"`samefold db revision`, `samefold db upgrade`, `samefold rebuild {view.name}`"
             hint = f"Raise {where} to {was['version'] + 1}; then {rebuild}."
-            refusal = Refusal(f"view {view.name}", (why,), hint)
-            if refusal not in report.refused:
-                report.refused.append(refusal)
+            report.refuse(Refusal(f"view {view.name}", (why,), hint))
 
 
 def _other_state(context: Context, stored: str, golden: Mapping[str, Any]) -> Iterator[Refusal]:

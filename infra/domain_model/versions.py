@@ -62,7 +62,10 @@ def version_of(fact: type) -> int:
     """Its `VERSION`, by default 1. Raises BadVersion."""
     version = getattr(fact, "VERSION", 1)
     if type(version) is not int or not 1 <= version < 1_000:
-        raise BadVersion(f"{fact.__name__} has VERSION = {version!r}.", "It is a whole number: 1 (the default), 2, …")
+        raise BadVersion(
+            f"{fact.__name__} has VERSION = {version!r}.",
+            "It is a whole number: 1 (the default), 2, …, as in `VERSION: ClassVar[int] = 2`.",
+        )
     return version
 
 

@@ -441,6 +441,8 @@ def test_it_is_refused_and_what_the_message_says_mends_it(hotel: Tree, case: Cas
     hotel.write(case.file, *case.edits)
     said = hotel.check(code=1)
     assert case.says in said
+    refusals = [line for line in said.splitlines() if not line.startswith(" ")]
+    assert len(refusals) == len({*refusals}), "each is said once"
     case.cure(hotel, said)
     hotel.check()
 
