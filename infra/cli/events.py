@@ -26,10 +26,12 @@ def check(as_json: Json = False) -> None:
 
     Needs neither Kafka nor PostgreSQL. Exit code 1 where the code does not keep to a release: each refusal has the lines to write.
     """
+    from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import check
     from infra.terminal import plain, show
     from projections.engine.views.core_views import all_views
 
+    untried.set(True)
     report = check([*all_views().values()])
     steps = report.steps if report.news and not report.refused else []
     show(plain(report) | {"steps": steps}, lambda _: _text(report), as_json=as_json)
@@ -39,11 +41,13 @@ def check(as_json: Json = False) -> None:
 
 def release(as_json: Json = False) -> None:
     """Write the record of this code, domain/released/. Part of each release: commit it, then deploy."""
+    from infra.domain_model.contexts import untried
     from infra.domain_model.release_check import release
     from infra.terminal import show
     from infra.testing.golden import golden
     from projections.engine.views.core_views import all_views
 
+    untried.set(True)
     written = [f"domain/released/{file.name}" for file in release([*all_views().values()], golden)]
     show({"written": written}, _written, as_json=as_json)
 

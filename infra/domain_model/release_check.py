@@ -62,6 +62,11 @@ class Report:
     gone: list[str] = field(default_factory=list)
     """Views that the code no longer has."""
 
+    def refuse(self, refusal: Refusal) -> None:
+        """Once, though several bodies show the same."""
+        if refusal not in self.refused:
+            self.refused.append(refusal)
+
     @property
     def steps(self) -> list[str]:
         """What a deployment needs, in order."""
@@ -109,11 +114,11 @@ def check(views: Collection[Versioned], known: Mapping[str, Context] | None = No
 
 def release(
     views: Collection[Versioned],
-    golden: Callable[[type], Any],
+    golden: Callable[[type], list[Any]],
     known: Mapping[str, Context] | None = None,
     folder: Path = FOLDER,
 ) -> list[Path]:
-    """Write the record of this code; the files that changed. `golden` makes an example of a class. Raises NotReleasable."""
+    """Write the record of this code; the files that changed. `golden` makes bodies of a class. Raises NotReleasable."""
     known = contexts() if known is None else known
     if refused := check(views, known, folder).refused:
         raise NotReleasable(
@@ -127,10 +132,10 @@ def release(
             for fact_name, fact in sorted(getattr(context, kind).items()):
                 versions = record[kind].setdefault(fact_name, {})
                 entry = versions.setdefault(str(version_of(fact)), {"schema": None, "golden": []})
-                if entry["schema"] != (schema := schema_of(fact)):
+                if entry["schema"] != (schema := _schema(kind, fact)):
                     entry["schema"] = schema
-                    body = msgspec.json.decode(storable.encode(golden(fact)))
-                    entry["golden"].append({"body": body})
+                    known_bodies = [one["body"] for one in entry["golden"]]
+                    entry["golden"] += [{"body": body} for body in golden(fact) if body not in known_bodies]
         for stored, one in golden_bodies(record["events"]):
             if "state" not in one or not _leads_to(context, stored, one):
                 one["state"] = _state_after(context, stored, one["body"])
@@ -145,6 +150,11 @@ def release(
             new.replace(file)
             written.append(file)
     return written
+
+
+def _schema(kind: Kind, fact: type) -> dict[str, Any]:
+    """Clients' commands have the aliases of fields, events in the log their names."""
+    return schema_of(fact, by_alias=kind == "commands")
 
 
 def _check_context(context: Context, record: Mapping[str, Any], report: Report) -> None:
@@ -167,12 +177,13 @@ def _check_context(context: Context, record: Mapping[str, Any], report: Report) 
         for stored, one in golden_bodies(record["events"]):
             if not any(stored_name(f) == stored.partition("/")[0] for f in context.events.values()):
                 continue
-            report.refused += _other_state(context, stored, one)
+            for refusal in _other_state(context, stored, one):
+                report.refuse(refusal)
 
 
 def _gone(context: Context, kind: Kind, name: str, versions: Mapping[str, Any], new: list[type]) -> Refusal:
     schema = versions[max(versions, key=int)]["schema"]
-    heirs = [fact for fact in new if not any(change.breaks for change in changes(schema, schema_of(fact)))]
+    heirs = [fact for fact in new if not any(change.breaks for change in changes(schema, _schema(kind, fact)))]
     union = "Event" if kind == "events" else "Command"
     holds, unless = {
         "events": ("the log may hold it", "it was never stored"),
@@ -189,7 +200,7 @@ def _gone(context: Context, kind: Kind, name: str, versions: Mapping[str, Any], 
 
 def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str, Any], report: Report) -> None:
     name, version, last = stored_name(fact), version_of(fact), max(map(int, versions))
-    what, schema = f"{context.name}.{type_of(name, version)}", schema_of(fact)
+    what, schema = f"{context.name}.{type_of(name, version)}", _schema(kind, fact)
     if version < last:
         why = f"version {last} of it was released"
         report.refused.append(
@@ -210,10 +221,12 @@ def _check_fact(context: Context, kind: Kind, fact: type, versions: Mapping[str,
     report.news += [f"{what}: {change.what}" for change in found]
     for stored, one in golden_bodies({name: versions}):
         try:
-            read_released(context, kind, stored, storable.encode(one["body"]))
+            first, second = (read_released(context, kind, stored, storable.encode(one["body"])) for _ in "12")
+            why = "" if first == second else "its upcasters make another thing of a body of it each time"
         except Exception as error:
             why = f"a body of it can't be read: {in_words(error)}"
-            report.refused.append(Refusal(f"{context.name}.{stored}", (why,), "Correct its upcasters."))
+        if why:
+            report.refuse(Refusal(f"{context.name}.{stored}", (why,), "Correct its upcasters."))
 
 
 def _changed(what: str, fact: type, kind: Kind, version: int, was: Any, now: Any, broken: list[str]) -> Refusal:
@@ -251,9 +264,7 @@ def _check_views(context: str, views: list[Versioned], record: Mapping[str, Any]
             why = what if view.version == was["version"] else f"version {was['version']} of it was released"
             rebuild = f"`samefold db revision`, `samefold db upgrade`, `samefold rebuild {view.name}`"
             hint = f"Raise {where} to {was['version'] + 1}; then {rebuild}."
-            refusal = Refusal(f"view {view.name}", (why,), hint)
-            if refusal not in report.refused:
-                report.refused.append(refusal)
+            report.refuse(Refusal(f"view {view.name}", (why,), hint))
 
 
 def _other_state(context: Context, stored: str, golden: Mapping[str, Any]) -> Iterator[Refusal]:

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
 
 import domain
 from infra.domain_model.versions import type_of
@@ -21,6 +23,32 @@ from infra.errors import SamefoldError
 FOLDER = Path(domain.__path__[0]) / "released"
 Kind = Literal["events", "commands"]
 KINDS: tuple[Kind, ...] = ("events", "commands")
+
+
+class _Golden(TypedDict):
+    body: dict[str, Any]
+    state: NotRequired[Any]
+
+
+class _Entry(TypedDict):
+    schema: dict[str, Any]
+    golden: list[_Golden]
+
+
+class _View(TypedDict):
+    version: int
+    shape: str
+
+
+_Versions = Annotated[
+    dict[Annotated[str, msgspec.Meta(pattern="^[1-9][0-9]{0,2}$")], _Entry], msgspec.Meta(min_length=1)
+]
+
+
+class _Record(TypedDict):
+    events: dict[str, _Versions]
+    commands: dict[str, _Versions]
+    views: dict[str, _View]
 
 
 class UnreadableRelease(SamefoldError):
@@ -42,11 +70,10 @@ def read(context: str, folder: Traversable | None = None) -> dict[str, Any]:
                 "`samefold events check`, and release again.",
             )
         found = json.loads(text)
-        if not isinstance(found, dict) or set(found) != {*KINDS, "views"}:
-            raise ValueError(f"it has not the members {', '.join(KINDS)} and views")
+        msgspec.convert(found, _Record)
     except FileNotFoundError:
         return {"events": {}, "commands": {}, "views": {}}
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
         raise UnreadableRelease(
             f"domain/released/{file.name} can't be read: {error}.", "Take it from version control again."
         ) from error

@@ -46,6 +46,10 @@ class _AsStored(GenerateJsonSchema):
         self.update_with_validations(found, schema, self.ValidationsMapping.object)
         return found
 
+    def named_tuple_schema(self, schema: Any) -> dict[str, Any]:
+        """A list in the log: the order of its fields says which is which."""
+        return super().named_tuple_schema(schema) | {"x-fields": [field["name"] for field in schema["fields"]]}
+
 
 def schema_of(fact: type, *, by_alias: bool = True) -> dict[str, Any]:
     """The class's schema in one piece and without prose. A type within itself stays a reference."""
@@ -121,7 +125,9 @@ def _fields(was: Schema, now: Schema, path: str) -> Iterator[Change]:
         else:
             yield from changes(before[name], after[name], field)
             default = before[name].get("default", NoDefault)
-            if default is not NoDefault and not _is_same_default(default, after[name].get("default", NoDefault)):
+            if default is not NoDefault and not _is_same_default(
+                default, after[name].get("default", NoDefault), before[name]
+            ):
                 yield Change(True, f"field '{field}' had the default {default!r}, which older bodies rely on")
     before, after = ({key: value for key, value in one.items() if key not in _OBJECT} for one in (was, now))
     yield from changes(before, after, path)
@@ -148,10 +154,11 @@ def _values(schema: Schema) -> list[Any] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
-def _is_same_default(was: Any, now: Any) -> bool:
-    """A default that is an object may have gained members: those of new fields, with their defaults."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        return all(name in now and _is_same_default(value, now[name]) for name, value in was.items())
+def _is_same_default(was: Any, now: Any, schema: Schema) -> bool:
+    """A default that is an object may have gained members: those of new fields, with their defaults. A mapping's are no fields."""
+    fields = [one["properties"] for one in (schema, *schema.get("anyOf", [])) if "properties" in one]
+    if fields and isinstance(was, dict) and isinstance(now, dict):
+        return all(name in now and _is_same_default(was[name], now[name], fields[0].get(name, {})) for name in was)
     return bool(was == now)
 
 

@@ -62,7 +62,10 @@ def version_of(fact: type) -> int:
     """Its `VERSION`, by default 1. Raises BadVersion."""
     version = getattr(fact, "VERSION", 1)
     if type(version) is not int or not 1 <= version < 1_000:
-        raise BadVersion(f"{fact.__name__} has VERSION = {version!r}.", "It is a whole number: 1 (the default), 2, …")
+        raise BadVersion(
+            f"{fact.__name__} has VERSION = {version!r}.",
+            "It is a whole number: 1 (the default), 2, …, as in `VERSION: ClassVar[int] = 2`.",
+        )
     return version
 
 
@@ -124,7 +127,8 @@ def older(fact: type, steps: Steps) -> Iterator[Older]:
 
 def reader(fact: type, step: Older) -> Callable[[bytes | msgspec.Raw], Any]:
     """The function from a stored event of an older version to the class. Raises UpcastFailed, msgspec.DecodeError."""
-    validate = TypeAdapter(fact).validator.validate_json
+    # by the names that bodies are written and decoded under: an alias is for what clients send
+    validate = partial(TypeAdapter(fact).validator.validate_json, by_alias=False, by_name=True)
     decode = storable.decoder(fact)
     # pydantic's times, for example, have another time zone than decoded ones, which are equal, but not the same
     is_same = set(_FORMAT.findall(json.dumps(TypeAdapter(fact).json_schema()))) <= {"date"}

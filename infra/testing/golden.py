@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import HypothesisException
 
+from infra.domain_model.schemas import Schema, schema_of
 from infra.domain_model.storable import encode
 from infra.errors import SamefoldError
 from infra.testing.facts import facts
 
-EXAMPLES = 50
+EXAMPLES = 100
 MOST_BYTES = 600
 
 
@@ -19,10 +22,11 @@ class NoExample(SamefoldError):
     """Too few of the values that the fields' types allow make an event or command."""
 
 
-def golden(fact: type) -> Any:
-    """An example in which as many fields as possible have a value of their own: of several, the longest of a readable size.
+def golden(fact: type) -> list[Any]:
+    """Bodies of it. In the first as many fields as possible have a value of their own: of several, the longest of a readable size.
 
-    Raises NoExample.
+    The others show what it does not: the other values of an Enum, None, nothing in a list, the least number. An upcaster that
+    suits one of them may fail for another. Raises NoExample.
     """
     found: list[Any] = []
 
@@ -36,7 +40,7 @@ def golden(fact: type) -> Any:
     )
     @given(facts(fact))
     def draw(example: Any) -> None:
-        found.append(example)
+        found.append(msgspec.json.decode(encode(example)))
 
     try:
         draw()
@@ -46,4 +50,36 @@ def golden(fact: type) -> Any:
             "Write types and bounds that Hypothesis knows into its fields, or a validator that takes more of them.",
         ) from error
     readable = [one for one in found if len(encode(one)) <= MOST_BYTES and encode(one).isascii()] or found
-    return max(readable, key=lambda one: len(encode(one)))
+    schema = schema_of(fact, by_alias=False)
+    chosen: list[Any] = []
+    shown: set[tuple[str, str]] = set()
+    for bodies in (readable, found):
+        left = [(body, set(_traits(schema, body))) for body in sorted(bodies, key=lambda one: -len(encode(one)))]
+        if not chosen:
+            chosen, shown = [left[0][0]], left[0][1]
+        while (best := max(left, key=lambda one: len(one[1] - shown)))[1] - shown:
+            chosen.append(best[0])
+            shown |= best[1]
+    return chosen
+
+
+def _traits(schema: Schema, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """What of a value an upcaster may have to treat in a way of its own, each with its path."""
+    if value is None or isinstance(value, bool) or not value or not {"enum", "const"}.isdisjoint(schema):
+        yield path, repr(value)
+    elif isinstance(value, int | float):
+        bounds = {schema.get("minimum"): "least", schema.get("maximum"): "most"}
+        yield path, bounds.get(value, "below zero" if value < 0 else "any")
+    else:
+        yield path, type(value).__name__
+    for other in schema.get("anyOf", []):
+        yield from _traits(other, value, path)
+    if isinstance(value, dict):
+        fields, rest = schema.get("properties", {}), schema.get("additionalProperties")
+        for name, one in value.items():
+            yield from _traits(fields.get(name) or rest or {}, one, f"{path}.{name}" if name in fields else f"{path}[]")
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            first = schema.get("prefixItems", [])
+            inner = first[number] if number < len(first) else schema.get("items") or {}
+            yield from _traits(inner, one, f"{path}[{number if first else ''}]")

@@ -1,8 +1,10 @@
 """Which changes of an event's fields its stored bodies survive: the schemas know what the log's decoder knows."""
 
+import dataclasses
+from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 from pydantic import Field
@@ -39,6 +41,7 @@ def breaks(was: Any, now: Any) -> bool:
         (dict[str, int], dict[Colour, int]),
         (dict[Colour, int], dict[Literal["red"], int]),
         (dict[Colour, int], dict[Colour, str]),
+        (NamedTuple("Point", [("x", int), ("y", int)]), NamedTuple("Point", [("y", int), ("x", int)])),
     ],
 )
 def test_a_change_after_which_stored_bodies_are_no_longer_read_or_as_something_else_breaks(was: Any, now: Any) -> None:
@@ -58,3 +61,30 @@ def test_a_change_after_which_stored_bodies_are_no_longer_read_or_as_something_e
 )
 def test_a_change_after_which_they_are_read_as_before_does_not(was: Any, now: Any) -> None:
     assert not breaks(was, now)
+
+
+def with_default(kind: Any, default: Callable[[], Any]) -> dict[str, Any]:
+    made: type = fact(
+        type("Happened", (), {"__annotations__": {"field": kind}, "field": dataclasses.field(default_factory=default)})
+    )
+    return schema_of(made)
+
+
+@fact
+class Part:
+    name: str = ""
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "was", "now"),
+    [
+        (dict[str, int], dict, lambda: {"breakfast": 1}),
+        (dict[str, int] | None, dict, lambda: {"breakfast": 1}),
+        (Part, Part, lambda: Part(counts={"breakfast": 1})),
+        (Part | None, Part, lambda: Part(counts={"breakfast": 1})),
+    ],
+)
+def test_a_mapping_that_has_more_by_default_has_another_default(kind: Any, was: Any, now: Any) -> None:
+    found = list(changes(with_default(kind, was), with_default(kind, now)))
+    assert any(change.breaks for change in found)
