@@ -55,6 +55,7 @@ def examine() -> list[Finding]:
     findings += [_look(name, look) for name, look in more]
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that they are unavailable
         findings.append(_look("archive", lambda: _archive(known)))
+        findings.append(_look("personal values", lambda: _personal(known)))
     return findings
 
 
@@ -190,3 +191,21 @@ def _archive(settings: Settings) -> str:
                 "Records are missing: restore the topic, or the database that knows the archive.",
             )
     return f"{sum(ends.values()):,} of {sum(topic.end.values()):,} records ({settings.archive})"
+
+
+def _personal(settings: Settings) -> str:
+    """The master key, and the topic that the keys of people are in."""
+    from infra.domain_model.contexts import has_personal_fields
+    from infra.log.topics import TopicMissing, ensure_keys
+    from infra.personal.masters import masters
+
+    if not has_personal_fields():
+        return "no field is personal"
+    first = masters(settings).first
+    if settings.kafka_bootstrap is None:
+        return f"master key '{first}'; keys not checked: Kafka is not configured yet"
+    try:
+        topic = ensure_keys(settings, create=False)
+    except TopicMissing:
+        return f"master key '{first}'; no keys yet (`samefold topics --create` makes their topic)"
+    return f"master key '{first}'; topic '{topic.name}' is as it must be"

