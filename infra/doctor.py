@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import SamefoldError
+from infra.errors import SamefoldError, in_words
 from infra.settings import PREFIX, Settings
 
 MIN_PYTHON = (3, 11)
@@ -199,8 +199,15 @@ def _personal(settings: Settings) -> str:
     from infra.log.topics import TopicMissing, ensure_keys
     from infra.personal.masters import masters
 
-    if not has_personal_fields():
-        return "no field is personal"
+    try:
+        if not has_personal_fields():
+            return "no field is personal"
+    except SamefoldError:
+        raise
+    except Exception as error:
+        raise Unfit(f"domain/ can't be imported: {in_words(error)}.", "Correct it.") from error
+    if settings.kafka_bootstrap is None and settings.master_key_file is None:
+        return _not_yet("MASTER_KEY_FILE")
     first = masters(settings).first
     if settings.kafka_bootstrap is None:
         return f"master key '{first}'; keys not checked: Kafka is not configured yet"

@@ -159,6 +159,8 @@ def _is_same_default(was: Any, now: Any, schema: Schema) -> bool:
     fields = [one["properties"] for one in (schema, *schema.get("anyOf", [])) if "properties" in one]
     if fields and isinstance(was, dict) and isinstance(now, dict):
         return all(name in now and _is_same_default(was[name], now[name], fields[0].get(name, {})) for name in was)
+    if (values := schema.get("additionalProperties")) and isinstance(was, dict) and isinstance(now, dict):
+        return was.keys() == now.keys() and all(_is_same_default(was[name], now[name], values) for name in was)
     return bool(was == now)
 
 

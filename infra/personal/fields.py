@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import permutations, starmap
 from typing import Any
 
 import msgspec
@@ -59,7 +60,8 @@ def sealed_decoder(kind: type, decode: Callable[[Any], Any]) -> Callable[[Any], 
     """The decoder of what `decide` returned: where the class has personal fields, it raises ValueError for plain text in them."""
     if not is_personal(kind):
         return decode
-    validate = sealed_validator(kind)
+    # by the names that it is written under: an alias is for what clients send
+    validate = partial(TypeAdapter(kind).validator.validate_json, context=SEALED, by_alias=False, by_name=True)
 
     def read(data: bytes | msgspec.Raw) -> Any:
         try:
@@ -83,7 +85,7 @@ def _marked(schema: Any, wrong: str = "") -> Iterator[str]:
             wrong = "has a set of personal texts, whose order is not the same each time: write a tuple"
         if "properties" in schema and schema.get("additionalProperties") is not False:
             wrong = "has personal fields in a part that takes unknown ones beside them, in plain text: make it a @fact"
-        if any(map(_is_any_text, schema.get("anyOf", ()))):
+        if any(starmap(_may_pass, permutations(schema.get("anyOf", ()), 2))):
             wrong = "has a union of personal and other texts: what does not fit the one would pass as the other, in plain text"
         if mark := schema.get("x-personal"):
             is_text = schema.get("type") == "string" and schema.keys().isdisjoint({"enum", "const", "format"})
@@ -94,12 +96,29 @@ def _marked(schema: Any, wrong: str = "") -> Iterator[str]:
             yield from _marked(children, _KEY if name == "propertyNames" else wrong)
 
 
-def _is_any_text(schema: dict[str, Any]) -> bool:
-    """Whether a text of any contents fits, and is not personal."""
-    other = {"x-personal", "enum", "const", "format", "$ref", "anyOf", "oneOf", "allOf"}
-    return schema.get("type", "string") == "string" and schema.keys().isdisjoint(other)
+def _may_pass(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a text that is personal in the one may be plain text in the other."""
+    if "'x-personal'" not in repr(one) or "$ref" in other:
+        return False
+    if arms := one.get("anyOf") or one.get("oneOf"):
+        return any(_may_pass(arm, other) for arm in arms)
+    if arms := other.get("anyOf") or other.get("oneOf"):
+        return any(_may_pass(one, arm) for arm in arms)
+    if one.get("type") != other.get("type", one.get("type")):
+        return False
+    if "x-personal" in one:
+        return other.get("format") not in _NARROW and other.keys().isdisjoint({"x-personal", "enum", "const"})
+    if "properties" in one and "properties" in other:
+        names = one["properties"].keys() & other["properties"].keys()
+        return any(_may_pass(one["properties"][name], other["properties"][name]) for name in names)
+    for parts in ("items", "additionalProperties"):
+        if isinstance(one.get(parts), dict) and isinstance(other.get(parts), dict):
+            return _may_pass(one[parts], other[parts])
+    return "'x-personal'" not in repr(other)
 
 
+_NARROW = {"uuid", "date", "date-time", "time", "duration", "decimal", "ipv4", "ipv6"}
+"""Formats that are no name's."""
 _NO_TEXT = "has a field that is personal, but no text"
 _TWICE = "has a field that is personal twice: write `Annotated[Text, PersonalText(…)]`"
 _KEY = "has personal texts as keys of a mapping"

@@ -148,7 +148,7 @@ class Keys:
 
     def _checked(self, connection: Connection) -> Masters:
         """The master keys, which unwrap what there is. What a wrong file wraps could not be read with the right one."""
-        known = masters(self._settings)
+        known, used = masters(self._settings), set[str]()
         if known is not self._right:  # the file has changed
             some = connection.execute(
                 "select distinct on (master) master, wrapped, subject, id from personal_keys "
@@ -156,7 +156,9 @@ class Keys:
             )
             for master, wrapped, subject, key_id in some:
                 known.unwrap(wrapped, master, subject, key_id)
-            self._right = known
+                used.add(master)
+            if known.first in used:  # else another process may use it first, with another file
+                self._right = known
         return known
 
     def keys_for(self, connection: Connection, ids: Collection[str]) -> dict[str, bytes | None]:
@@ -186,7 +188,10 @@ class Keys:
         if subject not in found:
             if self._next is None:  # all that come while another turn lasts ask Kafka once
                 subjects = set[str]()
-                self._next = subjects, asyncio.ensure_future(self._in_turn(subjects))
+                self._next = subjects, (turn := asyncio.ensure_future(self._in_turn(subjects)))
+                turn.add_done_callback(
+                    lambda done: done.cancelled() or done.exception()
+                )  # even if nobody waits any more
             subjects, made = self._next
             subjects.add(subject)
             try:

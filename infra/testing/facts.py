@@ -1,7 +1,7 @@
 """Hypothesis strategies for commands and events, read from their classes: a new one is tested at once."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from functools import partial
 from types import NoneType, UnionType
@@ -11,7 +11,6 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from pydantic.dataclasses import is_pydantic_dataclass
 
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f]"
 """How the patterns of `Text` and its like begin: they allow all that the alphabet below has."""
@@ -64,9 +63,11 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(_values(get_args(hint)[0])).map(tuple)
     if get_origin(hint) in _CONTAINERS:
         return _CONTAINERS[get_origin(hint)](*map(_values, get_args(hint)))
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
     if hint is Decimal:
         return st.decimals(allow_nan=False, allow_infinity=False)
-    return facts(hint) if is_pydantic_dataclass(hint) else st.from_type(hint)
+    return facts(hint) if is_dataclass(hint) and isinstance(hint, type) else st.from_type(hint)
 
 
 def _pattern(notes: list[Any]) -> str | None:

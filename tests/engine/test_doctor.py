@@ -111,6 +111,18 @@ def test_what_personal_values_need_is_looked_at(
     assert "cleanup.policy" in wrong.found
 
 
+def test_code_that_can_not_be_imported_is_a_finding_too(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> bool:
+        raise NameError("name 'Tetx' is not defined")
+
+    monkeypatch.setattr(contexts, "has_personal_fields", broken)
+    monkeypatch.setenv("SAMEFOLD_KAFKA_BOOTSTRAP", str(world.kafka_bootstrap))
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL", world.database)
+    found = finding("personal values")
+    assert not found.ok
+    assert "Tetx" in found.found
+
+
 @pytest.mark.slow
 def test_what_does_not_answer_is_a_fault(samefold: Samefold) -> None:
     nobody = Settings(kafka_bootstrap="127.0.0.1:9", database_url="host=127.0.0.1 port=9 connect_timeout=2")

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -324,6 +325,8 @@ def test_a_personal_text_may_be_one_of_several_types() -> None:
         name: Personal[Text] | None = None
         other: Personal[Text] | int | UUID | Literal["nobody"]
         whom: customers.Address | Personal[Text]
+        where: customers.Address | str | None
+        all_of: tuple[Personal[Text], ...] | tuple[int, ...] | dict[str, Personal[Text]]
 
     assert context_with(Several).commands == {"Several": Several}
 
@@ -398,7 +401,22 @@ def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
     class OpenPart:
         one: Open
 
+    @fact
+    class Plain:
+        street: str
+
+    unions: list[Any] = [
+        Personal[Text] | bytes,
+        Personal[Text] | Path,
+        Personal[Text] | Annotated[str | int, Field(description="x")],
+        tuple[Personal[Text], ...] | tuple[str, ...],
+        dict[str, Personal[Text]] | dict[str, str],
+        customers.Address | Plain,
+        customers.Address | dict[str, str],
+    ]
+    of_unions: list[type] = [fact(type("Either", (), {"__annotations__": {"one": union}})) for union in unions]
     for kind, wrong in (
+        *((kind, "union") for kind in of_unions),
         (MaybeSubject, "within one"),
         (DefaultSubject, "many people"),
         (PersonalSubject, "many people"),

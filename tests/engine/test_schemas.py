@@ -76,6 +76,17 @@ class Part:
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
+def test_a_part_in_a_mapping_may_gain_a_field() -> None:
+    @fact
+    class Newer:
+        name: str = ""
+        counts: dict[str, int] = dataclasses.field(default_factory=dict)
+        more: int = 0
+
+    was, now = (with_default(dict[str, part], lambda part=part: {"a": part()}) for part in (Part, Newer))  # type: ignore[valid-type, misc]
+    assert not any(change.breaks for change in changes(was, now))
+
+
 @pytest.mark.parametrize(
     ("kind", "was", "now"),
     [
