@@ -87,6 +87,7 @@ def test_what_is_configured_is_asked(samefold: Samefold, world: Settings) -> Non
     assert found["PostgreSQL"]["found"] == "answers, version 18"
 
 
+@pytest.mark.slow
 def test_what_personal_values_need_is_looked_at(
     world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
