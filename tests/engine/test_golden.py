@@ -24,6 +24,7 @@ class Plain:
 
     at: float
     cents: Cents
+    share: Annotated[float, Field(ge=0)]
 
 
 @fact
