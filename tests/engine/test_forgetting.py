@@ -517,18 +517,15 @@ def test_a_file_that_is_wrong_for_a_while_wraps_no_key(keys: Keys, place: Settin
 
 
 def test_two_files_with_another_key_under_one_name_do_not_wrap_side_by_side(
-    keys: Keys, place: Settings, db: Connection, tmp_path: Path
+    keys: Keys, place: Settings, db: Connection
 ) -> None:
     """No file could open all of it: two keys in a file can't have one name."""
-    other = tmp_path / "another-key"
-    other.write_text(new_line("first"))
-    others = Keys(place.model_copy(update={"master_key_file": other}))
-    for one in (keys, others):
-        one.start(db)  # there is nothing to check yet
-    keys.key_for(db, ADA)
+    keys.start(db)  # there is nothing to check yet
+    wrapped = Masters({"first": bytes(32)}).wrap(bytes(32), ADA, "00000000000000aa")
+    record = KeyRecord(ADA, "00000000000000aa", "first", wrapped)
+    produce(place, place.keys_topic, 0, _name(ADA, record.id), _encode(record))
     with pytest.raises(MasterKeyUnusable, match="'first'"):
-        others.key_for(db, BOB)
-    keys.key_for(db, BOB)
+        keys.key_for(db, BOB)
 
 
 def test_a_wrapped_key_belongs_to_its_subject() -> None:
