@@ -58,7 +58,7 @@ def crowd(url: str, number: int, rounds: int, notes: Notes) -> None:
     asyncio.run(run_all([*clients(url, number, rounds, SEED, notes)]))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_nobody_reads_less_than_he_knows_while_everybody_is_killed(world: Settings, tmp_path: Path) -> None:
     set_up(world)
     notes, port = Notes(), free_port()

@@ -226,7 +226,8 @@ def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> N
 def test_a_task_takes_its_settings_from_its_own_place(
     world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
 ) -> None:
-    (spark_place / "dev.env").write_text(dev_env(world).replace(world.group_prefix, "as-said-there"))
+    said_there = world.model_copy(update={"group_prefix": "as-said-there"})
+    (spark_place / "dev.env").write_text(dev_env(said_there))
     [told] = spark_engine.run(tell_environment, [Order(world, 1, tmp_path)], 1, lambda _: None)
     assert told == "as-said-there"
 
