@@ -232,14 +232,16 @@ def test_without_kills_and_without_overdraft_a_second_demo_takes_the_first_ones_
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"),
+    ("number", "moment", "spark"),
     [
-        pytest.param(signal.SIGINT, "the API at work", id="ctrl-c"),
-        pytest.param(signal.SIGTERM, "the API at work", id="sigterm"),
-        pytest.param(signal.SIGINT, "in parallel to the old ones", id="ctrl-c while Spark starts"),
+        pytest.param(signal.SIGINT, "the API at work", False, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, "the API at work", False, id="sigterm"),
+        pytest.param(signal.SIGINT, "in parallel to the old ones", True, id="ctrl-c while Spark starts"),
     ],
 )
-def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: str, few: Path, place: Settings) -> None:
+def test_interrupted_it_leaves_nothing_running(
+    number: signal.Signals, moment: str, spark: bool, few: Path, place: Settings
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "from infra.cli import main; main()", "demo", "--data", str(few), "--kills", "0"],
         env=os.environ | place.environment() | {"PYTHONPATH": str(ROOT)},
@@ -252,7 +254,7 @@ def test_interrupted_it_leaves_nothing_running(number: signal.Signals, moment: s
         for line in demo.stdout:
             said += line
             if moment in line:
-                if moment.startswith("beside"):
+                if spark:
                     until(lambda: is_spark_running_in(place.data_dir), "Spark's JVM is there", 60)
                 demo.send_signal(number)
                 break

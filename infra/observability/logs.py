@@ -7,52 +7,56 @@ process was doing go with it.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
-import structlog
 from opentelemetry import trace
-from structlog.stdlib import ProcessorFormatter
-from structlog.typing import EventDict
 
 from infra.observability import correlation
 
 Format = Literal["text", "json"]
+Event: TypeAlias = dict[str, str]
 
 
 def configure(level: str, form: Format = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter(form))
+    handler.setFormatter(EventFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-def formatter(form: Format) -> logging.Formatter:
-    render = structlog.processors.JSONRenderer() if form == "json" else _text
-    return ProcessorFormatter(processors=[structlog.processors.format_exc_info, _event, render])
+class EventFormatter(logging.Formatter):
+    """Writes events."""
+
+    def __init__(self, form: Format) -> None:
+        super().__init__()
+        self._render: Callable[[Event], str] = json.dumps if form == "json" else _text
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._render(self._event(record))
+
+    def _event(self, record: logging.LogRecord) -> Event:
+        """Time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception where known."""
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        event = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": spec.name if record.name == "__main__" and spec else record.name,
+            "message": record.getMessage(),
+        }
+        span = trace.get_current_span().get_span_context()
+        ids = {
+            "trace_id": trace.format_trace_id(span.trace_id) if span.is_valid else None,
+            "correlation_id": correlation.current.get(),
+            "exception": self.formatException(record.exc_info) if record.exc_info else None,
+        }
+        return event | {name: value for name, value in ids.items() if value is not None}
 
 
-def _event(_logger: object, _method: str, fields: EventDict) -> EventDict:
-    """Time (RFC 3339, UTC), level, logger and message, and trace_id, correlation_id, exception where known."""
-    record: logging.LogRecord = fields["_record"]
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    event = {
-        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-        "level": record.levelname,
-        "logger": spec.name if record.name == "__main__" and spec else record.name,
-        "message": fields["event"],
-    }
-    span = trace.get_current_span().get_span_context()
-    ids = {
-        "trace_id": trace.format_trace_id(span.trace_id) if span.is_valid else None,
-        "correlation_id": correlation.current.get(),
-        "exception": fields.get("exception"),
-    }
-    return event | {name: value for name, value in ids.items() if value is not None}
-
-
-def _text(_logger: object, _method: str, event: EventDict) -> str:
+def _text(event: Event) -> str:
     """A line of text; those of a traceback begin with a bar."""
     # quoted: an id that holds a space could pass for another id
     ids = [f" {name}={event[name]!r}" for name in ("trace_id", "correlation_id") if name in event]

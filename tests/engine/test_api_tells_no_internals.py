@@ -30,7 +30,7 @@ from api.health import SUBJECTS
 from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
 from infra.log import topics
-from infra.observability.logs import formatter
+from infra.observability.logs import EventFormatter
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from tests.engine.api import Api, everything, ready, serving
@@ -222,7 +222,7 @@ def logged() -> Iterator[Callable[[], list[dict[str, str]]]]:
     """What the process logs meanwhile, as it would."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
-    handler.setFormatter(formatter("json"))
+    handler.setFormatter(EventFormatter("json"))
     logging.getLogger().addHandler(handler)
     try:
         yield lambda: [json.loads(line) for line in text.getvalue().splitlines()]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from infra.database import schema
 from infra.domain_model.contexts import Context
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadView
@@ -155,7 +156,7 @@ def test_a_bad_declaration_is_refused_with_its_cure(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["live", "positions", "streams_purse", "command_outcomes", "archive_files", "purses_v2", "Purses", "a" * 41]
+    "name", [*schema.metadata.tables, "streams_purse", "command_outcomes", "purses_v2", "Purses", "a" * 41]
 )
 def test_a_name_that_the_engine_needs_is_refused(name: str) -> None:
     with pytest.raises(BadView, match="reserved"):

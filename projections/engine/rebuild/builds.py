@@ -22,8 +22,6 @@ from uuid import UUID, uuid4
 
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, ExecutableDDLElement, SetColumnComment
 
 from infra.database.connect import Connection, DatabaseBehind
 from infra.errors import SamefoldError
@@ -34,7 +32,6 @@ from projections.engine.fold.fold import Blocked
 from projections.engine.rebuild.build_locks import TERMINATE_MS, build_abandoned, claim, release, try_claim
 from projections.engine.store.positions import Positions, by_column, read_positions, skips_of
 from projections.engine.views.sql_views import replace_sql_view
-from projections.engine.views.tables import comment_of, table_of
 from projections.engine.views.view import View
 
 T = TypeVar("T")
@@ -171,7 +168,7 @@ def create(
                 _make_table_alike(connection, view, table)
             else:
                 _make_declared_table(connection, view, table)
-            comment_on(connection, table, comment_of(view))
+            comment_on(connection, table, view.comment)
         drop_keys(connection, table)
         return build
 
@@ -196,11 +193,10 @@ def _free_table(connection: Connection, view: View, *, of_the_past: bool) -> tup
 
 def _make_declared_table(connection: Connection, view: View, table: str) -> None:
     """An empty table as this code declares it."""
-    declared = table_of(view, table)
-    comments = [SetColumnComment(column) for column in declared.columns if column.comment]
-    statements: list[ExecutableDDLElement] = [CreateTable(declared), *comments]
-    for statement in statements:
-        connection.execute(_compiled(statement))
+    from projections.engine.views.tables import to_make  # only here: it imports SQLAlchemy
+
+    for statement in to_make(view, table):
+        connection.execute(statement)
 
 
 def _make_table_alike(connection: Connection, view: View, table: str) -> None:
@@ -293,15 +289,12 @@ def index(connection: Connection, build: Build, view: View) -> None:
 
     Raises UniqueViolation where a key is there twice, BuildAbandoned.
     """
-    table = table_of(view, build.table)
-    statements: list[ExecutableDDLElement] = [
-        AddConstraint(table.primary_key, isolate_from_table=False),
-        *map(CreateIndex, table.indexes),
-    ]
+    from projections.engine.views.tables import to_index  # only here: it imports SQLAlchemy
+
     try:
         with_lock_retry(connection, lambda: drop_keys(connection, build.table))
-        for statement in statements:
-            connection.execute(_compiled(statement))
+        for statement in to_index(view, build.table):
+            connection.execute(statement)
         connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
     except errors.UndefinedTable as error:
         raise build_abandoned(build.table) from error
@@ -409,7 +402,3 @@ def with_lock_retry(connection: Connection, ddl: Callable[[], T]) -> T:
 
 def exists(connection: Connection, table: str) -> bool:
     return (connection.execute("select to_regclass(quote_ident(%s))", (table,)).fetchone() or (None,))[0] is not None
-
-
-def _compiled(statement: ExecutableDDLElement) -> sql.SQL:
-    return sql.SQL(str(statement.compile(dialect=postgresql.dialect())))  # type: ignore[no-untyped-call]

@@ -18,9 +18,7 @@ from operator import attrgetter, is_
 from typing import Any
 from uuid import UUID
 
-import sqlalchemy as sa
 from psycopg import sql
-from sqlalchemy.types import TypeEngine
 
 from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
@@ -62,8 +60,8 @@ class ColumnType:
     """The class of exact values."""
     sql_name: str
     """PostgreSQL's name of it."""
-    declared: TypeEngine[Any]
-    """The same for SQLAlchemy."""
+    collation: str | None = None
+    """Of a text, where it is not the database's."""
     copied_as: str | None = None
     """PostgreSQL's name for binary COPY, where it is another."""
     sent_as_text: bool = False
@@ -109,7 +107,7 @@ class ColumnType:
 
 
 class _Bool(ColumnType):
-    python, sql_name, declared = bool, "bool", sa.Boolean()
+    python, sql_name = bool, "bool"
     form = "true or false"
     schema: Mapping[str, Any] = {"type": "boolean"}
 
@@ -124,7 +122,6 @@ class _Bool(ColumnType):
 
 class _Int(ColumnType):
     python, sql_name = int, "int8"
-    declared: TypeEngine[Any] = sa.BigInteger()
     form = "a whole number between -2**63 and 2**63 - 1"
     schema: Mapping[str, Any] = {"type": "integer", "minimum": SMALLEST_INT, "maximum": LARGEST_INT}
     bounds = SMALLEST_INT, LARGEST_INT
@@ -155,7 +152,6 @@ class _Int(ColumnType):
 
 class _Numeric(ColumnType):
     sql_name, sent_as_text = "numeric", True
-    declared: TypeEngine[Any] = sa.Numeric()
 
     def pack(self, values: Values) -> BinaryArray:
         return binary_arrays.texts([None if value is None else _number(value) for value in values])
@@ -218,7 +214,7 @@ class _KeyDecimal(_Decimal):
 
 class _Str(ColumnType):
     python: type = str
-    sql_name, declared = "text", sa.Text()
+    sql_name = "text"
     form = "a text without U+0000, or one of the column's own words"
     schema: Mapping[str, Any] = {"type": "string", "pattern": r"^[^\x00]*$"}
 
@@ -253,7 +249,7 @@ class _Str(ColumnType):
 class _KeyStr(_Str):
     """Sorted by bytes, as Python sorts, so that all batches lock rows in one order on every system."""
 
-    declared = sa.Text(collation="C")
+    collation = "C"
 
 
 class _EnumOf(_Str):
@@ -265,7 +261,7 @@ class _EnumOf(_Str):
         words = [member.value for member in enum]
         self.python = self.from_database = enum
         self.to_database = attrgetter("value")
-        self.declared = (_KeyStr if is_key else _Str).declared
+        self.collation = (_KeyStr if is_key else _Str).collation
         self.schema = {"type": "string", "enum": words}
         self._longest = max(len(word.encode()) for word in words)
 
@@ -284,7 +280,7 @@ class _EnumOf(_Str):
 
 
 class _Date(ColumnType):
-    python, sql_name, declared = date, "date", sa.Date()
+    python, sql_name = date, "date"
     form = "a day: 2026-11-21"
     schema: Mapping[str, Any] = {"type": "string", "format": "date"}
 
@@ -301,7 +297,7 @@ class _Date(ColumnType):
 
 
 class _Datetime(ColumnType):
-    python, sql_name, declared = datetime, "timestamptz", sa.DateTime(timezone=True)
+    python, sql_name = datetime, "timestamptz"
     form = "a time with its zone: 2026-11-21T19:00:00Z"
     schema: Mapping[str, Any] = {"type": "string", "format": "date-time"}
 
@@ -330,7 +326,7 @@ class _Datetime(ColumnType):
 
 
 class _Uuid(ColumnType):
-    python, sql_name, declared = UUID, "uuid", sa.Uuid()
+    python, sql_name = UUID, "uuid"
     form = "a UUID"
     schema: Mapping[str, Any] = {"type": "string", "format": "uuid"}
 
@@ -346,7 +342,7 @@ class _Uuid(ColumnType):
 
 
 class _Bytes(ColumnType):
-    python, sql_name, declared = bytes, "bytea", sa.LargeBinary()
+    python, sql_name = bytes, "bytea"
     form = "base64 of the bytes"
     schema: Mapping[str, Any] = {"type": "string", "contentEncoding": "base64"}
 
@@ -380,7 +376,7 @@ class _Bytes(ColumnType):
 class _Json(ColumnType):
     """A state as JSON text, for snapshot views only. Binary COPY sends it as bytes."""
 
-    python, sql_name, declared, copied_as = bytes, "json", sa.JSON(), "bytea"
+    python, sql_name, copied_as = bytes, "json", "bytea"
     form = "JSON"
     schema: Mapping[str, Any] = {}
 

@@ -10,9 +10,26 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, ExecutableDDLElement, SetColumnComment
+from sqlalchemy.types import TypeEngine
 
+from projections.engine.views.column_types import ColumnType
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.view import Kind, View
+
+_TYPES: dict[str, TypeEngine[Any]] = {
+    "bool": sa.Boolean(),
+    "bytea": sa.LargeBinary(),
+    "date": sa.Date(),
+    "int8": sa.BigInteger(),
+    "json": sa.JSON(),
+    "numeric": sa.Numeric(),
+    "timestamptz": sa.DateTime(timezone=True),
+    "uuid": sa.Uuid(),
+}
+"""By PostgreSQL's names; `text` may have a collation."""
 
 
 def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | None = None) -> sa.Table:
@@ -27,7 +44,7 @@ def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | 
         *(
             sa.Column(
                 column.name,
-                column.type.declared,
+                _declared(column.type),
                 primary_key=column.is_key,
                 autoincrement=False if column.is_key else "auto",
                 nullable=column.optional,
@@ -37,12 +54,27 @@ def table_of(view: View, table_name: str | None = None, metadata: sa.MetaData | 
             for column in view.columns
         ),
         sa.Column(PARTITION, sa.SmallInteger, primary_key=view.kind is Kind.SUMMARY, nullable=False),
-        comment=comment_of(view),
+        comment=view.comment,
         **options,
     )
 
 
-def comment_of(view: View) -> str:
-    """The table's comment. It shows Alembic's autogenerate a changed key or state, which it would not see."""
-    key = ", ".join(column.name for column in view.key)
-    return f"view {view.name}, version {view.version}, {view.kind} by ({key}), shape {view.shape}"
+def to_make(view: View, table_name: str) -> list[sql.SQL]:
+    """The statements that make the table, without rows."""
+    table = table_of(view, table_name)
+    return _compiled(CreateTable(table), *(SetColumnComment(column) for column in table.columns if column.comment))
+
+
+def to_index(view: View, table_name: str) -> list[sql.SQL]:
+    """The statements that add its keys and indexes."""
+    table = table_of(view, table_name)
+    return _compiled(AddConstraint(table.primary_key, isolate_from_table=False), *map(CreateIndex, table.indexes))
+
+
+def _declared(kind: ColumnType) -> TypeEngine[Any]:
+    return sa.Text(collation=kind.collation) if kind.sql_name == "text" else _TYPES[kind.sql_name]
+
+
+def _compiled(*statements: ExecutableDDLElement) -> list[sql.SQL]:
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    return [sql.SQL(str(statement.compile(dialect=dialect))) for statement in statements]

@@ -20,7 +20,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import projections
-from infra.database import schema
+from infra.database.own_tables import OWN_TABLES
 from infra.domain_model.contexts import Context, contexts
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import BadView, Column, Role, columns_of, hints_of
@@ -30,7 +30,7 @@ NOT_VIEWS: set[str] = set()
 """Modules of `projections/` that `discover` leaves out: none, except in measurements of other releases."""
 
 RESERVED = re.compile(
-    rf"{'|'.join(schema.metadata.tables)}|alembic_version|command_outcomes|streams_.*|policy_.*|.*_v\d+(_(r|asof_)\d+)?"
+    rf"{'|'.join(OWN_TABLES)}|alembic_version|command_outcomes|streams_.*|policy_.*|.*_v\d+(_(r|asof_)\d+)?"
 )
 CORE = "core"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -81,6 +81,12 @@ class View:
     def table_name(self) -> str:
         """The table that migrations create for this version. Later builds of it add `_r2`, `_r3`, …"""
         return f"{self.name}_v{self.version}"
+
+    @property
+    def comment(self) -> str:
+        """Its tables' comment. It shows Alembic's autogenerate a changed key or state, which it would not see."""
+        key = ", ".join(column.name for column in self.key)
+        return f"view {self.name}, version {self.version}, {self.kind} by ({key}), shape {self.shape}"
 
     @property
     def key(self) -> tuple[Column, ...]:
