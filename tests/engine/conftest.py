@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infra.settings import Settings
+from tests.engine.service_trees import data, home, hotel, made, source  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
     from tests.engine.api import Api

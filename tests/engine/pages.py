@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from tests.engine.front import free_port
+from tests.engine.service_trees import SAMEFOLD, Tree
 from tests.engine.spine import until
 from tests.engine.test_change_a_read_model import typed
-from tests.engine.test_new_service import SAMEFOLD, Tree
 
 READS = {"history", "outbox", "policies"}
 

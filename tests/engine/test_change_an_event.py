@@ -13,8 +13,8 @@ import pytest
 
 from infra.testing.fixtures import ROOT
 from tests.engine.pages import Author, blocks, matches
+from tests.engine.service_trees import SAMEFOLD, Tree
 from tests.engine.spine import until
-from tests.engine.test_new_service import SAMEFOLD, Tree, data, home, hotel, made, source  # noqa: F401
 
 PAGE = (ROOT / "docs" / "change-an-event.md").read_text()
 
@@ -65,7 +65,7 @@ class Releaser(Author):
 
 
 @pytest.fixture
-def releaser(hotel: Tree, data: Path) -> Iterator[Releaser]:  # noqa: F811
+def releaser(hotel: Tree, data: Path) -> Iterator[Releaser]:
     someone = Releaser(hotel, data)
     try:
         yield someone

@@ -30,8 +30,8 @@ from infra.personal.masters import new_line
 from infra.personal.tokens import FALLBACK, PREFIX
 from tests.engine.front import free_port
 from tests.engine.pages import is_ready
+from tests.engine.service_trees import SAMEFOLD, Tree
 from tests.engine.spine import until
-from tests.engine.test_new_service import SAMEFOLD, Tree, data, home, source  # noqa: F401  # fixtures
 from tests.engine.test_webhooks import SECRET, Receiver, receiver  # noqa: F401  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.integration]

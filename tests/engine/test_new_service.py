@@ -1,13 +1,8 @@
-"""A service of one's own: made by `samefold new`, grown by `samefold add`, run, and updated to a newer Samefold.
-
-Samefold itself is here a repository made of this very tree, changes that are not committed included.
-"""
+"""A service of one's own: made by `samefold new`, grown by `samefold add`, run, and updated to a newer Samefold."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -17,105 +12,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import httpx
 import pytest
 
-from infra.settings import PREFIX
 from infra.testing.fixtures import ROOT
+from tests.engine.service_trees import SAMEFOLD, Tree
 from tests.engine.spine import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration]
 
-SAMEFOLD = "from infra.cli import main; main()"
 ENGINE_FILE = "projections/engine/live/reader.py"
-
-
-class Tree:
-    """A checkout whose code processes run, with no other settings, and a home where nothing is."""
-
-    def __init__(self, folder: Path, home: Path) -> None:
-        self.folder = folder
-        others = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "GIT_", "PYTHON"))}
-        self.environment = others | {
-            "HOME": str(home),
-            "PYTHONPATH": str(folder),
-            "PYTHONSAFEPATH": "1",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "MYPY_CACHE_DIR": str(home / "mypy"),  # of all trees of a home: they differ in a few files
-        }
-
-    def use(self, data: Path, port: int = 8000) -> None:
-        """From now on the development stack in this folder, and an API on this port."""
-        self.environment |= {"SAMEFOLD_DATA_DIR": str(data), "SAMEFOLD_API_PORT": str(port)}
-
-    def run(self, *command: str, code: int | None = 0) -> CompletedProcess[str]:
-        """Run it there; it must end with this exit code, or with any."""
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
-        )
-        assert code in (None, done.returncode), f"{command}: {done.stdout}{done.stderr}"
-        return done
-
-    def samefold(self, *arguments: str, code: int | None = 0) -> CompletedProcess[str]:
-        return self.run(sys.executable, "-c", SAMEFOLD, *arguments, code=code)
-
-    def git(self, *arguments: str) -> str:
-        identity = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
-        return self.run("git", *identity, *arguments).stdout
-
-    def commit(self, message: str) -> None:
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--message", message)
-
-    def check(self) -> None:
-        """What `make check` runs, and its tests."""
-        for command in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), ("pytest", "-q")):
-            self.run(sys.executable, "-m", *command)
-
-    def write(self, name: str, old: str, new: str) -> None:
-        text = (self.folder / name).read_text()
-        assert text.count(old) == 1, f"{name} has {old!r} {text.count(old)} times"
-        (self.folder / name).write_text(text.replace(old, new))
-
-    def digests(self) -> dict[str, str]:
-        files = (name for name in self.git("ls-files").splitlines() if (self.folder / name).is_file())
-        return {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in files}
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Tree:
-    """Samefold's repository."""
-    tree = Tree(tmp_path_factory.mktemp("samefold"), home)
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
-    for name in listed.stdout.decode().splitlines():
-        if (ROOT / name).is_file():
-            (tree.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree.folder / name)
-    tree.git("init", "--quiet", "--initial-branch", "main")
-    tree.commit("Samefold")
-    return tree
-
-
-@pytest.fixture(scope="module")
-def made(source: Tree, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "hotel"
-    told = source.samefold("new", str(folder), "--context", "rooms").stdout
-    assert "make run" in told
-    return folder
-
-
-@pytest.fixture
-def hotel(made: Path, home: Path, tmp_path: Path) -> Tree:
-    """A copy of the service for each test, as it was made."""
-    return Tree(Path(shutil.copytree(made, tmp_path / "hotel", symlinks=True)), home)
 
 
 def yours(tree: Tree) -> dict[str, str]:
@@ -213,16 +121,6 @@ def _is_ready(client: httpx.Client) -> bool:
         return client.get("/health/ready").is_success
     except httpx.TransportError:
         return False
-
-
-@pytest.fixture
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder that PostgreSQL gets into where it has to run as another user."""
-    folder = tmp_path_factory.mktemp("data")
-    folder.chmod(0o711)
-    for parent in folder.parents[:2]:
-        parent.chmod(0o711)
-    return folder
 
 
 def add_room(client: httpx.Client, name: str) -> dict[str, Any]:

@@ -6,14 +6,14 @@ import pytest
 
 from infra.testing.fixtures import ROOT
 from tests.engine.pages import Author, author, blocks, check_files  # noqa: F401
-from tests.engine.test_new_service import Tree, data, home, hotel, made, source  # noqa: F401
+from tests.engine.service_trees import Tree
 
 PAGE = (ROOT / "docs" / "policies.md").read_text()
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration]
 
 
-def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:  # noqa: F811
+def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
     check_files(PAGE, hotel)
 
 

@@ -17,7 +17,7 @@ import pytest
 from infra.testing.fixtures import ROOT
 from policies.engine import At, Send
 from tests.engine.pages import Author, author, blocks, check_files, files  # noqa: F401
-from tests.engine.test_new_service import Tree, data, home, hotel, made, source  # noqa: F401
+from tests.engine.service_trees import Tree
 
 PAGE = (ROOT / "docs" / "unique.md").read_text()
 A, B = "a" * 64, "b" * 64
@@ -27,7 +27,7 @@ MODULES = ("domain.emails", "domain.members", "policies.emails")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.integration
-def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:  # noqa: F811
+def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
     check_files(PAGE, hotel)
 
 
