@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
-from demo import report, tree
+from demo import data, report, tree
 from demo.bank import OVERDRAFT_LIMIT, Bank, bank
 from demo.crew import HOST, Crew, Role
 from demo.load import Load, Loaded
@@ -123,6 +123,8 @@ def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
     The proof is shown before the next release is rolled out. Everything that it starts is stopped when it returns or raises; the
     data stays. Raises DemoRuns and whatever keeps the parts from working.
     """
+    if options.data:
+        data.read(options.data)  # a wrong file is refused before anything starts
     folder = settings.data_dir.expanduser().resolve() / FOLDER
     with _stack(folder, reporter) as stack:
         demo = stack.settings(

@@ -234,7 +234,6 @@ def test_without_kills_and_without_overdraft_a_second_demo_takes_the_first_ones_
 @pytest.mark.parametrize(
     ("number", "moment", "spark"),
     [
-        pytest.param(signal.SIGINT, "the API at work", False, id="ctrl-c"),
         pytest.param(signal.SIGTERM, "the API at work", False, id="sigterm"),
         pytest.param(signal.SIGINT, "in parallel to the old ones", True, id="ctrl-c while Spark starts"),
     ],
@@ -274,11 +273,11 @@ def test_a_limit_that_is_no_amount_is_refused(limit: str, place: Settings, samef
     assert not place.data_dir.exists()
 
 
-def test_a_file_that_is_none_is_named_and_nothing_is_left_running(place: Settings, samefold: Samefold) -> None:
+def test_a_file_that_is_none_is_named_before_anything_starts(place: Settings, samefold: Samefold) -> None:
     done = samefold("demo", "--data", "nowhere.csv", settings=place)
     assert done.returncode == 1
     assert "nowhere.csv" in done.stderr
-    assert running_in(place.data_dir) == []
+    assert not place.data_dir.exists()
 
 
 def test_two_demos_in_one_folder_are_refused(place: Settings, samefold: Samefold) -> None:

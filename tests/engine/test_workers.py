@@ -94,10 +94,11 @@ def test_as_many_processes_as_the_size_is_worth() -> None:
 
 
 PARENT = """
-import sys
+import signal, sys
 from projections.engine.rebuild.workers import run
 from tests.engine.worker_tasks import report_and_wait
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background may have it ignored
     run(report_and_wait, [sys.argv[1], sys.argv[1]], 2)
 """
 
