@@ -35,7 +35,7 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
 
     app = FastAPIOffline(title="Samefold", version=VERSION, lifespan=lifespan, redoc_url=None, redirect_slashes=False)
     app.state.services = services
-    app.state.readiness = Readiness(settings, services.stores)
+    app.state.readiness = Readiness(settings, services.stores, services.keys)
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
     problems.install(app)
     bodies: list[Body] = []

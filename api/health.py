@@ -17,6 +17,7 @@ from api.problems import RETRY_AFTER_S, kind, why
 from api.stores import HealthSnapshot, StoreChecks
 from infra.errors import SamefoldError
 from infra.observability import metrics
+from infra.personal.keys import Keys
 from infra.settings import Settings
 from projections.engine.live.lag import Lags, tell_lags
 from projections.engine.views.view import CORE
@@ -59,9 +60,11 @@ class Ready(TypedDict):
 class Readiness:
     """Listens to the checks of the stores in one process, and keeps its gauges."""
 
-    def __init__(self, settings: Settings, stores: StoreChecks) -> None:
+    def __init__(self, settings: Settings, stores: StoreChecks, keys: Keys | None) -> None:
         self._settings = settings
         self._stores = stores
+        self._keys = keys
+        """None where no context has personal fields."""
         self._lags = Lags()
         self._seen: HealthSnapshot | None = None
         stores.subscribe(self.checked)
@@ -71,7 +74,8 @@ class Readiness:
         wrong = self._stores.failures
         found = {subject: wrong.get(subject) or wrong.get("start") for subject in SUBJECTS}
         blind = None if any(found.values()) else self._blind()
-        return found | {"looks": blind, "positions": self._standing_still()}
+        keys = {"keys": self._keys.unready()} if self._keys is not None else {}
+        return found | keys | {"looks": blind, "positions": self._standing_still()}
 
     def checked(self) -> None:
         """Called after each check of the stores."""

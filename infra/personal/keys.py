@@ -317,10 +317,16 @@ class Keys:
         if connection.execute("select from forgotten_subjects limit 1").fetchone():
             self._append([(_name(), _encode(BeatRecord()))])
 
+    def unready(self) -> KeysNotRead | None:
+        """Why no key is given out yet."""
+        if self.is_started:
+            return None
+        return KeysNotRead("This process has just started, and has not read the keys yet.", _SOON)
+
     def _require_started(self) -> int:
         """The position of the tables when they were read last: a query that begins now finds no earlier one."""
-        if not self.is_started:
-            raise KeysNotRead("This process has just started, and has not read the keys yet.", _SOON)
+        if error := self.unready():
+            raise error
         return self._seen
 
     def _is_older(self, rows: Sequence[Any], seen: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from base64 import urlsafe_b64decode
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from infra.personal.tokens import FALLBACK, PREFIX, sealed
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold, world_of
 from policies.engine import webhooks as webhooks_engine
-from tests.engine.api import Api, unfolded
+from tests.engine.api import Api, serving, unfolded
 from tests.engine.spine import command, commits, open_account, outcomes, produce, project, until
 from tests.engine.test_api_live import subscribed
 from tests.engine.test_api_views import folded, get
@@ -97,6 +98,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
     monkeypatch.setattr(Keys, "keys_for_async", counted)
     return found
+
+
+def test_a_process_that_has_not_read_the_keys_is_not_ready(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the master key is the wrong one, it never is."""
+    copying, may_begin = Keys.keep_copying, threading.Event()
+
+    def later(keys: Keys, closing: threading.Event) -> None:
+        may_begin.wait(60)
+        copying(keys, closing)
+
+    def failing() -> dict[str, str]:
+        checks = api.client.get("/health/ready").json()["checks"]
+        return {name: check["code"] for name, check in checks.items() if not check["ok"]}
+
+    monkeypatch.setattr(Keys, "keep_copying", later)
+    with serving(bank.world, "late") as api:
+        try:
+            until(lambda: failing() == {"keys": "keys-not-read"}, "all but the keys is well")
+        finally:
+            may_begin.set()
+        until(lambda: failing() == {}, "the keys are read")
 
 
 # ── rows and pages ──
