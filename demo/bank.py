@@ -28,10 +28,17 @@ class Bank:
     expected: generate.Totals | None
 
 
-def bank(folder: Path, data: Path | None, *, overdraft_limit: int, seed: int | None) -> Bank:
+def bank(
+    folder: Path,
+    data: Path | None,
+    transactions: list[Transaction] | None = None,
+    *,
+    overdraft_limit: int,
+    seed: int | None,
+) -> Bank:
     """`data`, else the real transactions unless a `seed` asks for generated ones, which are written into `folder`.
 
-    Money in cents. Raises BadTransactions.
+    `transactions` are those of `data`, where it was read before. Money in cents. Raises BadTransactions.
     """
     real = real_data() if seed is None else None
     file = data or real or folder / GENERATED
@@ -40,7 +47,7 @@ def bank(folder: Path, data: Path | None, *, overdraft_limit: int, seed: int | N
     if generated:
         generate.write(file, generate.generate(seed))
     origin = f"generated from seed {seed}" if generated else str(file) if data else f"a Czech bank, 1993-94 ({file})"
-    transactions = read(file)
+    transactions = read(file) if transactions is None else transactions
     commands = list(commands_of(transactions, overdraft_limit))
     all_fit = generated and overdraft_limit >= OVERDRAFT_LIMIT
     return Bank(file, origin, transactions, commands, generate.totals(transactions) if all_fit else None)

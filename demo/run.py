@@ -123,8 +123,7 @@ def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
     The proof is shown before the next release is rolled out. Everything that it starts is stopped when it returns or raises; the
     data stays. Raises DemoRuns and whatever keeps the parts from working.
     """
-    if options.data:
-        data.read(options.data)  # a wrong file is refused before anything starts
+    given = data.read(options.data) if options.data else None  # a wrong file is refused before anything starts
     folder = settings.data_dir.expanduser().resolve() / FOLDER
     with _stack(folder, reporter) as stack:
         demo = stack.settings(
@@ -138,7 +137,7 @@ def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
             migrate.upgrade(demo)
             topics.ensure(demo)
         with reporter.timed("transactions read"):
-            read = bank(folder, options.data, overdraft_limit=options.overdraft_limit, seed=options.seed)
+            read = bank(folder, options.data, given, overdraft_limit=options.overdraft_limit, seed=options.seed)
         port = _free_port()
         day = max((transaction.on for transaction in read.transactions), default=date.min)
         transfers = Transfers(demo, len(read.transactions), day)

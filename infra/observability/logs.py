@@ -51,7 +51,7 @@ class EventFormatter(logging.Formatter):
         ids = {
             "trace_id": trace.format_trace_id(span.trace_id) if span.is_valid else None,
             "correlation_id": correlation.current.get(),
-            "exception": self.formatException(record.exc_info) if record.exc_info else None,
+            "exception": self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else None,
         }
         return event | {name: value for name, value in ids.items() if value is not None}
 

@@ -2,7 +2,6 @@
 
 Files are written as the page shows them, lines that begin with `$` are typed, and what is below them is what they print, `…`
 standing for anything. What follows from a command is there a little later, so what only reads is typed until it shows it.
-A test module that uses `author` imports the fixtures of `test_new_service`, too.
 """
 
 from __future__ import annotations

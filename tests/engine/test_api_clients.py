@@ -29,7 +29,7 @@ from tests.engine.evidence import Witnesses, contradictions, witnesses
 from tests.engine.front import free_port, is_ready
 from tests.engine.spine import set_up, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 CLIENTS = 500
 ROUNDS = 3
@@ -58,7 +58,6 @@ def crowd(url: str, number: int, rounds: int, notes: Notes) -> None:
     asyncio.run(run_all([*clients(url, number, rounds, SEED, notes)]))
 
 
-@pytest.mark.timeout(500)
 def test_nobody_reads_less_than_he_knows_while_everybody_is_killed(world: Settings, tmp_path: Path) -> None:
     set_up(world)
     notes, port = Notes(), free_port()

@@ -27,8 +27,9 @@ from projections.engine.fold.errors import LogChanged
 from projections.engine.operate.replaying import drop, parked_events, replay
 from projections.engine.rebuild import filling
 from projections.engine.rebuild import load as local
-from projections.engine.rebuild.builds import Build, index
+from projections.engine.rebuild.builds import Build
 from projections.engine.rebuild.engines import Local
+from projections.engine.rebuild.filling import index
 from projections.engine.rebuild.load import Loaded, RowsRefused
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back

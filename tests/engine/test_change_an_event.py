@@ -18,7 +18,7 @@ from tests.engine.spine import until
 
 PAGE = (ROOT / "docs" / "change-an-event.md").read_text()
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 
 class Releaser(Author):

@@ -34,7 +34,7 @@ from tests.engine.service_trees import SAMEFOLD, Tree
 from tests.engine.spine import until
 from tests.engine.test_webhooks import SECRET, Receiver, receiver  # noqa: F401  # a fixture
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 NAME, EMAIL = "Zephyrine Quillfeather-Ödland", "zephyrine@quillfeather.example"
 OTHER = "Bartholomew Nightshade"

@@ -21,7 +21,7 @@ from infra.testing.fixtures import ROOT
 from tests.engine.service_trees import SAMEFOLD, Tree
 from tests.engine.spine import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 ENGINE_FILE = "projections/engine/live/reader.py"
 

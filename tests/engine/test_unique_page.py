@@ -27,6 +27,7 @@ MODULES = ("domain.emails", "domain.members", "policies.emails")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.integration
+@pytest.mark.xdist_group("services")
 def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
     check_files(PAGE, hotel)
 
@@ -34,6 +35,7 @@ def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.integration
+@pytest.mark.xdist_group("services")
 def test_the_page_from_the_first_line_to_the_last(author: Author) -> None:  # noqa: F811
     for language, block in blocks(PAGE):
         author.walk(language, block)

@@ -193,7 +193,7 @@ def _free_table(connection: Connection, view: View, *, of_the_past: bool) -> tup
 
 def _make_declared_table(connection: Connection, view: View, table: str) -> None:
     """An empty table as this code declares it."""
-    from projections.engine.views.tables import to_make  # only here: it imports SQLAlchemy
+    from projections.engine.views.tables import to_make  # SQLAlchemy, which only a rebuild imports
 
     for statement in to_make(view, table):
         connection.execute(statement)
@@ -282,22 +282,6 @@ def write_positions(connection: Connection, build: UUID, topic: str, readings: M
         "epoch = excluded.epoch, seq = excluded.seq, command_offset = excluded.command_offset",
         (build, topic, *by_column(readings)),
     )
-
-
-def index(connection: Connection, build: Build, view: View) -> None:
-    """Create a loaded table's keys and indexes, again if they exist.
-
-    Raises UniqueViolation where a key is there twice, BuildAbandoned.
-    """
-    from projections.engine.views.tables import to_index  # only here: it imports SQLAlchemy
-
-    try:
-        with_lock_retry(connection, lambda: drop_keys(connection, build.table))
-        for statement in to_index(view, build.table):
-            connection.execute(statement)
-        connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
-    except errors.UndefinedTable as error:
-        raise build_abandoned(build.table) from error
 
 
 def make_ready(connection: Connection, build: Build, partitions: int) -> None:

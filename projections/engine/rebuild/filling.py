@@ -10,21 +10,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from infra.database.connect import Connection
 from infra.log.rule import START, Reading
 from infra.settings import Settings
 from projections.engine.fold.fold import Held, decode
 from projections.engine.fold.plan import Plan
-from projections.engine.rebuild.builds import Build, Pin, index, with_lock_retry
+from projections.engine.rebuild.build_locks import build_abandoned
+from projections.engine.rebuild.builds import Build, Pin, drop_keys, with_lock_retry
 from projections.engine.rebuild.engines import EngineFor, Progress
 from projections.engine.rebuild.folded import blocking
 from projections.engine.rebuild.load import RowsRefused, counted_to, load, parts, require_arrival
 from projections.engine.store.commit import prepare
 from projections.engine.store.parking import insert_parked, parked_streams
 from projections.engine.store.writing import fold_and_write
+from projections.engine.views.tables import to_index
 from projections.engine.views.view import View
 
 
@@ -106,7 +107,7 @@ class Filling:
         for build in quick:
             try:
                 index(self.connection, build, views[build.view])
-            except psycopg.errors.UniqueViolation as error:
+            except errors.UniqueViolation as error:
                 raise RowsRefused(build.view, error) from error
             self.progress.advance(1)
         self.filled.index_ms += 1000 * (time.monotonic() - began)
@@ -151,6 +152,20 @@ class Filling:
             )
             self.filled.rows[view.name] += rows
         return reached
+
+
+def index(connection: Connection, build: Build, view: View) -> None:
+    """Create a loaded table's keys and indexes, again if they exist.
+
+    Raises UniqueViolation where a key is there twice, BuildAbandoned.
+    """
+    try:
+        with_lock_retry(connection, lambda: drop_keys(connection, build.table))
+        for statement in to_index(view, build.table):
+            connection.execute(statement)
+        connection.execute(sql.SQL("analyze {}").format(sql.Identifier(build.table)))
+    except errors.UndefinedTable as error:
+        raise build_abandoned(build.table) from error
 
 
 def _records(pin: Pin) -> int:
