@@ -226,10 +226,10 @@ _HEADERS = (
     in_header(
         "Idempotency-Key",
         "The command's id, a string of RFC 9651 (draft-ietf-httpapi-idempotency-key-header). Sent again with the same key and "
-        "body, it gets the same answer and does nothing twice. Without one the service makes one, and a retry is another command.",
+        "body, it gets the same answer and does nothing twice. Without one the service makes one, and a retry is another command. "
+        "A key without spaces is accepted without its quotes, too.",
         f'"{openapi.A_KEY}"',
-        maxLength=202,
-        pattern=r'^"[!#-\[\]-~]{1,200}"$',
+        pattern=r'^("([ !#-\[\]-~]|\\["\\]){1,200}"|[!#-+\--:<-\[\]-~]{1,200})$',
     ),
     in_header(
         "If-Match",

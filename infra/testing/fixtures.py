@@ -47,8 +47,9 @@ hypothesis.settings.load_profile("full")
 """`make test` looks at so many examples of each property, `make test-all` at Hypothesis's 100; a busy machine fails neither."""
 
 
-def pytest_report_header() -> str:
-    return f"seed: {SEED} (the same again: TEST_SEED={SEED})"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Not in the header, which `-q` leaves out."""
+    terminalreporter.write_line(f"seed: {SEED} (the same again: TEST_SEED={SEED})")
 
 
 def pytest_unconfigure() -> None:

@@ -17,6 +17,7 @@ from projections.engine.store import commit
 from proofs import patches
 from proofs.model_read import actors
 from proofs.model_read.editing import edited
+from proofs.model_read.policies import PolicyWorld
 from proofs.model_read.run import SwitchOff
 from proofs.model_read.world import World
 from proofs.patches import Edit
@@ -139,3 +140,9 @@ AHEAD = (
     ),
     Edit("projections/engine/live/tail.py", "if reached != dict(to):", "if False:"),
 )
+
+
+@mutant("a policy is switched before it has caught up after a restore", "a switch of a policy, restore")
+def switched_too_early(_world: World) -> Iterator[None]:
+    with replaced(PolicyWorld, "has_caught_up", lambda _self: True):
+        yield

@@ -29,7 +29,7 @@ from proofs.model_read.actors import Agent
 from proofs.model_read.bank import MOVING, PARTITIONS, Bank, Topics, moving
 from proofs.model_read.database import State
 from proofs.model_read.oracle import LOST, STOPPED, Violation
-from proofs.model_read.play import unexpected
+from proofs.model_read.play import Play, unexpected
 from proofs.model_read.policy_oracle import PolicyOracle
 from proofs.model_read.world import World
 
@@ -58,6 +58,10 @@ class PolicyWorld(World):
         self.slow_topic = False
         """A process may be frozen around its append of an activation."""
         self.in_flight: list[str] = []
+        self.was_at: dict[int, int] = {}
+        """The policy's positions when the database was restored."""
+        self.switches = False
+        """A switch is under way that no restore may come into."""
 
     def begin(self, before: Iterable[Callable[[World], None]]) -> list[State]:
         states = super().begin(before)
@@ -67,6 +71,21 @@ class PolicyWorld(World):
     def begin_again(self, states: list[State]) -> None:
         self.bank.take(self._topics[states[-1]])
         super().begin_again(states)
+
+    def _new_play(self, faults: Mapping[str, int]) -> Play:
+        play = super()._new_play(faults)
+        may_restore = play.may_restore
+        play.may_restore = lambda: [] if self.switches else may_restore()
+        return play
+
+    def _restore(self, back: int) -> None:
+        self.was_at = {row["partition"]: row["next_offset"] for row in self._of_policy()}
+        super()._restore(back)
+
+    def has_caught_up(self) -> bool:
+        """Whether the policy has read again what it had read before the database was restored."""
+        at = {row["partition"]: row["next_offset"] for row in self._of_policy()}
+        return all(at.get(partition, 0) >= offset for partition, offset in self.was_at.items())
 
     def _describe(self, _settings: Settings, name: str, **_how: Any) -> Topic:
         ends = self.bank.topics.ends
@@ -96,6 +115,8 @@ class PolicyWorld(World):
             tuple(one.value for one in topics.activations),
             tuple(self.in_flight),
             self.restored,
+            tuple(sorted(self.was_at.items())),
+            self.switches,
             self.unanswered,
         )
 
@@ -340,3 +361,15 @@ def make_live(world: World) -> None:
 def to_second(world: World) -> None:
     """`samefold policies switch`."""
     switch(world.settings, moving(2))
+
+
+def to_second_as_the_page_says(world: World) -> None:
+    """The same, but after a restore only when the policy has caught up, and with no restore meanwhile: docs/policies.md."""
+    assert isinstance(world, PolicyWorld)
+    world.play.pause()
+    if world.has_caught_up():
+        world.switches = True
+        try:
+            to_second(world)
+        finally:
+            world.switches = False

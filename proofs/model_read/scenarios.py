@@ -16,7 +16,14 @@ from projections.engine.views.view import View
 from proofs.model_read.actors import Agent, reader
 from proofs.model_read.bank import Bank
 from proofs.model_read.log import Log, Story
-from proofs.model_read.policies import PolicyWorld, a_relay, make_live, policy_agent, to_second
+from proofs.model_read.policies import (
+    PolicyWorld,
+    a_relay,
+    make_live,
+    policy_agent,
+    to_second,
+    to_second_as_the_page_says,
+)
 from proofs.model_read.policy_oracle import decided
 from proofs.model_read.views import code
 from proofs.model_read.world import World
@@ -256,7 +263,12 @@ POLICY_SCENARIOS = (
     TWO_RELAYS.with_faults(crash=1, kill=1),
     POLICY_SWITCH,
     POLICY_SWITCH.with_faults(**FAULTS),
-    POLICY_SWITCH.with_faults(restore=1),
+    _of_policies(
+        "a switch of a policy, restore",
+        new_bank,
+        *(*BOTH_READ, policy_agent("new", 2, 2), command("switch", to_second_as_the_page_says), a_relay()),
+        faults={"restore": 1},
+    ),
     SWITCH_TAKEN_BACK,
 )
 
