@@ -229,7 +229,7 @@ _HEADERS = (
         "body, it gets the same answer and does nothing twice. Without one the service makes one, and a retry is another command. "
         "A key without spaces is accepted without its quotes, too.",
         f'"{openapi.A_KEY}"',
-        pattern=r'^("([ !#-\[\]-~]|\\["\\]){1,200}"|[!#-+\--:<-\[\]-~]{1,200})$',
+        pattern=requests.KEY,
     ),
     in_header(
         "If-Match",

@@ -29,9 +29,13 @@ CUT_OFF = kind(400, "cut-off", "The request ended too early.")
 
 _PLAIN = "!$&'()*+,;=:@"
 """What RFC 3986 allows in a segment, apart from letters, digits and `-._~`."""
-_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"').fullmatch
-_BARE = re.compile(r"[!#-+\--:<-\[\]-~]+").fullmatch
+_IN_QUOTES = r'[ !#-\[\]-~]|\\["\\]'
+_BARE_CHARACTER = r"[!#-+\--:<-\[\]-~]"
 """Visible ASCII without quote, comma, semicolon and backslash, which would make it two keys or none."""
+_QUOTED = re.compile(rf'"((?:{_IN_QUOTES})*)"').fullmatch
+_BARE = re.compile(rf"{_BARE_CHARACTER}+").fullmatch
+KEY = rf'^("({_IN_QUOTES}){{1,{MAX_ID_BYTES}}}"|{_BARE_CHARACTER}{{1,{MAX_ID_BYTES}}})$'
+"""The pattern of an Idempotency-Key."""
 _VERSION = re.compile(r'"(0|[1-9][0-9]{0,17})"').fullmatch
 # Possessive, here and below: with backtracking, a few thousand spaces in a header would take seconds.
 _JSON = re.compile(r"\s*+application/json\s*+(;\s*+charset\s*+=\s*+\"?utf-8\"?\s*+)?;?\s*+", re.IGNORECASE).fullmatch

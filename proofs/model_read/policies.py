@@ -30,7 +30,7 @@ from proofs.model_read.bank import MOVING, PARTITIONS, Bank, Topics, moving
 from proofs.model_read.database import State
 from proofs.model_read.oracle import LOST, STOPPED, Violation
 from proofs.model_read.play import Play, unexpected
-from proofs.model_read.policy_oracle import PolicyOracle
+from proofs.model_read.policy_oracle import PolicyOracle, positions_of
 from proofs.model_read.world import World
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -79,12 +79,12 @@ class PolicyWorld(World):
         return play
 
     def _restore(self, back: int) -> None:
-        self.was_at = {row["partition"]: row["next_offset"] for row in self._of_policy()}
+        self.was_at = positions_of(self.tables)
         super()._restore(back)
 
     def has_caught_up(self) -> bool:
         """Whether the policy has read again what it had read before the database was restored."""
-        at = {row["partition"]: row["next_offset"] for row in self._of_policy()}
+        at = positions_of(self.tables)
         return all(at.get(partition, 0) >= offset for partition, offset in self.was_at.items())
 
     def _describe(self, _settings: Settings, name: str, **_how: Any) -> Topic:
@@ -124,15 +124,11 @@ class PolicyWorld(World):
 
     def is_done(self) -> bool:
         """Whether all is read, and nothing is left to be sent."""
-        at = {row["partition"]: row["next_offset"] for row in self._of_policy()}
-        return at == self.bank.topics.ends and not self.in_flight and not self.unsent()
+        return positions_of(self.tables) == self.bank.topics.ends and not self.in_flight and not self.unsent()
 
     def unsent(self) -> set[str]:
         """Ids of wishes that are not marked as sent."""
         return {row["id"] for row in self.tables["outbox"] if row["kind"] and row["sent_at"] is row["dead"] is None}
-
-    def _of_policy(self) -> list[Mapping[str, Any]]:
-        return [row for row in self.tables["positions"] if row["agent"] == f"policy_{MOVING}"]
 
     def relays(self) -> bool:
         """Whether a relay is at work."""

@@ -118,11 +118,11 @@ class PolicyOracle:
     # ── what is committed ──
 
     def restored(self, tables: Tables) -> None:
-        self.before = _positions(tables)
+        self.before = positions_of(tables)
 
     def published(self, _process: str, tables: Tables) -> None:
         """Raises Violation."""
-        after = _positions(tables)
+        after = positions_of(tables)
         if behind := [p for p, offset in after.items() if offset < self.before.get(p, 0)]:
             raise Violation(POSITIONS, f"{behind} went back from {self.before} to {after}")
         self.before = after
@@ -140,12 +140,12 @@ class PolicyOracle:
             if reading != ((0, seq, seq or -1) if at else (-1, 0, -1)):
                 raise Violation(POSITIONS, f"{row['partition']} stands at {at}, {reading}")
         self._check_activations(tables)
-        wanted = self.outbox(_positions(tables))
+        wanted = self.outbox(positions_of(tables))
         found = {row["id"]: _seen(row) for row in tables["outbox"]}
         if found != wanted:
             more = {ident: row for ident, row in found.items() if wanted.get(ident) != row}
             less = {ident: row for ident, row in wanted.items() if found.get(ident) != row}
-            raise Violation(OUTBOX, f"at {_positions(tables)} it holds {more} instead of {less}")
+            raise Violation(OUTBOX, f"at {positions_of(tables)} it holds {more} instead of {less}")
 
     def _check_activations(self, tables: Tables) -> None:
         topic = self.bank.topics.activations
@@ -160,8 +160,8 @@ class PolicyOracle:
 
     def check_end(self, tables: Tables) -> None:
         """All is read and sent: every wish had its end, once. Raises Violation."""
-        if _positions(tables) != self.bank.topics.ends or tables["outbox"]:
-            raise Violation(LOST, f"at {_positions(tables)} of {self.bank.topics.ends}: {tables['outbox']}")
+        if positions_of(tables) != self.bank.topics.ends or tables["outbox"]:
+            raise Violation(LOST, f"at {positions_of(tables)} of {self.bank.topics.ends}: {tables['outbox']}")
         facts = {fact.command: fact for part in self.bank.topics.facts.values() for fact in part if fact}
         sent = self.bank.topics.commands[self.bank.client_commands :]
         first = list(dict.fromkeys(one.id for one in sent))
@@ -182,7 +182,8 @@ class PolicyOracle:
                 raise Violation(ORDER, f"{order}: {found}")
 
 
-def _positions(tables: Tables) -> dict[int, int]:
+def positions_of(tables: Tables) -> dict[int, int]:
+    """The policy's, by partition."""
     agent = f"policy_{MOVING}"
     return {row["partition"]: row["next_offset"] for row in tables["positions"] if row["agent"] == agent}
 

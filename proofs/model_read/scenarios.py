@@ -238,6 +238,7 @@ def _of_policies(name: str, log: Callable[[], Log], *actors: Step, faults: Mappi
 
 LIVE = alone("start", make_live)
 SECOND = command("switch", to_second)
+AS_THE_PAGE_SAYS = command("switch", to_second_as_the_page_says)
 BOTH_READ = (policy_agent("one", 1, 3), policy_agent("two", 1, 2))
 JOIN = _of_policies("wishes and outcomes", decided_bank, *BOTH_READ)
 RELAYED = _of_policies("a relay", new_bank, *BOTH_READ, a_relay())
@@ -263,11 +264,9 @@ POLICY_SCENARIOS = (
     TWO_RELAYS.with_faults(crash=1, kill=1),
     POLICY_SWITCH,
     POLICY_SWITCH.with_faults(**FAULTS),
-    _of_policies(
-        "a switch of a policy, restore",
-        new_bank,
-        *(*BOTH_READ, policy_agent("new", 2, 2), command("switch", to_second_as_the_page_says), a_relay()),
-        faults={"restore": 1},
+    replace(
+        POLICY_SWITCH.with_faults(restore=1),
+        actors=[AS_THE_PAGE_SAYS if actor is SECOND else actor for actor in POLICY_SWITCH.actors],
     ),
     SWITCH_TAKEN_BACK,
 )

@@ -101,7 +101,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 
 def test_a_process_that_has_not_read_the_keys_is_not_ready(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the master key is the wrong one, it ends before it is."""
     copying, may_begin = Keys.keep_copying, threading.Event()
 
     def later(keys: Keys, closing: threading.Event) -> None:
