@@ -1,0 +1,123 @@
+"""What `access.py` is written with: who asks, and the rows that an answer depends on.
+
+def may_send(caller: Caller, stream: str, command: object) -> bool | Row
+def may_read(caller: Caller, view: str) -> bool | Rows
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias
+
+from infra.errors import SamefoldError
+
+MODULE = "access"
+
+
+class BadAccess(SamefoldError):
+    """`access.py` is missing, or lacks a function that says who may do what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the token's subject, its roles, its scopes, and all its claims."""
+
+    subject: str
+    roles: frozenset[str] = frozenset()
+    scopes: frozenset[str] = frozenset()
+    claims: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+class Rows:
+    """The rows whose columns have these values: `Rows(owner="ada")`. `Rows(owner="ada") | Rows(branch=7)` are those of either."""
+
+    __slots__ = ("any_of",)
+
+    def __init__(self, **columns: Any) -> None:
+        """Values are of the column's own type, and not None: a row without a value belongs to nobody."""
+        if not columns:
+            raise ValueError("Rows() names no column: return True for all rows")
+        if wrong := [name for name, value in columns.items() if value is None]:
+            raise ValueError(f"Rows({wrong[0]}=None): a row without a value belongs to nobody")
+        self.any_of: tuple[tuple[tuple[str, Any], ...], ...] = (tuple(sorted(columns.items())),)
+
+    def __or__(self, other: Rows) -> Rows:
+        both = object.__new__(Rows)
+        both.any_of = self.any_of + other.any_of
+        return both
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and self.any_of == other.any_of
+
+    def __hash__(self) -> int:
+        return hash(self.any_of)
+
+    def __repr__(self) -> str:
+        return " | ".join(f"Rows({', '.join(f'{name}={value!r}' for name, value in one)})" for one in self.any_of)
+
+    @property
+    def shape(self) -> tuple[tuple[str, ...], ...]:
+        """The columns, without their values: what the SQL depends on."""
+        return tuple(tuple(name for name, _ in one) for one in self.any_of)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values, in the order of the shape."""
+        return tuple(value for one in self.any_of for _, value in one)
+
+
+class Row:
+    """Allowed if the view has this row: `Row("balances", account="7", owner="ada")`. Its key must be among the columns."""
+
+    __slots__ = ("columns", "view")
+
+    def __init__(self, view: str, /, **columns: Any) -> None:
+        self.view = view
+        self.columns = columns
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Row) and (self.view, self.columns) == (other.view, other.columns)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join([repr(self.view), *(f'{name}={value!r}' for name, value in self.columns.items())])})"
+
+
+MaySend: TypeAlias = Callable[[Caller, str, object], bool | Row]
+MayRead: TypeAlias = Callable[[Caller, str], bool | Rows]
+
+
+class Access(NamedTuple):
+    """The functions of the service's `access.py`."""
+
+    may_send: MaySend
+    may_read: MayRead
+
+
+@cache
+def access() -> Access:
+    """The service's own. Raises BadAccess; whatever the file itself raises."""
+    try:
+        module = import_module(MODULE)
+    except ModuleNotFoundError as error:
+        if error.name != MODULE:
+            raise
+        raise BadAccess(
+            f"There is no {MODULE}.py, which says who may send and read what.",
+            "Write it next to domain/: docs/access.md.",
+        ) from None
+    found = []
+    for name, parameters in (("may_send", 3), ("may_read", 2)):
+        function = getattr(module, name, None)
+        if not callable(function) or len(inspect.signature(function).parameters) != parameters:
+            raise BadAccess(
+                f"{MODULE}.py has no function {name} with {parameters} parameters.",
+                "What it must look like: docs/access.md.",
+            )
+        found.append(function)
+    return Access(*found)
