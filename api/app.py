@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from api import commands, health, outcomes, problems, views
+from api.door import OPEN, PROBLEMS, Door
 from api.health import Readiness
 from api.openapi import Body, document
 from api.request_metrics import RequestMetrics
@@ -33,9 +34,12 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
         async with services:
             yield
 
-    app = FastAPIOffline(title="Samefold", version=VERSION, lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    docs = {} if settings.shows_docs else {"openapi_url": None}
+    app = FastAPIOffline(
+        title="Samefold", version=VERSION, lifespan=lifespan, redoc_url=None, redirect_slashes=False, **docs
+    )
     app.state.services = services
-    app.state.readiness = Readiness(settings, services.stores, services.keys)
+    app.state.readiness = Readiness(settings, services.stores, services.keys, services.issuer)
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
     problems.install(app)
     bodies: list[Body] = []
@@ -43,7 +47,10 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     app.include_router(outcomes.router())
     app.include_router(health.router())
     app.include_router(views.router_of(all_views()))
-    app.openapi = cache(lambda: document(app, bodies))  # type: ignore[method-assign]
+    at_the_door = PROBLEMS if services.issuer else ()
+    app.openapi = cache(lambda: document(app, bodies, OPEN, at_the_door))  # type: ignore[method-assign]
+    if services.issuer:
+        app.add_middleware(Door, settings=settings, issuer=services.issuer)
     app.add_middleware(RawPath)
     app.add_middleware(RequestMetrics)
     return app

@@ -1,13 +1,107 @@
-"""Middleware that lets in only who shows a valid token, where SAMEFOLD_AUTH=jwt."""
+"""The door: middleware that lets in whoever shows a valid token, where SAMEFOLD_AUTH=jwt.
+
+It asks before anything of the request is read or routed, so a route that is added later is behind it too.
+"""
 
 from __future__ import annotations
 
-from fastapi import Request
+import logging
+import re
+from collections.abc import Iterable
 
+from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.caller_limits import TOO_MANY_REQUESTS, Bucket, CallerLimits
+from api.issuer import BadToken, Issuer, KeysNotKnown, Verified
+from api.problems import Problem, kind, kind_of, problem_of
+from api.requests import BAD_HEADER
 from infra.access import Caller
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+
+NOT_AUTHENTICATED = kind(401, "not-authenticated", "Who asks is not known.")
+NOT_ALLOWED = kind(403, "not-allowed", "You may not do that.")
+PROBLEMS = (BAD_HEADER, NOT_AUTHENTICATED, NOT_ALLOWED, TOO_MANY_REQUESTS, kind_of(KeysNotKnown))
+"""What the door answers, on every path but the open ones."""
+OPEN = frozenset({"/health/live", "/health/ready"})
+"""For probes, which have no token."""
+DOCS = re.compile(r"/docs|/openapi\.json|/static-offline-docs/.*").fullmatch
+METRICS = "metrics"
+"""The scope that the path of the same name needs."""
+MOST_LOGGED = 10
+"""Refused tokens a second that have a log line each; the next line tells how many had none."""
+_BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE).fullmatch
+_CALLER = "samefold.caller"
+
+
+class Door:
+    """Sets the request's caller, or answers 400, 401, 403, 429 or 503 in the app's place."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, issuer: Issuer) -> None:
+        self.app = app
+        self._issuer = issuer
+        self._limits = CallerLimits(settings.api_caller_rate, settings.api_caller_requests)
+        self._shows_docs = settings.shows_docs
+        self._logged = Bucket(MOST_LOGGED, 10 * MOST_LOGGED)
+        self._not_logged = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_open(scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        try:
+            caller, _ = scope[_CALLER] = await self._verified(scope)
+            if scope["path"] == f"/{METRICS}" and METRICS not in caller.scopes:
+                raise NOT_ALLOWED(f"The token lacks the scope '{METRICS}'.")
+            with self._limits.taking(caller.subject):
+                await self.app(scope, receive, send)  # which answers its own problems
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in OPEN or (self._shows_docs and DOCS(path) is not None)
+
+    async def _verified(self, scope: Scope) -> Verified:
+        try:
+            return await self._issuer.caller_of(_token(scope["headers"]))
+        except KeysNotKnown as error:
+            raise problem_of(error) from None
+        except BadToken as error:
+            problem = NOT_AUTHENTICATED(error.message, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
+            self._log(scope, error)
+            raise problem from None
+
+    def _log(self, scope: Scope, error: BadToken) -> None:
+        if self._logged.take():
+            self._not_logged += 1
+            return
+        more = f" ({self._not_logged} others before it were not logged)" if self._not_logged else ""
+        self._not_logged = 0
+        client = (scope.get("client") or ("?",))[0]
+        log.warning("refused a token from %s: %s%s", client, error.message, more)
 
 
 def caller_of(request: Request) -> Caller | None:
     """Who asks; None where SAMEFOLD_AUTH=off, and everybody may do everything."""
-    caller: Caller | None = request.scope.get("samefold.caller")
-    return caller
+    verified: Verified | None = request.scope.get(_CALLER)
+    return verified and verified.caller
+
+
+def ends_at(request: Request) -> float | None:
+    """When the caller's token ends, in seconds since the epoch; None without one."""
+    verified: Verified | None = request.scope.get(_CALLER)
+    return verified and verified.until
+
+
+def _token(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The bearer token (RFC 6750). Raises Problem 400, 401."""
+    given = [value for name, value in headers if name == b"authorization"]
+    if not given:
+        raise NOT_AUTHENTICATED("Send a token: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"})
+    if len(given) > 1:
+        raise BAD_HEADER(f"Authorization comes {len(given)} times; it must come once.")
+    if (found := _BEARER(given[0])) is None:
+        raise BadToken("The header Authorization holds no bearer token.")
+    return found[1].decode()

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from api.issuer import Issuer
 from api.openapi import JSON, Described, describe, responses
 from api.problems import RETRY_AFTER_S, kind, why
 from api.stores import HealthSnapshot, StoreChecks
@@ -60,11 +61,13 @@ class Ready(TypedDict):
 class Readiness:
     """Listens to the checks of the stores in one process, and keeps its gauges."""
 
-    def __init__(self, settings: Settings, stores: StoreChecks, keys: Keys | None) -> None:
+    def __init__(self, settings: Settings, stores: StoreChecks, keys: Keys | None, issuer: Issuer | None) -> None:
         self._settings = settings
         self._stores = stores
         self._keys = keys
         """None where no context has personal fields."""
+        self._issuer = issuer
+        """None where SAMEFOLD_AUTH=off."""
         self._lags = Lags()
         self._seen: HealthSnapshot | None = None
         stores.subscribe(self.checked)
@@ -75,7 +78,8 @@ class Readiness:
         found = {subject: wrong.get(subject) or wrong.get("start") for subject in SUBJECTS}
         blind = None if any(found.values()) else self._blind()
         keys = {"keys": self._keys.unready()} if self._keys is not None else {}
-        return found | keys | {"looks": blind, "positions": self._standing_still()}
+        issuer = {"issuer": self._issuer.unready()} if self._issuer is not None else {}
+        return found | keys | issuer | {"looks": blind, "positions": self._standing_still()}
 
     def checked(self) -> None:
         """Called after each check of the stores."""

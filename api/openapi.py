@@ -6,7 +6,7 @@ request's way through the framework, so `api/requests.py` parses them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from inspect import Parameter, Signature
 from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
@@ -241,8 +241,11 @@ def _value(schema: Json) -> Any:
 # ── the document ──
 
 
-def document(app: FastAPI, bodies: list[Body]) -> Json:
-    """The whole document: FastAPI's, with the commands' schemas, and with the media type of problems."""
+def document(app: FastAPI, bodies: list[Body], open_paths: Collection[str], at_the_door: Sequence[Kind]) -> Json:
+    """The whole document: FastAPI's, with the commands' schemas, and with the media type of problems.
+
+    `at_the_door` are the problems of every route but those with open paths; where there are some, requests need a token.
+    """
     made: Json = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = made["components"]["schemas"]
     for body in bodies:
@@ -257,4 +260,22 @@ def document(app: FastAPI, bodies: list[Body]) -> Json:
             for status, response in responses.items():
                 if status >= "400":
                     [response["content"]] = [{MEDIA_TYPE: content} for content in response["content"].values()]
+    if at_the_door:
+        _lock(made, open_paths, at_the_door)
     return made
+
+
+def _lock(made: Json, open_paths: Collection[str], at_the_door: Sequence[Kind]) -> None:
+    made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}}
+    made["security"] = [{"token": []}]
+    problem = {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="Problem")}}}
+    for path, operations in made["paths"].items():
+        for operation in operations.values():
+            if path in open_paths:
+                operation["security"] = []
+                continue
+            for kind in at_the_door:
+                response = operation["responses"].setdefault(str(kind.status), {"description": "", "content": problem})
+                line = f"- `{kind.code}`: {kind.title}"
+                if line not in response["description"]:
+                    response["description"] = f"{response['description']}\n{line}".strip()

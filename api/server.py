@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from api.app import create_app
 from api.problems import BAD_REQUEST, HEAD_TOO_LARGE, MEDIA_TYPE, Problem
 from api.requests import TOO_SLOW
+from api.safe_start import require_safe
 from api.services import Services
 from infra.errors import SamefoldError
 from infra.settings import Settings
@@ -68,7 +69,11 @@ class Server(uvicorn.Server):
 
 
 def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
-    """A server that holds its port (0: a free one) and serves once it is run. Raises CannotListen, NotConfigured, BadContext."""
+    """A server that holds its port (0: a free one) and serves once it is run.
+
+    Raises ListensToAll, BadAccess, CannotListen, NotConfigured, BadContext.
+    """
+    require_safe(settings, host)
     app = create_app(settings, name)
     config = uvicorn.Config(
         app,

@@ -11,6 +11,7 @@ from typing import Self
 from fastapi import Request
 
 from api.append import Appender
+from api.issuer import Issuer
 from api.live_rows import RowFeed
 from api.notifications import Notifications
 from api.outcome_waits import OutcomeWaits
@@ -97,6 +98,7 @@ class Services:
         self.stores = StoreChecks(settings, self.pool, name, views)
         self.keys = Keys(settings) if has_personal_fields() else None
         """Of personal values, which are sealed and opened here. None where no context has any."""
+        self.issuer = Issuer(settings, name) if settings.auth == "jwt" else None
         self._closing = threading.Event()
         self.appender = Appender(settings, name)
         self.stores.subscribe(self._kafka_answered)
@@ -138,6 +140,8 @@ class Services:
         self.appender.open(self.parts)
         if self.keys is not None:
             self.parts.thread("keys", partial(self.keys.keep_copying, self._closing))
+        if self.issuer is not None:
+            self.parts.task("issuer", self.issuer.keep_reading())
         self.parts.task("notifications", self.notifications.listen())
         self.parts.task("store checks", self.stores.keep_checking())
         self.parts.task("outcomes", self.outcomes.answer())

@@ -47,7 +47,7 @@ from infra.errors import BadSettings, NotConfigured
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
 SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
-PATHS = "data_dir", "archive_url", "kafka_ssl_ca_location", "master_key_file"
+PATHS = "data_dir", "archive_url", "kafka_ssl_ca_location", "master_key_file", "jwt_keys"
 HINT = "All settings, with what they mean: .env.example."
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
@@ -180,6 +180,27 @@ class Settings(BaseSettings):
     )
     api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, with its body")
 
+    auth: Literal["off", "jwt"] = Field(
+        "off", description="Whom the API answers: with jwt who shows a token, with off everybody on this machine"
+    )
+    auth_in_front: bool = Field(
+        False,
+        description="With auth off, listen beyond this machine all the same: something in front asks who comes in",
+    )
+    jwt_issuer: str | None = Field(None, description="Who issues the tokens: their iss, to the letter")
+    jwt_audience: str | None = Field(None, description="Whom the tokens are for: their aud names it")
+    jwt_keys: str | None = Field(
+        None, description="URL or file of the issuer's keys (JWKS); without it the issuer's own metadata tell where"
+    )
+    jwt_roles_claim: str = Field("roles", description="The claim with the caller's roles, like realm_access.roles")
+    api_caller_rate: float = Field(
+        200, gt=0, description="Requests a second of one caller to one API process, after twice as many at once"
+    )
+    api_caller_requests: int = Field(200, ge=1, description="Most requests of one caller that are answered at once")
+    api_docs: bool | None = Field(
+        None, description="Whether /docs and /openapi.json are there; by default only with auth off"
+    )
+
     spark_master: str | None = Field(
         None, description="Where rebuild and verify may run Spark: spark://…, k8s://…, yarn"
     )
@@ -239,6 +260,8 @@ class Settings(BaseSettings):
             raise ValueError("api_wait_s must not be above api_max_wait_s")
         if self.archive_url and _CREDENTIALS.search(self.archive_url):
             raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
+        if self.auth == "jwt" and not (self.jwt_issuer and self.jwt_audience):
+            raise ValueError("auth=jwt needs jwt_issuer and jwt_audience")
         sasl = self.kafka_security_protocol.startswith("SASL")
         if sasl and not (self.kafka_sasl_mechanism and self.kafka_sasl_username and self.kafka_sasl_password):
             raise ValueError(f"{self.kafka_security_protocol} needs kafka_sasl_mechanism, _username and _password")
@@ -260,6 +283,11 @@ class Settings(BaseSettings):
         if self.database_url is None:
             self._not_configured("PostgreSQL", "database_url")
         return self.database_url.get_secret_value()
+
+    @property
+    def shows_docs(self) -> bool:
+        """Whether the API serves its documentation."""
+        return self.auth == "off" if self.api_docs is None else self.api_docs
 
     def _not_configured(self, what: str, field: str) -> NoReturn:
         raise NotConfigured(

@@ -1,4 +1,4 @@
-"""`samefold dev up | run | down | status | reset`: the embedded development stack."""
+"""`samefold dev up | run | down | status | reset | token`: the embedded development stack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
     dev = typer.Typer(
         help="Kafka and PostgreSQL on this machine, under one data folder, without Docker.", no_args_is_help=True
     )
-    for command in (up, run, down, status, reset):
+    for command in (up, run, down, status, reset, token):
         dev.command()(command)
     app.add_typer(dev, name="dev")
 
@@ -70,7 +70,8 @@ def run() -> None:
             ensure(settings)
             start_all(settings)
             url = f"http://{settings.api_host}:{settings.api_port}"
-            typer.echo(f"The API: {url}/docs. What it takes and shows: {url}/openapi.json. Ctrl-C stops everything.")
+            shown = f"{url}/docs. What it takes and shows: {url}/openapi.json" if settings.shows_docs else url
+            typer.echo(f"The API: {shown}. Ctrl-C stops everything.")
             run_all()
         finally:
             stack.down()
@@ -151,6 +152,25 @@ def reset(yes: Yes = False) -> None:
         typer.confirm(f"Remove all of Kafka's and PostgreSQL's data in {stack.folder}?", abort=True)
     stack.reset()
     typer.echo("Removed.")
+
+
+def token(
+    subject: Annotated[str, typer.Option(help="Whom the token names.")],
+    role: Annotated[list[str] | None, typer.Option(help="A role of theirs; may be repeated.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="A scope, like metrics; may be repeated.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, max=525_600, help="How long it is valid.")] = 60,
+) -> None:
+    """Print a token that the API takes where SAMEFOLD_AUTH=jwt. The stack must be up."""
+    from infra.dev.issuer import ISSUER
+    from infra.settings import Settings
+
+    stack, settings = _stack(), Settings()
+    if settings.jwt_issuer != ISSUER or settings.jwt_keys != str(stack.issuer.keys):
+        raise OtherServices(
+            f"The settings name another issuer than the development stack's: {settings.jwt_issuer or 'none'}.",
+            "Run `samefold dev up`, and leave SAMEFOLD_JWT_ISSUER and SAMEFOLD_JWT_KEYS unset; or ask that issuer for a token.",
+        )
+    typer.echo(stack.issuer.token(subject, role or (), scope or (), minutes))
 
 
 def _stack() -> Stack:

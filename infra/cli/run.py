@@ -111,6 +111,7 @@ def api(host: Host = None, port: Port = None, name: Name = "") -> None:
     """Run the HTTP API: commands in, their outcomes and the read models out."""
     from infra.processes.supervisor import api
 
+    _require_safe(host)
     _supervise(name, None, lambda place: [api(place, host, port)])
 
 
@@ -138,6 +139,8 @@ def run_all(
     """Run handlers, agents for every agent that a view names, policies and publisher if there are any, and the HTTP API."""
     from infra.processes.supervisor import agents, api, handlers, policies, publisher
 
+    if with_api:
+        _require_safe(host)
     names, with_policies, with_public = _agents(), _has_policies(), _has_public()
     _supervise(
         name,
@@ -172,6 +175,15 @@ def _has_public() -> bool:
     from policies.engine.policy import PUBLIC
 
     return find_spec(f"policies.{PUBLIC}") is not None
+
+
+def _require_safe(host: str | None) -> None:
+    """Refuse at once what the API would refuse each time that it is started."""
+    from api.safe_start import require_safe
+    from infra.settings import Settings
+
+    settings = Settings()
+    require_safe(settings, host or settings.api_host)
 
 
 def _supervise(

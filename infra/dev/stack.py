@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypedDict
 
+from infra.dev.issuer import AUDIENCE, ISSUER, DevIssuer
 from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
 from infra.dev.process import runs
@@ -52,6 +53,7 @@ class Stack:
         self.kafka = Kafka(self.folder / "kafka")
         self.postgres = Postgres(self.folder / "postgres")
         self._master_key = self.folder / "master-key"
+        self.issuer = DevIssuer(self.folder / "issuer")
 
     def up(self) -> None:
         """Start what does not run; 0.1 s when both do.
@@ -73,7 +75,7 @@ class Stack:
         """Stop, and remove the data of both. What else lies in the folder stays."""
         with self._alone() if self.folder.is_dir() else nullcontext():
             self._down()
-            for part in (self.kafka.folder, self.postgres.folder):
+            for part in (self.kafka.folder, self.postgres.folder, self.issuer.keys.parent):
                 shutil.rmtree(part, ignore_errors=True)
             self._master_key.unlink(missing_ok=True)
 
@@ -105,7 +107,9 @@ class Stack:
         if not self._master_key.read_text():
             self._master_key.write_text(new_line("development") + "\n")
         endpoints = {"KAFKA_BOOTSTRAP": self.kafka.bootstrap, "DATABASE_URL": self.postgres.url()}
-        values = endpoints | {"MASTER_KEY_FILE": str(self._master_key)}
+        self.issuer.make()
+        tokens = {"JWT_ISSUER": ISSUER, "JWT_AUDIENCE": AUDIENCE, "JWT_KEYS": str(self.issuer.keys)}
+        values = endpoints | {"MASTER_KEY_FILE": str(self._master_key)} | tokens
         text = "".join(f"{PREFIX}{name}={value}\n" for name, value in values.items())
         new = self.folder / f"{DEV_ENV}.new"
         new.write_text("# Written by `samefold dev up`, removed by `samefold dev down`.\n" + text)

@@ -183,7 +183,7 @@ def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Setti
 def test_a_stall_is_told() -> None:
     """Positions that stand still for longer than they may, behind a log that goes on, and nothing else."""
     look = stores.StoreChecks(Settings(api_stall_s=30), cast(Any, None), "test", {})
-    readiness = Readiness(Settings(api_stall_s=30), look, None)
+    readiness = Readiness(Settings(api_stall_s=30), look, None, None)
 
     def told(at: float, next_offset: int, end: int) -> str | None:
         look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, {})
@@ -210,7 +210,7 @@ def test_a_stall_is_told() -> None:
 
 def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
     look = stores.StoreChecks(Settings(), cast(Any, None), "test", {})
-    readiness = Readiness(Settings(), look, None)
+    readiness = Readiness(Settings(), look, None, None)
     look.failures.clear()
 
     def told(age_s: float) -> set[str]:

@@ -1,0 +1,52 @@
+"""What the API refuses to start with: settings that would leave its door open."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from infra.access import access
+from infra.errors import BadSettings, SamefoldError
+from infra.settings import Settings
+
+
+class ListensToAll(SamefoldError):
+    """The API would answer everybody who reaches its address."""
+
+    exit_code = 2
+
+
+def require_safe(settings: Settings, host: str) -> None:
+    """Raises ListensToAll, BadAccess, BadSettings where the API, listening on that host, would let in whom it should not."""
+    if settings.auth == "off":
+        if not (is_loopback(host) or settings.auth_in_front):
+            raise ListensToAll(
+                f"The API would listen on {host}, beyond this machine, and answer everybody there: SAMEFOLD_AUTH is off.",
+                "Set SAMEFOLD_AUTH=jwt (docs/access.md), or SAMEFOLD_AUTH_IN_FRONT=true if something in front asks who comes in.",
+            )
+        return
+    access()
+    name, where = ("JWT_KEYS", settings.jwt_keys) if settings.jwt_keys else ("JWT_ISSUER", settings.jwt_issuer or "")
+    if name == "JWT_KEYS" and "://" not in where:
+        return
+    try:
+        require_https(where)
+    except ValueError as error:
+        raise BadSettings(
+            f"Wrong settings: SAMEFOLD_{name}: {error}.", "Or name a file in SAMEFOLD_JWT_KEYS."
+        ) from None
+
+
+def require_https(url: str) -> None:
+    """Raises ValueError for a URL under which others than its owner could answer."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+        raise ValueError(f"{url[:200]!r} must begin with https://")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host: a loopback address, or the name that always is one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
