@@ -50,7 +50,7 @@ RELEASED = Released(
         {"type": "MoneyDeposited/2", "data": {"cents": 6, "currency": "CZK"}},
     ),
     look_back="samefold rebuild",
-    table_then="balances_v2_asof_1",
+    table_then="balances_v3_asof_1",
     then=Sums(5, 1),
     now=Sums(6, 2),
     expected_then=Sums(5, 1),

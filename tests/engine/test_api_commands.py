@@ -57,7 +57,7 @@ def deposit(api: Api, name: str, cents: int, key: str | None = None, **headers: 
 
 
 def balance(world: Settings, name: str) -> int:
-    return int(scalar(world, "select cents from balances_v1 where account = %s", name))
+    return int(scalar(world, "select cents from balances_v2 where account = %s", name))
 
 
 def of(world: Settings, name: str) -> list[str]:

@@ -29,7 +29,7 @@ ENGINE_FILE = "projections/engine/live/reader.py"
 def yours(tree: Tree) -> dict[str, str]:
     """The files that are the service's own."""
     own = re.compile(
-        r"README\.md|domain/(?!__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
+        r"README\.md|access\.py|domain/(?!__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
     )
     return {name: digest for name, digest in tree.digests().items() if own.match(name)}
 
@@ -44,6 +44,7 @@ def test_a_new_service_is_committed_and_its_checks_and_tests_pass(hotel: Tree) -
 def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> None:
     mine = yours(hotel)
     assert {
+        "access.py",
         "domain/rooms.py",
         "projections/room_names.py",
         "tests/test_rooms.py",
