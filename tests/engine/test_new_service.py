@@ -180,6 +180,7 @@ def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hot
         assert "projections/migrations" in written
     finally:
         hotel.samefold("dev", "down")
+    hotel.write("access.py", 'return "operator" in caller.roles\n    return False', "return True\n    return False")
     hotel.commit("Rooms are renamed")
     mine = yours(hotel)
 
@@ -202,6 +203,7 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     merged = "projections/engine/live/worker.py"
     with (hotel.folder / merged).open("a") as file:
         file.write("\n\nOURS = 1\n")
+    (hotel.folder / "access.py").unlink()  # a service from before there was one
     refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
     assert "not committed" in refused.stderr
     hotel.commit("Changes of our own to Samefold's files")
@@ -233,6 +235,11 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     assert both.startswith("# newer")
     assert both.endswith("OURS = 1\n")
     assert "NEWER = 1" in (hotel.folder / "infra" / "errors.py").read_text()
+
+    assert "write access.py" in done.stdout
+    assert not (hotel.folder / "access.py").exists()
+    missing = hotel.run(sys.executable, "-c", "from infra.access import access; access()", code=1).stderr
+    assert "There is no access.py" in missing
 
 
 def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tree, hotel: Tree, tmp_path: Path) -> None:
