@@ -118,6 +118,7 @@ def test_a_row_comes_with_the_position_it_is_of(api: Api, shared_world: Settings
         "last_on": "2026-01-02",
         "transactions": 1,
         "closed_on": None,
+        "owner": "",
     }
     assert answer.json()["position"] == answer.headers["Samefold-Position"]
     assert Token.parse(answer.json()["position"]) == token_now(shared_world)

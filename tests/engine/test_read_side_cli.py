@@ -97,8 +97,8 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     until(lambda: _json(samefold, world, "views")["agents"]["core"]["lag"]["seconds"] > 0, "some time has passed")
     found = _json(samefold, world, "views")
     assert found["views"]["balances"] == {
-        "code": 1,
-        "live": 1,
+        "code": 2,
+        "live": 2,
         "table": "balances_v2",
         "agent": "core",
         "parked": 0,

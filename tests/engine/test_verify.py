@@ -90,7 +90,7 @@ CASES = {
     "a changed row": ("update balances_v2 set cents = cents + 1 where account = '7'", "balances", "changed"),
     "a row that is missing": ("delete from balances_v2 where account = '7'", "balances", "missing"),
     "a row too many": (
-        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, _partition from balances_v2 limit 1",
+        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, '', _partition from balances_v2 limit 1",
         "balances",
         "extra",
     ),
