@@ -139,8 +139,8 @@ RAISED_STATE: Edits = {
         ("STATE_VERSION = 3", "STATE_VERSION = 4"),
         ("holds: dict[str, int] = field(", "notes: int = 0\n    holds: dict[str, int] = field("),
         (
-            "            return State(state.status, state.balance + change(event), state.overdraft_limit, state.holds, state.owner)",
-            "            return replace(state, balance=state.balance + change(event))",
+            "State(state.status, state.balance + change(event), state.overdraft_limit, state.holds, state.owner)",
+            "replace(state, balance=state.balance + change(event))",
         ),
         (
             "            return State(state.status, state.balance - cents, state.overdraft_limit, holds, state.owner)",
