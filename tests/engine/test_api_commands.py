@@ -508,7 +508,7 @@ def test_a_command_whose_own_checks_fail_is_recorded_as_failed(
         return validate
 
     monkeypatch.setattr(api_commands, "validator", failing)
-    monkeypatch.setitem(contexts()["accounts"].command_readers, "OpenAccount", failing(object))
+    monkeypatch.setitem(contexts()["accounts"].command_readers, "OpenAccount/2", failing(object))
     with everything(world) as api:
         sent = partial(
             httpx.post,

@@ -101,7 +101,7 @@ def test_the_views_are_listed_with_their_questions_keys_and_columns(api: Api) ->
     assert set(views) == {name for name, one in all_views().items() if not one.is_system}
     statement = views["statement"]
     assert statement["question"].startswith("What happened on an account")
-    assert (statement["kind"], statement["version"], statement["key"]) == ("journal", 1, ["account", "line"])
+    assert (statement["kind"], statement["version"], statement["key"]) == ("journal", 2, ["account", "line"])
     assert statement["columns"]["day"] == {"type": "string", "format": "date"}
     assert get(api, views["statement"]["href"]).status_code == 200
 
