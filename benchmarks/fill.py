@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 
 from benchmarks.workload import OPEN, OVERDRAFT_LIMIT, Order, stream_of
 from domain.accounts import AccountOpened, Deposit, MoneyDeposited, MoneyWithdrawn, OpenAccount, Withdraw
+from infra.domain_model.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log import clients
 from infra.log.partitioner import partition_of
@@ -80,9 +81,9 @@ def fill_log(
 
 def _facts(opening: Any, deposit: Any, withdrawal: Any) -> Callable[[int], tuple[str, msgspec.Raw]]:
     """By an order's cents, the stored name and the JSON of what it is; the examples are of one cent."""
-    opened = type(opening).__name__, msgspec.Raw(msgspec.json.encode(opening))
+    opened = stored_type(type(opening)), msgspec.Raw(msgspec.json.encode(opening))
     deposited, withdrawn = (
-        (type(one).__name__, msgspec.json.encode(one).replace(b'"cents":1', b'"cents":%d'))
+        (stored_type(type(one)), msgspec.json.encode(one).replace(b'"cents":1', b'"cents":%d'))
         for one in (deposit, withdrawal)
     )
 

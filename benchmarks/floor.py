@@ -29,12 +29,12 @@ update positions set next_offset = next_offset + 1, seq = seq + 1, command_offse
 returning pg_notify('samefold_floor', '0:1')
 """
 _STATE = """
-insert into streams_accounts_v2 as t (stream, version, state, _partition) values (%s, %s, %s::json, 0)
+insert into streams_accounts_v3 as t (stream, version, state, _partition) values (%s, %s, %s::json, 0)
     on conflict (stream) do update set version = excluded.version, state = excluded.state
 """
 _ROW = """
-insert into balances_v1 as t (account, cents, overdraft_limit, opened_on, last_on, transactions, _partition)
-values (%s, %s, 0, '2026-01-02', '2026-01-02', %s, 0)
+insert into balances_v2 as t (account, cents, overdraft_limit, opened_on, last_on, transactions, owner, _partition)
+values (%s, %s, 0, '2026-01-02', '2026-01-02', %s, '', 0)
     on conflict (account) do update set cents = excluded.cents, transactions = excluded.transactions
 """
 _OUTCOME = """

@@ -40,7 +40,7 @@ VIEWS = ["balances"]
 LOST_S = 30.0
 
 OURS_ALONE = f"{BALANCES} where account < '000100'"
-OTHERS = "select coalesce(sum(cents), 0) from balances_v1 where account >= '000100'"
+OTHERS = "select coalesce(sum(cents), 0) from balances_v2 where account >= '000100'"
 
 
 def run(bench: Bench) -> Result:

@@ -1,7 +1,7 @@
 """A process with other read models than this code's: `python -m benchmarks.other_code ONLY VERSION MODULE [ARGUMENT…]`.
 
-Of the authors' views it has those that ONLY names, with commas between; VERSION, if it is not 1, is that of `balances`, as a
-later deployment would bring it. What runs is the product's own MODULE, unchanged.
+Of the authors' views it has those that ONLY names, with commas between; VERSION is that of `balances`, as a later deployment would
+bring it. What runs is the product's own MODULE, unchanged.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import runpy
 import sys
 from collections.abc import Collection
 
+from projections import balances
+
 VIEW = "balances"
+FIRST = balances.VERSION
+"""The version that this code has of it."""
 
 
-def keep_only(wanted: Collection[str], version: int = 1) -> None:
+def keep_only(wanted: Collection[str], version: int = FIRST) -> None:
     """Leave all other views of `projections/` out, before any of them is found."""
     import projections
-    from projections import balances
     from projections.engine.views import view
 
     there = {info.name for info in pkgutil.iter_modules(projections.__path__) if not info.ispkg}

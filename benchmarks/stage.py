@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 
+from benchmarks.other_code import FIRST
 from benchmarks.processes import Cpu, Process
 from infra.database import migrate
 from infra.dev.stack import Stack
@@ -105,7 +106,7 @@ class Bench:
         member = f"{world.settings.group_prefix}-{name}"
         return self.process(world, member, "commands.handler", name=member)
 
-    def agent(self, world: World, views: Sequence[str], name: str = "agent", version: int = 1) -> Process:
+    def agent(self, world: World, views: Sequence[str], name: str = "agent", version: int = FIRST) -> Process:
         """An agent's process with the system's views and, of the authors', only these, `balances` in that version."""
         member = f"{world.settings.group_prefix}-{name}"
         agent = (",".join(views), str(version), "projections.engine.live.agent")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from benchmarks.check import BALANCES_IN, STATES, check_rows, require
-from benchmarks.other_code import VIEW
+from benchmarks.other_code import FIRST, VIEW
 from benchmarks.processes import Process, wait_until
 from benchmarks.reading import Progressed, progress_of
 from benchmarks.results import Aim, Result, curve, latency_sample, percentile
@@ -65,7 +65,7 @@ def run(bench: Bench) -> Result:
     with bench.world() as world, progress_of(world) as progress, ExitStack() as open_:
         _make_tables(world, releases)
         handler = open_.enter_context(bench.handler(world))
-        running, agents = _agents(bench, world, 1, open_)
+        running, agents = _agents(bench, world, FIRST, open_)
         sent = _fill(bench, progress, ledger, (handler, *agents))
         with (
             background(bench, world, 0, ACCOUNTS, LOAD, bench.options.seed) as load,
@@ -74,9 +74,9 @@ def run(bench: Bench) -> Result:
         ):
             heard.wait_for_batches(0)
             meter = bench.cpu(handler=[handler], agents=agents, readers=readers)
-            told = _switch(bench, world, 1, switches, (handler, load.process, *readers))
+            told = _switch(bench, world, FIRST, switches, (handler, load.process, *readers))
             cpu = meter.spent()
-            for version in range(2, releases + 2):
+            for version in range(FIRST + 1, FIRST + releases + 1):
                 bench.progress.begin(f"switch: to version {version} of the code", None)
                 older = running
                 running, agents = _agents(bench, world, version, open_)
@@ -84,7 +84,7 @@ def run(bench: Bench) -> Result:
                     agent.wait_for_log("holding")
                     agent.wait_for_log("has partitions")
                 _switch(bench, world, version, 1, (handler, load.process, *readers))
-                heard.wait_for_batches(switches + version - 1)
+                heard.wait_for_batches(switches + version - FIRST)
                 older.close()
         answers = [[Answer(*row) for row in json.loads(reader.last_line())] for reader in readers]
         others = _replay(ledger, load, bench.options.seed)
@@ -108,9 +108,9 @@ def _agents(bench: Bench, world: World, version: int, open_: ExitStack) -> tuple
 def _make_tables(world: World, releases: int) -> None:
     """What the migrations of later versions would make."""
     with connect(world.settings, "samefold bench") as database:
-        for version in range(2, releases + 2):
+        for version in range(FIRST + 1, FIRST + releases + 1):
             database.execute(
-                f"create table {VIEW}_v{version} (like {VIEW}_v1 including all) with (fillfactor = 70)".encode()
+                f"create table {VIEW}_v{version} (like {VIEW}_v{FIRST} including all) with (fillfactor = 70)".encode()
             )
 
 

@@ -1,4 +1,4 @@
-"""Switches `balances` to another table, over and over: `python -m benchmarks.switcher --version 1 --count 100`.
+"""Switches `balances` to another table, over and over: `python -m benchmarks.switcher --version 2 --count 100`.
 
 Every tenth time, the first one too, it is one that was just rebuilt (the function behind `samefold rebuild balances`; the
 table before the last is dropped, as `samefold views drop` would); else the one that was live before, caught up, as by `samefold

@@ -11,6 +11,7 @@ import msgspec
 from demo import generate
 from demo.data import Transaction, read, real_data
 from domain import accounts
+from infra.domain_model.versions import stored_type
 from infra.log.records import Command
 
 OVERDRAFT_LIMIT = 5_000_00
@@ -61,7 +62,9 @@ def commands_of(transactions: Iterable[Transaction], overdraft_limit: int) -> It
     opened: set[str] = set()
 
     def command(command_id: str, account: str, body: accounts.Command) -> Command:
-        return Command(command_id, f"accounts/{account}", type(body).__name__, msgspec.Raw(msgspec.json.encode(body)))
+        return Command(
+            command_id, f"accounts/{account}", stored_type(type(body)), msgspec.Raw(msgspec.json.encode(body))
+        )
 
     for transaction in transactions:
         account = transaction.account

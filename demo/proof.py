@@ -19,6 +19,7 @@ from demo.sending import Answer
 from demo.transfers import OURS
 from domain.accounts import OpenAccount
 from infra.database.connect import connect
+from infra.domain_model.versions import stored_type
 from infra.log.records import Command
 from infra.log.rule import START, read
 from infra.log.source import read_range
@@ -136,8 +137,8 @@ def prove(
 
     `commands` are those of `transactions`, in their order.
     """
-    openings = {_key(command) for command in commands if command.type == OpenAccount.__name__}
-    movements = [_key(command) for command in commands if command.type != OpenAccount.__name__]
+    openings = {_key(command) for command in commands if command.type == stored_type(OpenAccount)}
+    movements = [_key(command) for command in commands if command.type != stored_type(OpenAccount)]
     asked = openings.union(movements)
     lost = {key for key in asked if key not in log or key not in rows.outcomes}
     doubled = sum(log.values()) - len(asked & log.keys()) + len(rows.outcomes.keys() - asked)

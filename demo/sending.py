@@ -247,7 +247,7 @@ class Front:
 def path_of(command: Command) -> str:
     """`/accounts/42/open-account`. What a stream's id holds, a slash too, stays in its segment."""
     context, _, name = command.stream.partition("/")
-    return f"/{context}/{quote(name, safe='')}/{_HUMP.sub('-', command.type).lower()}"
+    return f"/{context}/{quote(name, safe='')}/{_HUMP.sub('-', command.type.partition('/')[0]).lower()}"
 
 
 def can_be_sent(command: Command) -> bool:

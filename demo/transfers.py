@@ -14,6 +14,7 @@ from commands.client import Sender, wait_for
 from demo.watch import Watch
 from domain import accounts, transfers
 from infra.database.connect import connect
+from infra.domain_model.versions import stored_type
 from infra.errors import SamefoldError
 from infra.log.records import Command
 from infra.settings import Settings
@@ -140,4 +141,4 @@ def _requests(count: int, on: date, random: Random) -> list[Command]:
 
 
 def _command(command_id: str, stream: str, body: accounts.Command | transfers.Command) -> Command:
-    return Command(command_id, stream, type(body).__name__, msgspec.Raw(msgspec.json.encode(body)))
+    return Command(command_id, stream, stored_type(type(body)), msgspec.Raw(msgspec.json.encode(body)))

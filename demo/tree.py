@@ -21,11 +21,6 @@ PACKAGES = ("domain", "commands", "policies", "projections", "api", "spark_jobs"
 ACCOUNTS, BALANCES = "domain/accounts.py", f"projections/{VIEW}.py"
 EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
     ACCOUNTS: (
-        ("from typing import Literal,", "from typing import ClassVar, Literal,"),
-        (
-            "import Cents, CentsOrZero, Refusal, Text, fact\n",
-            "import Body, Cents, CentsOrZero, Refusal, Text, fact, upcaster\n",
-        ),
         (
             "class MoneyDeposited:\n    cents: Cents\n",
             "class MoneyDeposited:\n    VERSION: ClassVar[int] = 2\n    cents: Cents\n    currency: Text\n",
@@ -38,16 +33,17 @@ EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
         ("[MoneyDeposited(cents=cents, on=on,", '[MoneyDeposited(cents=cents, currency="CZK", on=on,'),
     ),
     BALANCES: (
-        ("VERSION = 1\n", "VERSION = 2\n"),
+        ("VERSION = 2\n", "VERSION = 3\n"),
         ("AccountOpened, Movement, change", "AccountOpened, MoneyDeposited, Movement, change"),
-        ("    closed_on: date | None\n", f"    closed_on: date | None\n    {COLUMN}: int\n"),
-        ("event.on, event.on, 0, None)", "event.on, event.on, 0, None, 0)"),
+        ("    owner: str\n", f"    owner: str\n    {COLUMN}: int\n"),
+        ("0, None, event.owner)", "0, None, event.owner, 0)"),
         (
-            "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on)\n",
+            "    return Balance("
+            "row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, row.owner)\n",
             '    is_czk = isinstance(event, MoneyDeposited) and event.currency == "CZK"\n'
             f"    {COLUMN} = row.{COLUMN} + (change(event) if is_czk else 0)\n"
             "    return Balance(\n"
-            f"        row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, {COLUMN}\n"
+            f"        row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, row.owner, {COLUMN}\n"
             "    )\n",
         ),
     ),

@@ -5,9 +5,9 @@ Money is in minor units (cents). Days come with the command.
 
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Literal, TypeAlias, assert_never
+from typing import ClassVar, Literal, TypeAlias, assert_never
 
-from domain.language import Cents, CentsOrZero, Refusal, Text, fact
+from domain.language import Body, Cents, CentsOrZero, Refusal, Text, fact, upcaster
 
 # Events: what happened, stored for ever. A new field needs a default, any other change a version: docs/change-an-event.md.
 
@@ -29,6 +29,7 @@ NO_DETAILS = Details()
 class AccountOpened:
     overdraft_limit: CentsOrZero
     on: date
+    owner: Text = ""
 
 
 @fact
@@ -93,8 +94,17 @@ Event: TypeAlias = AccountOpened | Movement | HoldReleased | AccountClosed
 
 @fact
 class OpenAccount:
+    """`owner` is the subject of the holder's tokens; an account without one is the bank's alone."""
+
+    VERSION: ClassVar[int] = 2
     overdraft_limit: CentsOrZero
     on: date
+    owner: Text = ""
+
+
+@upcaster(OpenAccount, 1)
+def open_account_1(body: Body) -> Body:
+    return body
 
 
 @fact
@@ -197,7 +207,7 @@ class MoneyOnHold(Refusal):
 
 # State: what decisions need, and no more. Its defaults are an account that was never opened.
 
-STATE_VERSION = 2  # raised when State changes, or what evolve makes of an event
+STATE_VERSION = 3  # raised when State changes, or what evolve makes of an event
 
 LARGEST_BALANCE = 10**17  # cents, either side of zero: a balance always fits into 64 bits
 MOST_HOLDS = 1_000  # at a time: each state and each fold carries them
@@ -210,6 +220,7 @@ class State:
     overdraft_limit: int = 0
     holds: dict[str, int] = field(default_factory=dict)
     """Cents by reference. Never changed in place: states share it."""
+    owner: str = ""
 
 
 # Decide: the events a command leads to, or a refusal.
@@ -222,10 +233,10 @@ def decide(command: Command, state: State) -> list[Event]:
     if state.status == "new" and not isinstance(command, OpenAccount):
         raise AccountNotOpen
     match command:
-        case OpenAccount(overdraft_limit=limit, on=on):
+        case OpenAccount(overdraft_limit=limit, on=on, owner=owner):
             if state.status == "open":
                 raise AccountAlreadyOpen
-            return [AccountOpened(overdraft_limit=limit, on=on)]
+            return [AccountOpened(overdraft_limit=limit, on=on, owner=owner)]
         case Deposit(cents=cents, on=on, details=details):
             if cents > room(state):
                 raise BalanceTooLarge
@@ -274,14 +285,14 @@ def room(state: State) -> int:
 
 def evolve(state: State, event: Event) -> State:
     match event:
-        case AccountOpened(overdraft_limit=limit):
-            return replace(state, status="open", overdraft_limit=limit)
+        case AccountOpened(overdraft_limit=limit, owner=owner):
+            return replace(state, status="open", overdraft_limit=limit, owner=owner)
         # Not `replace`, which takes twice as long: every fold of the log spends its time here.
         case MoneyDeposited() | InterestCredited() | FeeCharged():
-            return State(state.status, state.balance + change(event), state.overdraft_limit, state.holds)
+            return State(state.status, state.balance + change(event), state.overdraft_limit, state.holds, state.owner)
         case MoneyWithdrawn(cents=cents, hold=hold):
             holds = {**state.holds, hold: cents} if hold else state.holds
-            return State(state.status, state.balance - cents, state.overdraft_limit, holds)
+            return State(state.status, state.balance - cents, state.overdraft_limit, holds, state.owner)
         case MoneyReturned(hold=hold, cents=cents):
             return replace(state, balance=state.balance + cents, holds=without(state.holds, hold))
         case HoldReleased(hold=hold):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from domain.accounts import AccountClosed, AccountOpened, Movement, change
 from projections.engine import At, Key
 
-VERSION = 1
+VERSION = 2
 
 
 class Balance(NamedTuple):
@@ -17,15 +17,16 @@ class Balance(NamedTuple):
     last_on: date
     transactions: int
     closed_on: date | None
+    owner: str
 
 
 def evolve(row: Balance | None, event: AccountOpened | Movement | AccountClosed, at: At) -> Balance | None:
     if isinstance(event, AccountOpened):
-        return Balance(at.id, 0, event.overdraft_limit, event.on, event.on, 0, None)
+        return Balance(at.id, 0, event.overdraft_limit, event.on, event.on, 0, None, event.owner)
     if row is None:
         raise ValueError(f"{at.stream}: {type(event).__name__} on an account that was never opened.")
     if isinstance(event, AccountClosed):
         return row._replace(last_on=event.on, closed_on=event.on)
     # not `_replace`, which takes twice as long: most events come this way
     cents, count = row.cents + change(event), row.transactions + 1
-    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on)
+    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, row.owner)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from domain.accounts import Movement, State, change, kind
 from projections.engine import At, Key
 
-VERSION = 1
+VERSION = 2
 
 
 class Line(NamedTuple):
@@ -21,6 +21,7 @@ class Line(NamedTuple):
     counter_account: str
     cents: int
     balance: int
+    owner: str
 
 
 def rows(event: Movement, after: State, at: At) -> Iterable[Line]:
@@ -35,4 +36,5 @@ def rows(event: Movement, after: State, at: At) -> Iterable[Line]:
         counter_account=event.details.counter_account,
         cents=change(event),
         balance=after.balance,
+        owner=after.owner,
     )

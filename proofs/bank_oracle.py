@@ -125,6 +125,7 @@ class Account:
     balance: int = 0
     limit: int = 0
     holds: dict[str, int] = field(default_factory=dict)
+    owner: str = ""
 
 
 class Bank:
@@ -219,7 +220,7 @@ class Bank:
 
     def _happened(self, at: At, account: Account, kind: str, data: Mapping[str, Any]) -> None:
         if kind == "AccountOpened":
-            account.status, account.limit = "open", data["overdraft_limit"]
+            account.status, account.limit, account.owner = "open", data["overdraft_limit"], data.get("owner", "")
         elif kind == "AccountClosed":
             account.status = "closed"
         else:
@@ -233,6 +234,7 @@ class Bank:
             "balance": account.balance,
             "overdraft_limit": account.limit,
             "holds": dict(account.holds),
+            "owner": account.owner,
         }
         self.put("streams_accounts", (at.stream,), (at.stream, at.version, state, at.partition))
         if kind == "HoldReleased":
@@ -250,9 +252,10 @@ class Bank:
     def _balance(self, at: At, kind: str, data: Mapping[str, Any], on: date) -> None:
         key = (at.account,)
         if kind == "AccountOpened":
-            self.put("balances", key, (at.account, 0, data["overdraft_limit"], on, on, 0, None, at.partition))
+            owner = data.get("owner", "")
+            self.put("balances", key, (at.account, 0, data["overdraft_limit"], on, on, 0, None, owner, at.partition))
             return
-        _, cents, limit, opened, _, count, closed, _ = self.rows["balances"].get(key) or (
+        _, cents, limit, opened, _, count, closed, owner, _ = self.rows["balances"].get(key) or (
             at.account,
             0,
             0,
@@ -260,19 +263,20 @@ class Bank:
             on,
             0,
             None,
+            "",
             0,
         )
         if kind == "AccountClosed":
             closed = on
         else:
             cents, count = cents + SIGNS[kind] * data["cents"], count + 1
-        self.put("balances", key, (at.account, cents, limit, opened, on, count, closed, at.partition))
+        self.put("balances", key, (at.account, cents, limit, opened, on, count, closed, owner, at.partition))
 
     def _line(
         self, at: At, kind: str, data: Mapping[str, Any], on: date, details: Mapping[str, str], account: Account
     ) -> None:
         words = (details["operation"], details["purpose"], details["counter_bank"], details["counter_account"])
-        moved = (SIGNS[kind] * data["cents"], account.balance, at.partition)
+        moved = (SIGNS[kind] * data["cents"], account.balance, account.owner, at.partition)
         self.put("statement", (at.account, at.version), (at.account, at.version, on, CALLED[kind], *words, *moved))
 
     def _day(self, at: At, kind: str, cents: int, on: date, details: Mapping[str, str]) -> None:

@@ -56,7 +56,7 @@ from infra.testing.facts import facts, members
 TODAY = date(1993, 1, 31)
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")
 
-OPENED = AccountOpened(overdraft_limit=200, on=TODAY)
+OPENED = AccountOpened(overdraft_limit=200, on=TODAY, owner="ada")
 CLOSED = AccountClosed(on=TODAY)
 
 
@@ -77,8 +77,8 @@ def full() -> State:
 
 
 def test_opening_opens() -> None:
-    assert decide(OpenAccount(overdraft_limit=200, on=TODAY), given()) == [OPENED]
-    assert given(OPENED) == State("open", 0, 200)
+    assert decide(OpenAccount(overdraft_limit=200, on=TODAY, owner="ada"), given()) == [OPENED]
+    assert given(OPENED) == State("open", 0, 200, owner="ada")
 
 
 def test_an_open_account_is_not_opened_again() -> None:
@@ -177,11 +177,11 @@ HELD = MoneyWithdrawn(cents=60, on=TODAY, hold="t1")
 def test_a_withdrawal_with_a_hold_remembers_what_may_come_back() -> None:
     command = Withdraw(cents=60, on=TODAY, hold="t1")
     assert decide(command, given(OPENED)) == [HELD]
-    assert given(OPENED, HELD) == State("open", -60, 200, {"t1": 60})
+    assert given(OPENED, HELD) == State("open", -60, 200, {"t1": 60}, "ada")
 
 
 def test_a_withdrawal_without_a_hold_remembers_nothing() -> None:
-    assert given(OPENED, MoneyWithdrawn(cents=60, on=TODAY)) == State("open", -60, 200)
+    assert given(OPENED, MoneyWithdrawn(cents=60, on=TODAY)) == State("open", -60, 200, owner="ada")
 
 
 def test_a_reference_holds_once_at_a_time() -> None:
@@ -206,7 +206,7 @@ def test_what_is_on_hold_comes_back_as_it_went() -> None:
 
 def test_a_released_hold_is_gone_and_the_money_too() -> None:
     assert decide(ReleaseHold(hold="t1"), given(OPENED, HELD)) == [HoldReleased(hold="t1")]
-    assert given(OPENED, HELD, HoldReleased(hold="t1")) == State("open", -60, 200)
+    assert given(OPENED, HELD, HoldReleased(hold="t1")) == State("open", -60, 200, owner="ada")
 
 
 @pytest.mark.parametrize("command", [ReturnMoney(hold="t2", on=TODAY), ReleaseHold(hold="t2"), ReleaseHold(hold="")])
@@ -340,7 +340,7 @@ def test_the_state_comes_back_from_its_snapshot(state: State) -> None:
 # What has been stored is stored for ever
 
 STORED = [
-    ("AccountOpened", '{"overdraft_limit": 200, "on": "1993-01-31"}', OPENED),
+    ("AccountOpened", '{"overdraft_limit": 200, "on": "1993-01-31"}', AccountOpened(overdraft_limit=200, on=TODAY)),
     ("MoneyDeposited", '{"cents": 5, "on": "1993-01-31"}', deposited(5)),
     ("MoneyWithdrawn", '{"cents": 5, "on": "1993-01-31"}', MoneyWithdrawn(cents=5, on=TODAY)),
     ("InterestCredited", '{"cents": 5, "on": "1993-01-31"}', InterestCredited(cents=5, on=TODAY)),

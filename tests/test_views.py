@@ -51,7 +51,7 @@ MONDAY, TUESDAY, FRIDAY, SUNDAY = (date(1993, 2, day) for day in (1, 2, 5, 7))
 RENT = Details(operation="transfer out", purpose="household", counter_bank="YZ", counter_account="87144583")
 
 LIFE: list[Event] = [
-    AccountOpened(overdraft_limit=500, on=MONDAY),
+    AccountOpened(overdraft_limit=500, on=MONDAY, owner="ada"),
     MoneyDeposited(cents=900, on=MONDAY, details=Details(operation="cash deposit")),
     MoneyWithdrawn(cents=1_000, on=TUESDAY, details=RENT),
     InterestCredited(cents=7, on=TUESDAY),
@@ -89,11 +89,11 @@ def increments_of(events: Sequence[Event]) -> list[DailyTotal]:
 @pytest.mark.parametrize(
     ("events", "row"),
     [
-        (LIFE[:1], Balance("576", 0, 500, MONDAY, MONDAY, 0, None)),
-        (LIFE[:2], Balance("576", 900, 500, MONDAY, MONDAY, 1, None)),
-        (LIFE[:3], Balance("576", -100, 500, MONDAY, TUESDAY, 2, None)),
-        (LIFE[:6], Balance("576", 0, 500, MONDAY, FRIDAY, 5, None)),
-        (LIFE, Balance("576", 0, 500, MONDAY, SUNDAY, 5, SUNDAY)),
+        (LIFE[:1], Balance("576", 0, 500, MONDAY, MONDAY, 0, None, "ada")),
+        (LIFE[:2], Balance("576", 900, 500, MONDAY, MONDAY, 1, None, "ada")),
+        (LIFE[:3], Balance("576", -100, 500, MONDAY, TUESDAY, 2, None, "ada")),
+        (LIFE[:6], Balance("576", 0, 500, MONDAY, FRIDAY, 5, None, "ada")),
+        (LIFE, Balance("576", 0, 500, MONDAY, SUNDAY, 5, SUNDAY, "ada")),
     ],
 )
 def test_a_balance_is_what_all_events_left(events: Sequence[Event], row: Balance) -> None:
@@ -111,11 +111,11 @@ def test_a_log_that_does_not_begin_with_the_opening_is_noticed(event: Event) -> 
 
 def test_a_statement_has_a_line_for_each_movement_with_the_balance_after_it() -> None:
     assert lines_of(LIFE) == [
-        Line("576", 2, MONDAY, "deposit", "cash deposit", "", "", "", 900, 900),
-        Line("576", 3, TUESDAY, "withdrawal", "transfer out", "household", "YZ", "87144583", -1_000, -100),
-        Line("576", 4, TUESDAY, "interest", "", "", "", "", 7, -93),
-        Line("576", 5, TUESDAY, "fee", "cash withdrawal", "statement fee", "", "", -30, -123),
-        Line("576", 6, FRIDAY, "deposit", "", "", "", "", 123, 0),
+        Line("576", 2, MONDAY, "deposit", "cash deposit", "", "", "", 900, 900, "ada"),
+        Line("576", 3, TUESDAY, "withdrawal", "transfer out", "household", "YZ", "87144583", -1_000, -100, "ada"),
+        Line("576", 4, TUESDAY, "interest", "", "", "", "", 7, -93, "ada"),
+        Line("576", 5, TUESDAY, "fee", "cash withdrawal", "statement fee", "", "", -30, -123, "ada"),
+        Line("576", 6, FRIDAY, "deposit", "", "", "", "", 123, 0, "ada"),
     ]
 
 
@@ -136,7 +136,7 @@ def test_a_movement_counts_for_its_day_and_operation() -> None:
 
 
 HELD: list[Event] = [
-    AccountOpened(overdraft_limit=500, on=MONDAY),
+    AccountOpened(overdraft_limit=500, on=MONDAY, owner="ada"),
     MoneyWithdrawn(cents=300, on=MONDAY, hold="t1"),
     MoneyWithdrawn(cents=40, on=MONDAY, hold="t2"),
     MoneyReturned(hold="t1", cents=300, on=TUESDAY),
@@ -145,8 +145,8 @@ HELD: list[Event] = [
 
 
 def test_money_that_comes_back_is_a_movement_and_a_released_hold_is_none() -> None:
-    assert balance_after(HELD) == Balance("576", -40, 500, MONDAY, TUESDAY, 3, None)
-    assert lines_of(HELD)[2:] == [Line("576", 4, TUESDAY, "return", "", "", "", "", 300, -40)]
+    assert balance_after(HELD) == Balance("576", -40, 500, MONDAY, TUESDAY, 3, None, "ada")
+    assert lines_of(HELD)[2:] == [Line("576", 4, TUESDAY, "return", "", "", "", "", 300, -40, "ada")]
     assert increments_of(HELD)[2:] == [DailyTotal(TUESDAY, "return", count=1, cents=300, largest=300)]
 
 

@@ -295,7 +295,7 @@ def test_spark_s_rows_are_compared_with_the_ledger_for_each_job(
 
     monkeypatch.setattr(spark, "SIZES", {spark.MEASURED: 5_000_000})
     monkeypatch.setattr(Ledger, "rows", lambda ledger: {"000000": (1, 0)})
-    with pytest.raises(RunVoid, match=r"balances_v1_r2 \(local\)"):
+    with pytest.raises(RunVoid, match=r"balances_v2_r2 \(local\)"):
         spark.run(tiny(stack, tmp_path))
 
 

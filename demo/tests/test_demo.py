@@ -185,7 +185,7 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
     verdict = judge(few, LIMIT)
     assert found["commands"] > 100
     assert (found["lost"], found["doubled"], found["differences"]) == (0, 0, 0)
-    assert found["rebuild"]["tables"] == {"balances": "balances_v2"}
+    assert found["rebuild"]["tables"] == {"balances": "balances_v3"}
     assert found["rebuild"]["engine"] == "spark"
     assert found["then"]["balance"] == f"{sum(verdict.balances.values()):.2f}"
     deposited = sum(one.cents for one in read(few) if one.direction == "credit" and one.purpose != "interest")

@@ -174,8 +174,8 @@ def test_purpose_and_direction_say_which_command(direction: str, purpose: str, c
 def test_an_account_is_opened_once_before_its_first_transaction() -> None:
     first, second = transaction(), replace(transaction(), trans_id="171813")
     opening, *others = commands_of([first, second], overdraft_limit=5_000_00)
-    assert (opening.id, opening.stream, opening.type) == ("open-576", "accounts/576", "OpenAccount")
-    assert msgspec.json.decode(opening.data) == {"overdraft_limit": 5_000_00, "on": "1993-01-01"}
+    assert (opening.id, opening.stream, opening.type) == ("open-576", "accounts/576", "OpenAccount/2")
+    assert msgspec.json.decode(opening.data) == {"overdraft_limit": 5_000_00, "on": "1993-01-01", "owner": ""}
     assert [one.id for one in others] == ["berka-171812", "berka-171813"]
     assert {(one.stream, one.type) for one in others} == {("accounts/576", "Deposit")}
     details = {"operation": "transfer in", "purpose": "", "counter_bank": "YZ", "counter_account": "30300313"}

@@ -41,7 +41,7 @@ def flawless(of: Bank) -> Found:
         account = command.stream.removeprefix("accounts/")
         versions[account] += 1
         outcomes[command.stream, command.id] = Answer("accepted", versions[account])
-        if command.type != "OpenAccount":
+        if command.type != "OpenAccount/2":
             transaction = next(transactions)
             change = transaction.cents if transaction.direction == "credit" else -transaction.cents
             sums[account] += change

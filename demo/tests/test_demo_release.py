@@ -50,7 +50,7 @@ RELEASED = Released(
         {"type": "MoneyDeposited/2", "data": {"cents": 6, "currency": "CZK"}},
     ),
     look_back="samefold rebuild",
-    table_then="balances_v2_asof_1",
+    table_then="balances_v3_asof_1",
     then=Sums(5, 1),
     now=Sums(6, 2),
     expected_then=Sums(5, 1),
@@ -80,8 +80,8 @@ def test_it_holds_only_if_all_of_it_does(wrong: dict[str, Any]) -> None:
 def test_the_next_release_is_this_code_with_an_event_and_a_view_changed(tmp_path: Path) -> None:
     diff = tree.make(tmp_path / "next")
     changed = [line for line in diff.splitlines() if line[0] in "+-" and not line.startswith(("+++", "---"))]
-    views = changed.index("-VERSION = 1")
-    assert changed[views + 1] == "+VERSION = 2"
+    views = changed.index("-VERSION = 2")
+    assert changed[views + 1] == "+VERSION = 3"
     assert "+    deposited: int" in changed[views:]
     assert "+    currency: Text" in changed[:views]
     program = (

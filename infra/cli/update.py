@@ -51,6 +51,8 @@ def update(
         "git add --all, git diff --cached, git commit",
         "samefold db upgrade, deploy",
     ]
+    if not (root / "access.py").exists():
+        steps += ["Before SAMEFOLD_AUTH=jwt: write access.py, which this service does not have yet (docs/access.md)"]
     after = _outcomes_version(root)
     if before != after:
         steps += [f"samefold rebuild: view '{OUTCOMES}' is at version {after} now"]

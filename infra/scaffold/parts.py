@@ -67,13 +67,14 @@ class Parts:
         self.root = root
 
     def service(self, context: str) -> Written:
-        """The first context of a new service with its view, their tests, and one of the service as a whole."""
+        """The first context of a new service with its view, their tests, one of the service as a whole, and who may do what."""
         names = names_of(context)
         written = self.context(context)
         view = {
             f"projections/{names.one}_names.py": "first_view",
             f"tests/test_{names.one}_names.py": "test_first_view",
             "tests/test_service.py": "test_service",
+            "access.py": "access",
         }
         written.files += self._write({file: names.apply(_skeleton(source)) for file, source in view.items()})
         return written
@@ -88,6 +89,7 @@ class Parts:
             self._write({name: names.apply(text) for name, text in texts.items()}),
             [
                 f"Edit {file}: rename its event, command and refusal, or add more of them.",
+                "Edit access.py: who may send its commands? What is not allowed there is denied.",
                 *_new_table(f"the states of {name}"),
             ],
         )
@@ -160,7 +162,7 @@ class Parts:
             next=[
                 f"Edit `decide` in domain/{context}.py: when is {name} refused, and which events does it lead to?",
                 RESTART,
-                f"Over HTTP it is `POST /{path}` (GET /docs shows it).",
+                f"Over HTTP it is `POST /{path}` (GET /docs shows it); access.py says who may send it.",
             ],
         )
 

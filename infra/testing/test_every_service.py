@@ -1,14 +1,16 @@
-"""What holds in every service, whatever it declares: contexts and policies are pure, events and commands can be stored."""
+"""What holds in every service, whatever it declares: domain, policies and access.py are pure, events and commands can be stored."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import pickle
 from collections.abc import Iterator, Set
 from dataclasses import fields
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,16 +18,19 @@ from pydantic import TypeAdapter
 
 import domain
 import policies
+from infra.access import Access, Caller, Row, Rows, access
 from infra.database import migrate
 from infra.domain_model import release_check
 from infra.domain_model.contexts import contexts
 from infra.log.records import Commit, EventRecord, Record, decode_event, encode
 from infra.settings import Settings
 from infra.testing.facts import facts
+from infra.testing.fixtures import ROOT
 from policies.engine import At
 from policies.engine.outbox import view_of
 from policies.engine.policy import discover
 from projections.engine.views.core_views import all_views
+from projections.engine.views.view import View
 
 # The modules that do no input or output and read no clock. All others are refused.
 PURE = {
@@ -53,6 +58,8 @@ REACHES_OUT = {"open", "print", "input", "eval", "exec", "compile", "__import__"
 
 EVENTS = [event for context in contexts().values() for event in context.events.values()]
 COMMANDS = [command for context in contexts().values() for command in context.commands.values()]
+
+ANYBODY = Caller("anybody")
 
 
 def impurities(source: str, pure: Set[str] = PURE) -> Iterator[str]:
@@ -85,6 +92,46 @@ def test_the_policies_are_pure() -> None:
     files = Path(policies.__path__[0]).glob("*.py")
     pure = PURE | {"policies"}
     assert {file.name: found for file in files if (found := list(impurities(file.read_text(), pure)))} == {}
+
+
+@pytest.fixture(scope="module")
+def who() -> Access:
+    """The service's own access.py. One that was made before there was any has none, and needs it for SAMEFOLD_AUTH=jwt only."""
+    if not (ROOT / "access.py").exists():
+        pytest.skip("there is no access.py (docs/access.md)")
+    return access()
+
+
+def test_access_is_pure(who: Access) -> None:
+    """The same caller may do the same, whenever it asks."""
+    source = Path(inspect.getfile(who.may_send)).read_text()
+    assert [one for one in impurities(source) if not one.endswith(": infra.access")] == []
+
+
+@settings(deadline=None)
+@for_all(data=st.data())
+def test_access_answers_for_every_command_and_names_rows_that_there_are(who: Access, data: st.DataObject) -> None:
+    for context in contexts().values():
+        for cls in context.commands.values():
+            answer = who.may_send(ANYBODY, f"{context.name}/1", data.draw(facts(cls)))
+            if isinstance(answer, Row):
+                view = all_views()[answer.view]
+                assert {column.name for column in view.key} <= answer.columns.keys() <= names_in(view), answer
+            else:
+                assert isinstance(answer, bool), cls
+
+
+def test_access_answers_for_every_view_and_names_columns_that_there_are(who: Access) -> None:
+    for view in all_views().values():
+        answer = who.may_read(ANYBODY, view.name)
+        if isinstance(answer, Rows):
+            assert all({*columns} <= names_in(view) for columns in answer.shape), answer
+        else:
+            assert isinstance(answer, bool), view.name
+
+
+def names_in(view: View) -> set[str]:
+    return {column.name for column in view.columns}
 
 
 @settings(deadline=None)

@@ -17,13 +17,15 @@ Lines = dict[str, dict[Row, str]]
 """By view and key, a row as `COLUMNS` asks PostgreSQL for it: values with tabs between them."""
 
 COLUMNS = {
-    "balances": "account, cents, overdraft_limit, opened_on, last_on, transactions, coalesce(closed_on::text, ''), _partition",
+    "balances": "account, cents, overdraft_limit, opened_on, last_on, transactions, coalesce(closed_on::text, ''), "
+    "owner, _partition",
     "command_outcomes": "stream, command_id, outcome, coalesce(code, ''), coalesce(message, ''), version, fingerprint, "
     "(extract(epoch from at) * 1000)::bigint, _partition",
     "daily_totals": "day, operation, count, cents, largest, _partition",
-    "statement": "account, line, day, kind, operation, purpose, counter_bank, counter_account, cents, balance, _partition",
-    "streams_accounts": "stream, version, state->>'status', state->>'balance', state->>'overdraft_limit', state->>'holds', "
+    "statement": "account, line, day, kind, operation, purpose, counter_bank, counter_account, cents, balance, owner, "
     "_partition",
+    "streams_accounts": "stream, version, state->>'status', state->>'balance', state->>'overdraft_limit', state->>'holds', "
+    "state->>'owner', _partition",
     "streams_standing_orders": "stream, version, state->>'status', state->>'source', state->>'target', state->>'cents', "
     "state->>'day', state->>'following', _partition",
     "streams_transfers": "stream, version, state->>'step', state->>'source', state->>'target', state->>'cents', state->>'on', "

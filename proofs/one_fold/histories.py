@@ -375,7 +375,7 @@ class _Bank:
         chance = self.chance
         on = chance.choice(DAYS) if chance.randrange(4) == 0 else DAYS[0] + timedelta(days=chance.randrange(5))
         if opens or chance.randrange(15) == 0:
-            return OpenAccount(overdraft_limit=chance.choice(LIMITS), on=on)
+            return OpenAccount(overdraft_limit=chance.choice(LIMITS), on=on, owner=f"{on:%A}")
         if chance.randrange(12) == 0:
             return CloseAccount(on=on)
         kind: Any = chance.choice((Deposit, Deposit, Withdraw, Withdraw, CreditInterest, ChargeFee))

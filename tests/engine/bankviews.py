@@ -23,7 +23,7 @@ from domain.accounts import AccountOpened, FeeCharged, MoneyDeposited, MoneyWith
 """
 
 BALANCES_2 = """
-    VERSION = 2
+    VERSION = 3
 
     class Balance(NamedTuple):
         account: Key[str]

@@ -65,22 +65,22 @@ def test_it_ends_who_builds_and_takes_his_place(bank: Bookkeeper) -> None:
         begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
         claim(unconcerned, "statement")
         result = rebuild(world, ["balances"], all_views(), end_others=True)
-        assert result.tables == {"balances": "balances_v1_r3"}
-        assert build_states(world, "balances")["balances_v1_r2"] == "abandoned"
+        assert result.tables == {"balances": "balances_v2_r3"}
+        assert build_states(world, "balances")["balances_v2_r2"] == "abandoned"
         assert unconcerned.execute("select 1").fetchone() == (1,), "only who stands in the way is ended"
         with pytest.raises(Exception, match="terminat"):
             other.execute("select 1")
 
 
 def test_it_ends_nobody_where_nobody_builds(bank: Bookkeeper) -> None:
-    assert rebuild(bank.world, ["balances"], all_views(), end_others=True).tables == {"balances": "balances_v1_r2"}
+    assert rebuild(bank.world, ["balances"], all_views(), end_others=True).tables == {"balances": "balances_v2_r2"}
 
 
 def test_a_dead_builders_place_is_taken_without_it(bank: Bookkeeper) -> None:
     world = bank.world
     with connect(world, session_name("rebuild")) as other:
         begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
-    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v1_r3"}
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r3"}
 
 
 def test_a_session_that_does_not_end_is_told(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str,
     rebuild(world, ["balances"], all_views(), make_live=command != "switch")
     commands: dict[str, Callable[[], object]] = {
         "switch": lambda: go_to(world, ["balances"], all_views()),
-        "views drop": lambda: drop_tables(world, droppable(world, "balances", "balances_v1"), None),
+        "views drop": lambda: drop_tables(world, droppable(world, "balances", "balances_v2"), None),
         "archive trim": lambda: trim_log(world, *plan_trim(world)),
     }
     if command == "archive trim":
@@ -220,8 +220,8 @@ def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str,
             begin(killed, [all_views()["balances"]], world.events_topic, {}, "core")
     lock = {
         "switch": "select from positions for update",
-        "views drop": "lock table balances_v1",
-        "archive trim": "lock table balances_v1_r3",
+        "views drop": "lock table balances_v2",
+        "archive trim": "lock table balances_v2_r3",
     }
     with connect(world, "test") as db, connect(world, "another") as other, ThreadPoolExecutor(1) as pool:
         db.execute("begin")
@@ -256,14 +256,14 @@ def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
     """Frozen behind its COMMIT: what it made live stays so until the next one's switch."""
     world = bank.world
     with frozen_builder(world, "switch done") as frozen:
-        assert live_table(world, "balances") == "balances_v1_r2"
+        assert live_table(world, "balances") == "balances_v2_r2"
         again = rebuild(world, ["statement"], all_views(), end_others=True)
-        assert again.tables == {"statement": "statement_v1_r3", "streams_accounts": "streams_accounts_v2_r3"}
-        assert live_table(world, "balances") == "balances_v1_r2"
+        assert again.tables == {"statement": "statement_v2_r3", "streams_accounts": "streams_accounts_v3_r3"}
+        assert live_table(world, "balances") == "balances_v2_r2"
         code, told = wakes_up(frozen)
         assert code == 0
-        assert "'balances': 'balances_v1_r2', 'statement': 'statement_v1_r2'" in told
-    assert live_table(world, "statement") == "statement_v1_r3"
+        assert "'balances': 'balances_v2_r2', 'statement': 'statement_v2_r2'" in told
+    assert live_table(world, "statement") == "statement_v2_r3"
     assert verify(world, all_views()).differences == 0
 
 
@@ -300,7 +300,7 @@ def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:
 
 
 def test_what_a_killed_builder_left_is_dropped_by_name(bank: Bookkeeper) -> None:
-    world, table = bank.world, "balances_v1_r2"
+    world, table = bank.world, "balances_v2_r2"
 
     def drop() -> None:
         drop_tables(world, droppable(world, "balances", table), all_views()["balances"])
@@ -316,11 +316,11 @@ def test_what_a_killed_builder_left_is_dropped_by_name(bank: Bookkeeper) -> None
 
 def test_a_ready_table_is_dropped_by_name_too(bank: Bookkeeper) -> None:
     world = bank.world
-    assert rebuild(world, ["balances"], all_views(), make_live=False).tables == {"balances": "balances_v1_r2"}
-    with pytest.raises(NotDroppable, match="balances_v1_r2 is ready"):
-        droppable(world, "balances", "1")
-    drop_tables(world, droppable(world, "balances", "balances_v1_r2"), all_views()["balances"])
-    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": "abandoned"}
+    assert rebuild(world, ["balances"], all_views(), make_live=False).tables == {"balances": "balances_v2_r2"}
+    with pytest.raises(NotDroppable, match="balances_v2_r2 is ready"):
+        droppable(world, "balances", "2")
+    drop_tables(world, droppable(world, "balances", "balances_v2_r2"), all_views()["balances"])
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_r2": "abandoned"}
 
 
 def _dropped(drop: Callable[[], None]) -> bool:
@@ -375,7 +375,7 @@ def test_ctrl_c_leaves_no_harm_and_says_so(bank: Bookkeeper, stage: str) -> None
     assert done.returncode == 130, done.stderr
     assert "interrupted: Interrupted." in done.stderr
     assert "Traceback" not in done.stderr
-    assert live_table(world, "balances") == "balances_v1"
+    assert live_table(world, "balances") == "balances_v2"
     assert not {"loading", "past-loading", "past"} & set(build_states(world, "balances").values())
     assert rebuild(world, ["balances"], all_views()).switched
     assert verify(world, all_views()).differences == 0

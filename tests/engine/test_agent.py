@@ -128,7 +128,7 @@ def rows(settings: Settings, query: str) -> list[Any]:
 
 
 def transactions(settings: Settings) -> dict[str, int]:
-    return dict(rows(settings, "select account, transactions from balances_v1"))
+    return dict(rows(settings, "select account, transactions from balances_v2"))
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_it_holds_while_another_set_is_live(log: Log, tmp_path: Path) -> None:
         assert transactions(log.settings) == {"a": 1}
         assert one.process.poll() is None
         with connect(log.settings, "test") as db:
-            db.execute("update live set version = 1 where view = 'balances'")
+            db.execute("update live set version = 2 where view = 'balances'")
         until(lambda: transactions(log.settings) == {"a": 2}, "it goes on")
 
 
@@ -242,7 +242,7 @@ def test_an_idle_one_tells_a_restored_database_again_which_events_it_folds(world
     send(world, open_account("ada"))
     with agent(world, tmp_path), connect(world, "test") as db:
         with handler(world):
-            until(lambda: rows(world, "select account from balances_v1") == [("ada",)], "it folds")
+            until(lambda: rows(world, "select account from balances_v2") == [("ada",)], "it folds")
         db.execute("delete from event_types")
         send(world, open_account("bob"))
         with handler(world):
@@ -326,7 +326,7 @@ def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_
     with agent(log.settings, tmp_path) as one:
         until(lambda: transactions(log.settings) == {"a": 2}, "the newer code's views are not live yet")
     with connect(log.settings, "test") as db:
-        db.execute("update live set version = 2 where view = 'balances'")
+        db.execute("update live set version = 3 where view = 'balances'")
     with agent(log.settings, tmp_path) as one:
         assert one.ends() == 1
         assert one.says("database-ahead: The database is at migration 9999")

@@ -57,7 +57,7 @@ def deposit(api: Api, name: str, cents: int, key: str | None = None, **headers: 
 
 
 def balance(world: Settings, name: str) -> int:
-    return int(scalar(world, "select cents from balances_v1 where account = %s", name))
+    return int(scalar(world, "select cents from balances_v2 where account = %s", name))
 
 
 def of(world: Settings, name: str) -> list[str]:
@@ -508,7 +508,7 @@ def test_a_command_whose_own_checks_fail_is_recorded_as_failed(
         return validate
 
     monkeypatch.setattr(api_commands, "validator", failing)
-    monkeypatch.setitem(contexts()["accounts"].command_readers, "OpenAccount", failing(object))
+    monkeypatch.setitem(contexts()["accounts"].command_readers, "OpenAccount/2", failing(object))
     with everything(world) as api:
         sent = partial(
             httpx.post,

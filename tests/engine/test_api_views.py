@@ -101,7 +101,7 @@ def test_the_views_are_listed_with_their_questions_keys_and_columns(api: Api) ->
     assert set(views) == {name for name, one in all_views().items() if not one.is_system}
     statement = views["statement"]
     assert statement["question"].startswith("What happened on an account")
-    assert (statement["kind"], statement["version"], statement["key"]) == ("journal", 1, ["account", "line"])
+    assert (statement["kind"], statement["version"], statement["key"]) == ("journal", 2, ["account", "line"])
     assert statement["columns"]["day"] == {"type": "string", "format": "date"}
     assert get(api, views["statement"]["href"]).status_code == 200
 
@@ -118,6 +118,7 @@ def test_a_row_comes_with_the_position_it_is_of(api: Api, shared_world: Settings
         "last_on": "2026-01-02",
         "transactions": 1,
         "closed_on": None,
+        "owner": "",
     }
     assert answer.json()["position"] == answer.headers["Samefold-Position"]
     assert Token.parse(answer.json()["position"]) == token_now(shared_world)
@@ -347,7 +348,7 @@ def test_a_switch_shows_no_client_an_older_state(
 def test_a_table_that_is_gone_is_not_asked_for_ever(api: Api, shared_world: Settings) -> None:
     folded(shared_world, open_account("gone"))
     assert get(api, "/views/balances/gone").status_code == 200
-    api.services.views._tables["balances"] = "balances_v1_r999"
+    api.services.views._tables["balances"] = "balances_v2_r999"
     assert get(api, "/views/balances/gone").status_code == 200
 
 

@@ -393,11 +393,11 @@ def test_trim_cuts_nothing_while_a_build_is_made(bank: Bookkeeper) -> None:
     balances = all_views()["balances"]
     with connect(world, "test builder") as db:
         begin(db, [balances], world.events_topic, code_set(all_views()), "core")
-        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is loading")
+        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v2_r2, which is loading")
         [build] = [build for build in builds_of(db) if build.state == "loading"]
         assert try_claim(db, str(build.id))
         db.execute("update builds set state = 'past-loading', as_of = '0:1' where state = 'loading'")
-        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v1_r2, which is loading")
+        assert (cut_of(world).to, cut_of(world).held) == (0, "the build balances_v2_r2, which is loading")
         db.execute("update builds set state = 'past' where state = 'past-loading'")
         assert cut_of(world).held == "", "a table of the past is never moved on"
 
@@ -415,9 +415,9 @@ def test_trim_gives_up_what_a_killed_builder_left(bank: Bookkeeper, state: str) 
     assert cut_of(world).held == ""
     assert trim_all(world) > 0
     assert held(world) == 0
-    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": "abandoned"}
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is None
-    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v1_r3"}
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_r2": "abandoned"}
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is None
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r3"}
 
 
 @pytest.mark.slow
@@ -432,8 +432,8 @@ def test_a_build_that_was_finished_since_it_was_seen_is_not_abandoned(bank: Book
         db.execute("update builds set state = %s where state = %s", (done, state))
         release(db, "balances")
         abandon_dead(other, seen)
-    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": done}
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is not None
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_r2": done}
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is not None
 
 
 @pytest.mark.parametrize("state", ["ready", "old"])
@@ -445,7 +445,7 @@ def test_trim_never_goes_beyond_tables_that_could_catch_up(bank: Bookkeeper, sta
     bank.life(ACCOUNTS, 3)
     fold_all(world)
     archive_log(world)
-    table = {"ready": "balances_v1_r2", "old": "balances_v1"}[state]
+    table = {"ready": "balances_v2_r2", "old": "balances_v2"}[state]
     assert (cut_of(world).to, cut_of(world).held) == (
         at,
         f"the table {table} ({state}), which would catch up from there",
@@ -513,7 +513,7 @@ def test_a_handler_takes_over_on_the_archive(world: Settings, tmp_path: Path) ->
         until(lambda: len(records_of(world, world.events_topic)) == 3 + 2 * world.partitions, "decided")
     project(world)
     assert outcomes(world, [("accounts/ada", "d1")])["accounts/ada", "d1"].outcome == "accepted"
-    assert scalar(world, "select cents from balances_v1 where account = 'ada'") == 150
+    assert scalar(world, "select cents from balances_v2 where account = 'ada'") == 150
     assert verify(world, all_views()).differences == 0
 
 
@@ -549,8 +549,8 @@ def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
     bank.life(ACCOUNTS, 2)
     fold_all(world)
     back = go_to(world, ["balances", "statement"], all_views())
-    states = {"streams_accounts": "streams_accounts_v2"}
-    assert back.tables == {"balances": "balances_v1", "statement": "statement_v1"} | states
+    states = {"streams_accounts": "streams_accounts_v3"}
+    assert back.tables == {"balances": "balances_v2", "statement": "statement_v2"} | states
     assert back.commits == 10 * len(ACCOUNTS)
     assert verify(world, all_views()).differences == 0
 

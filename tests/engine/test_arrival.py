@@ -103,7 +103,7 @@ def test_a_source_that_ends_early_is_asked_again(bank: Bookkeeper, short: list[i
     for moment in moments:
         past = look_back(world, [views["balances"]], moment)
         assert past.positions == ends
-        assert rows(world, past.tables["balances"]) == rows(world, "balances_v1_r2")
+        assert rows(world, past.tables["balances"]) == rows(world, "balances_v2_r2")
     bank.life(ACCOUNTS, 1)
     fold_all(world, views)
     go_to(world, ["statement"], views)
@@ -144,7 +144,7 @@ def test_no_reader_takes_less_than_all_for_all(bank: Bookkeeper, monkeypatch: py
     def one_less(settings: Settings, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Record]]:
         yield from whole(settings, topic, partition, start, max(stop - 1, start))
 
-    was = {name: rows(world, name) for name in ("live", "parked", "sums_v1", "statement_v1_r2")}
+    was = {name: rows(world, name) for name in ("live", "parked", "sums_v1", "statement_v2_r2")}
     for name, reader in READERS.items():
         with monkeypatch.context() as patch:
             patch.setattr(local, "read_range", one_less)
@@ -185,9 +185,9 @@ def test_what_tasks_come_to_is_looked_at(bank: Bookkeeper) -> None:
     with pytest.raises(LogChanged):
         look_back(world, [views["balances"]], ends, engine_for=lambda _: Forgetful(1))
     assert build_states(world, "balances") == {
-        "balances_v1": "live",
-        "balances_v1_r2": "abandoned",
-        "balances_v1_asof_1": "abandoned",
+        "balances_v2": "live",
+        "balances_v2_r2": "abandoned",
+        "balances_v2_asof_1": "abandoned",
     }
 
 

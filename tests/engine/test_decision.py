@@ -301,7 +301,7 @@ def test_the_sample_bank_decides_and_its_dates_are_stored() -> None:
         received(OpenAccount(overdraft_limit=200, on=day), accounts, stream="accounts/1"), Versioned(0, Account())
     )
     assert opened.commit.events == [
-        EventRecord("AccountOpened", msgspec.Raw(b'{"overdraft_limit":200,"on":"1993-01-31"}'))
+        EventRecord("AccountOpened", msgspec.Raw(b'{"overdraft_limit":200,"on":"1993-01-31","owner":""}'))
     ]
     assert opened.after == Versioned(1, accounts.evolve(Account(), AccountOpened(overdraft_limit=200, on=day)))
     withdrawn = decided(received(Withdraw(cents=200, on=day), accounts, stream="accounts/1"), opened.after)

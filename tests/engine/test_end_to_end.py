@@ -270,5 +270,5 @@ def test_killed_and_frozen_in_turn_with_a_rebuild_in_the_middle(place: Settings,
         scene.until_visible()
         rebuilt = rebuilding.result(60)
     with connect(place, "test") as connection:
-        assert live_table(connection, "balances") == rebuilt.tables["balances"] != "balances_v1"
+        assert live_table(connection, "balances") == rebuilt.tables["balances"] != "balances_v2"
     proven(of, place)

@@ -81,11 +81,11 @@ def test_a_handler_opens_again_and_decides_each_command_once(
     running = Handler(world, "h1")
     monkeypatch.setattr(faultpoints, "hook", end_at)
     with handler(world, running=running):
-        until(lambda: project(world) >= 0 and scalar(world, "select count(*) from balances_v1") == 40, "decided")
+        until(lambda: project(world) >= 0 and scalar(world, "select count(*) from balances_v2") == 40, "decided")
         send(world, deposit("n1", "last", 5))
         until(lambda: project(world) == 1, "it goes on")
         assert sum(writer.openings for writer in running.writers.values()) > world.partitions
-    assert scalar(world, "select sum(cents) from balances_v1") == 5
+    assert scalar(world, "select sum(cents) from balances_v2") == 5
 
 
 def test_a_handler_whose_producers_can_never_go_on_ends_by_name(world: Settings) -> None:

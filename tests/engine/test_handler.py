@@ -69,7 +69,7 @@ def test_commands_become_commits_and_rows(world: Settings) -> None:
         ("w2", "accepted", 3, None),
     ]
     assert project(world) == 4
-    assert scalar(world, "select cents from balances_v1 where account = 'ada'") == -100
+    assert scalar(world, "select cents from balances_v2 where account = 'ada'") == -100
 
 
 def test_a_repeated_command_keeps_its_first_answer_whether_the_read_model_shows_it_yet_or_not(world: Settings) -> None:
@@ -161,7 +161,7 @@ def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world:
     with handler(world):
         until(lambda: len(commits(world)) == 2 * len(names) + len(wrong), "every command has an answer")
     project(world)
-    assert scalar(world, "select array_agg(account order by account) from balances_v1 where cents = 7") == sorted(names)
+    assert scalar(world, "select array_agg(account order by account) from balances_v2 where cents = 7") == sorted(names)
     answers = outcomes(world, [(c.stream, c.id) for c in wrong])
     assert {answer.code for answer in answers.values()} == {"malformed"}
     assert len(answers) == len(wrong)
@@ -209,10 +209,10 @@ def test_a_fenced_writer_opens_again_and_loses_nothing(world: Settings) -> None:
         opening = next(o for o in openings(world))
         produce(world, world.events_topic, partition, None, encode(opening))
         send(world, deposit("ada", "d1", 5), deposit("ada", "d2", 6))
-        until(lambda: (project(world), scalar(world, "select cents from balances_v1") == 11)[1], "decided again")
+        until(lambda: (project(world), scalar(world, "select cents from balances_v2") == 11)[1], "decided again")
     found = [c.command_id for c in commits(world)]
     assert found.count("d1") >= 2, "the first try was void"
-    assert scalar(world, "select version from streams_accounts_v2") == 3
+    assert scalar(world, "select version from streams_accounts_v3") == 3
 
 
 def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> None:
@@ -230,13 +230,13 @@ def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> No
     project(world)
     answers = outcomes(world, [("accounts/ada", "w1"), ("accounts/ada", "w2")])
     assert [answers["accounts/ada", key].outcome for key in ("w1", "w2")] == ["accepted", "rejected"]
-    assert scalar(world, "select cents from balances_v1") == 0
+    assert scalar(world, "select cents from balances_v2") == 0
 
 
 def _restore_to_the_beginning(world: Settings) -> None:
     with connect(world, "test") as db, db.transaction():
         db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
-        for table in ("balances_v1", "statement_v1", "daily_totals_v1", "streams_accounts_v2", "command_outcomes_v1"):
+        for table in ("balances_v2", "statement_v2", "daily_totals_v1", "streams_accounts_v3", "command_outcomes_v1"):
             db.execute(f"delete from {table}")
 
 
@@ -250,7 +250,7 @@ def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, cap
         with handler(world):
             until(lambda: "another version" in caplog.text, "it logs what it waits for")
             assert openings(world) == []
-            db.execute("update live set version = 2 where view = 'streams_accounts'")
+            db.execute("update live set version = 3 where view = 'streams_accounts'")
             until(lambda: len(commits(world)) == 1, "it goes on")
 
 
@@ -300,7 +300,7 @@ def test_a_state_that_this_code_can_not_read_is_named_with_what_to_do(world: Set
         until(lambda: len(commits(world)) == 1, "decided")
     project(world)
     with connect(world, "test") as db:
-        db.execute("update streams_accounts_v2 set state = '{\"balance\":null}'")
+        db.execute("update streams_accounts_v3 set state = '{\"balance\":null}'")
     send(world, deposit("ada", "d1", 1))
     with handler(world) as running:
         error = ended_with(running, UnreadableState)

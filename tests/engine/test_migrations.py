@@ -56,7 +56,7 @@ def tables(settings: Settings) -> set[str]:
 def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: Settings) -> None:
     before, after = migrate.upgrade(world)
     assert before == []
-    assert {"positions", "live", "builds", "balances_v1", "streams_accounts_v2"} <= tables(world)
+    assert {"positions", "live", "builds", "balances_v2", "streams_accounts_v3"} <= tables(world)
     migrate.check(world)
     assert migrate.upgrade(world) == (after, after)
     with connect(world, "test") as db:
@@ -139,17 +139,17 @@ def test_a_raised_version_is_a_table_beside_the_old_one(
 ) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:
-        db.execute("create table balances_v1_r2 (like balances_v1 including all)")
+        db.execute("create table balances_v2_r2 (like balances_v2 including all)")
         db.execute("create table forgotten_v3 (a int)")
-    raised = replace(view(PURSES, "purses"), name="balances", version=2)
+    raised = replace(view(PURSES, "purses"), name="balances", version=3)
     declare(monkeypatch, raised)
 
-    migrate.revise(world, "balances v2")
+    migrate.revise(world, "balances v3")
     migrate.upgrade(world)
 
     migrate.check(world)
-    assert {"balances_v1", "balances_v1_r2", "balances_v2", "forgotten_v3"} <= tables(world)
-    assert "drop" not in next(scripts.glob("*balances_v2*")).read_text()
+    assert {"balances_v2", "balances_v2_r2", "balances_v3", "forgotten_v3"} <= tables(world)
+    assert "drop" not in next(scripts.glob("*balances_v3*")).read_text()
 
 
 CHANGED = {
@@ -186,7 +186,7 @@ def test_a_changed_state_asks_for_a_raised_state_version(world: Settings, monkey
 def test_what_people_query_is_no_drift(world: Settings) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:
-        db.execute("create view balances as select * from balances_v1")
+        db.execute("create view balances as select * from balances_v2")
     migrate.check(world)
 
 
@@ -305,7 +305,7 @@ def test_the_first_migration_is_written_without_a_database(world: Settings, scri
     assert written.parent == scripts
     migrate.upgrade(world)
     migrate.check(world)
-    assert "balances_v1" in tables(world)
+    assert "balances_v2" in tables(world)
 
 
 @pytest.mark.slow
@@ -318,14 +318,17 @@ def test_the_first_migration_is_the_branchs_beginning_with_a_database_too(world:
     migrate.check(world)
 
 
-TRANSFERS = "streams_accounts_v2, streams_standing_orders_v1, streams_transfers_v1, transfers_v1"
-"""What the sample's second migration makes."""
+LATER = (
+    "streams_accounts_v2, streams_standing_orders_v1, streams_transfers_v1, transfers_v1, "
+    "balances_v2, statement_v2, streams_accounts_v3"
+)
+"""What the sample's migrations make after the first one."""
 
 
 def test_a_database_from_before_transfers_goes_on(world: Settings) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:
-        db.execute(f"drop table {TRANSFERS}")
+        db.execute(f"drop table {LATER}")
         db.execute("delete from alembic_version where version_num = %s", (revisions.heads()[VIEWS],))
         db.execute("insert into alembic_version values ('9c41f0d2be67')")
         db.execute("insert into streams_accounts_v1 values ('accounts/1', 1, '{}', 0)")
@@ -333,7 +336,7 @@ def test_a_database_from_before_transfers_goes_on(world: Settings) -> None:
         revisions.require_schema(db)
     migrate.upgrade(world)
     migrate.check(world)
-    assert set(TRANSFERS.split(", ")) <= tables(world)
+    assert set(LATER.split(", ")) <= tables(world)
     with connect(world, "test") as db:
         assert db.execute("select count(*) from streams_accounts_v1").fetchone() == (1,)
 
@@ -345,7 +348,7 @@ def test_a_database_from_before_the_branches_goes_on(world: Settings, scripts: P
     with connect(world, "test") as db:
         db.execute("delete from alembic_version")
         db.execute(
-            f"drop table event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, {TRANSFERS}"
+            f"drop table event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, {LATER}"
         )
         db.execute("insert into alembic_version values ('0005')")
         db.execute("insert into balances_v1 values ('1', 1, 1, current_date, current_date, 1, null, 0)")

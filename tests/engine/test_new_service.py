@@ -29,7 +29,7 @@ ENGINE_FILE = "projections/engine/live/reader.py"
 def yours(tree: Tree) -> dict[str, str]:
     """The files that are the service's own."""
     own = re.compile(
-        r"README\.md|domain/(?!__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
+        r"README\.md|access\.py|domain/(?!__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
     )
     return {name: digest for name, digest in tree.digests().items() if own.match(name)}
 
@@ -44,6 +44,7 @@ def test_a_new_service_is_committed_and_its_checks_and_tests_pass(hotel: Tree) -
 def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> None:
     mine = yours(hotel)
     assert {
+        "access.py",
         "domain/rooms.py",
         "projections/room_names.py",
         "tests/test_rooms.py",
@@ -80,9 +81,9 @@ def test_the_readmes_context_and_view_are_a_service(hotel: Tree) -> None:
 def test_without_the_bank_checks_and_tests_pass(source: Tree, home: Path, tmp_path: Path) -> None:
     """README's list of what to delete, and nothing else."""
     clone = Tree(Path(shutil.copytree(source.folder, tmp_path / "clone", symlinks=True)), home)
-    [listed] = re.findall(r"^```\n(domain/.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    [listed] = re.findall(r"^```\n(access\.py\n.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     paths = listed.split()
-    assert len(paths) <= 16
+    assert len(paths) <= 17
     for path in paths:
         place = clone.folder / path
         shutil.rmtree(place) if place.is_dir() else place.unlink()
@@ -179,6 +180,11 @@ def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hot
         assert "projections/migrations" in written
     finally:
         hotel.samefold("dev", "down")
+    hotel.write(
+        "access.py",
+        'return "operator" in caller.roles\n    return False',
+        'return "desk" in caller.roles\n    return False',
+    )
     hotel.commit("Rooms are renamed")
     mine = yours(hotel)
 
@@ -201,6 +207,7 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     merged = "projections/engine/live/worker.py"
     with (hotel.folder / merged).open("a") as file:
         file.write("\n\nOURS = 1\n")
+    (hotel.folder / "access.py").unlink()  # a service from before there was one
     refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
     assert "not committed" in refused.stderr
     hotel.commit("Changes of our own to Samefold's files")
@@ -232,6 +239,11 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     assert both.startswith("# newer")
     assert both.endswith("OURS = 1\n")
     assert "NEWER = 1" in (hotel.folder / "infra" / "errors.py").read_text()
+
+    assert "write access.py" in done.stdout
+    assert not (hotel.folder / "access.py").exists()
+    missing = hotel.run(sys.executable, "-S", "-c", "from infra.access import access; access()", code=1).stderr
+    assert "There is no access.py" in missing
 
 
 def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tree, hotel: Tree, tmp_path: Path) -> None:

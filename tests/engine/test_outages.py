@@ -56,7 +56,7 @@ def answered(world: Settings, commands: list[Command]) -> None:
 
 def proven(world: Settings, balance: int) -> None:
     found = verify(world, all_views())
-    assert (found.differences, scalar(world, "select sum(cents) from balances_v1")) == (0, balance)
+    assert (found.differences, scalar(world, "select sum(cents) from balances_v2")) == (0, balance)
     ids = [(commit.stream, commit.command_id) for commit in commits(world)]
     assert len(set(ids)) == 20 + balance
 

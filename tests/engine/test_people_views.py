@@ -22,7 +22,7 @@ from tests.engine.spine import scalar, set_up
 
 ACCOUNTS = [str(number) for number in range(12)]
 OTHER_TYPES = """
-    VERSION = 2
+    VERSION = 3
 
     class Balance(NamedTuple):
         account: Key[str]
@@ -75,7 +75,7 @@ def test_a_query_opens_only_the_live_table(bank: Bookkeeper) -> None:
         plan = [
             line for (line,) in db.execute("explain (analyze, costs off) select * from balances where account = '3'")
         ]
-    scans = [line for line in plan if "Scan" in line and "balances_v1" in line]
+    scans = [line for line in plan if "Scan" in line and "balances_v2" in line]
     assert len(scans) == 2
     assert [("never executed" in line) for line in scans].count(True) == 1, plan
 
@@ -117,7 +117,7 @@ def test_the_switch_refuses_a_table_that_people_would_not_see(
         with pytest.raises(SetDiffers, match="SQL view"):
             switch(world, db, [build], all_views())
         monkeypatch.undo()
-        assert switch(world, db, [build], all_views()).tables == {"balances": "balances_v1_r2"}
+        assert switch(world, db, [build], all_views()).tables == {"balances": "balances_v2_r2"}
 
 
 def test_a_table_leaves_it_before_it_is_dropped(bank: Bookkeeper) -> None:
@@ -128,7 +128,7 @@ def test_a_table_leaves_it_before_it_is_dropped(bank: Bookkeeper) -> None:
         with pytest.raises(errors.DependentObjectsStillExist):
             db.execute(f"drop table {old.table}".encode())
         remove_table(db, old, keep=False)
-    assert scalar(world, "select to_regclass('balances_v1')") is None
+    assert scalar(world, "select to_regclass('balances_v2')") is None
     assert scalar(world, "select count(*) from balances") == len(ACCOUNTS)
 
 

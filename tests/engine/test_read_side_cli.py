@@ -36,27 +36,27 @@ def test_rebuild_switch_back_and_drop(bank: Bookkeeper, samefold: Samefold) -> N
     assert done["rows"] == {"balances": 12, "statement": 60, "streams_accounts": 12}
     assert done["commits"] == 72
     assert done["switch"]["tables"] == {
-        "balances": "balances_v1_r2",
-        "statement": "statement_v1_r2",
-        "streams_accounts": "streams_accounts_v2_r2",  # a journal brings the states that its lines were made from
+        "balances": "balances_v2_r2",
+        "statement": "statement_v2_r2",
+        "streams_accounts": "streams_accounts_v3_r2",  # a journal brings the states that its lines were made from
     }
     assert done["switch"]["gap_ms"] > 0
     again = samefold("rebuild", "balances", "--no-switch", settings=world)
-    assert "samefold switch balances 1" in again.stderr, "going back would be quicker"
-    assert "balances: balances_v1_r3, 12 rows" in again.stdout
+    assert "samefold switch balances 2" in again.stderr, "going back would be quicker"
+    assert "balances: balances_v2_r3, 12 rows" in again.stdout
     assert "not live yet" in again.stdout
-    assert "balances is live in balances_v1_r3" in samefold("switch", "balances", settings=world).stdout
-    assert _json(samefold, world, "switch", "statement", "1")["tables"] == {
-        "statement": "statement_v1",
-        "streams_accounts": "streams_accounts_v2",
+    assert "balances is live in balances_v2_r3" in samefold("switch", "balances", settings=world).stdout
+    assert _json(samefold, world, "switch", "statement", "2")["tables"] == {
+        "statement": "statement_v2",
+        "streams_accounts": "streams_accounts_v3",
     }
-    asked = samefold("views", "drop", "balances", "balances_v1_r2", settings=world, given="n\n")
+    asked = samefold("views", "drop", "balances", "balances_v2_r2", settings=world, given="n\n")
     assert asked.returncode == 1
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is not None
-    dropped = samefold("views", "drop", "balances", "balances_v1_r2", "--yes", settings=world)
-    assert dropped.stdout == "Dropped balances_v1_r2.\n"
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is None
-    assert live_table(world, "balances") == "balances_v1_r3"
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is not None
+    dropped = samefold("views", "drop", "balances", "balances_v2_r2", "--yes", settings=world)
+    assert dropped.stdout == "Dropped balances_v2_r2.\n"
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is None
+    assert live_table(world, "balances") == "balances_v2_r3"
 
 
 def test_nothing_to_do_and_wrong_usage(bank: Bookkeeper, samefold: Samefold) -> None:
@@ -68,7 +68,7 @@ def test_nothing_to_do_and_wrong_usage(bank: Bookkeeper, samefold: Samefold) -> 
     assert unknown.stderr.startswith("unknown-view: There is no view 'nonsense'.")
     assert samefold("verify", "nonsense", settings=world).returncode == 2
     assert samefold("switch", "balances", "7", settings=world).returncode == 2
-    missing = samefold("switch", "balances", "1", settings=world)
+    missing = samefold("switch", "balances", "2", settings=world)
     assert missing.returncode == 1
     assert missing.stderr.startswith("no-build: ")
 
@@ -79,7 +79,7 @@ def test_verify_ends_with_1_and_tells_what_differs(bank: Bookkeeper, samefold: S
     assert fine["differences"] == 0
     assert set(fine["views"]) == set(all_views())
     with connect(world, "vandal") as db:
-        db.execute("update balances_v1 set cents = cents + 1 where account = '3'")
+        db.execute("update balances_v2 set cents = cents + 1 where account = '3'")
     found = _json(samefold, world, "verify", "balances", code=1)
     assert found["differences"] == 1
     [shown] = found["views"]["balances"]["shown"]
@@ -97,9 +97,9 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     until(lambda: _json(samefold, world, "views")["agents"]["core"]["lag"]["seconds"] > 0, "some time has passed")
     found = _json(samefold, world, "views")
     assert found["views"]["balances"] == {
-        "code": 1,
-        "live": 1,
-        "table": "balances_v1",
+        "code": 2,
+        "live": 2,
+        "table": "balances_v2",
         "agent": "core",
         "parked": 0,
         "builds": found["views"]["balances"]["builds"],
@@ -112,9 +112,9 @@ def test_views_tell_lag_builds_and_what_to_do(bank: Bookkeeper, samefold: Samefo
     fold_all(world)
     assert _json(samefold, world, "views")["agents"]["core"]["lag"] == {"records": 0, "seconds": 0.0}
     with connect(world, "older code") as db:
-        db.execute("update live set version = 2 where view = 'balances'")
+        db.execute("update live set version = 3 where view = 'balances'")
     told = samefold("views", settings=world).stdout
-    assert "balances is live as v2, this code has v1" in told
+    assert "balances is live as v3, this code has v2" in told
     assert "samefold rebuild balances" in told
 
 
@@ -134,14 +134,14 @@ def test_parked_shows_replays_and_drops(bank: Bookkeeper, samefold: Samefold) ->
     """This code takes every event, so the stream is parked by hand: rows and record as an older code left them."""
     world = bank.world
     version = scalar(world, "select version from streams_accounts where stream = 'accounts/3'")
-    partition = scalar(world, "select _partition from balances_v1 where account = '3'")
+    partition = scalar(world, "select _partition from balances_v2 where account = '3'")
     with connect(world, "older code") as db:
         for since in (version, version - 1):
-            db.execute("delete from statement_v1 where account = '3' and line >= %s", (since,))
+            db.execute("delete from statement_v2 where account = '3' and line >= %s", (since,))
             db.execute("delete from parked")
             db.execute(
                 "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) "
-                "values ('statement_v1', 'accounts/3', 'statement', %s, 1, %s, 'KeyError: [red]x[/red]')",
+                "values ('statement_v2', 'accounts/3', 'statement', %s, 1, %s, 'KeyError: [red]x[/red]')",
                 (partition, since),
             )
             lines = scalar(world, "select count(*) from statement where account = '3'")

@@ -97,8 +97,8 @@ def test_the_agent_goes_on_where_the_rebuilt_tables_stand(bank: Bookkeeper) -> N
     rebuild(bank.world, EVERY, all_views())
     bank.life(ACCOUNTS, 2, DAY + timedelta(days=9))
     fold_all(bank.world)
-    assert live_table(bank.world, "balances") == "balances_v1_r2"
-    assert rows(bank.world, "balances_v1_r2") != rows(bank.world, "balances_v1"), "the old table stands still"
+    assert live_table(bank.world, "balances") == "balances_v2_r2"
+    assert rows(bank.world, "balances_v2_r2") != rows(bank.world, "balances_v2"), "the old table stands still"
     _nothing_differs(bank.world)
 
 
@@ -132,11 +132,11 @@ def test_a_journal_rebuilt_alone_has_the_right_running_balances_in_what_came_mea
     bank.life(ACCOUNTS, 5)
     fold_all(world)
     rebuild(world, [], all_views())  # nothing is needed: the ready build stays as it is
-    assert build_states(world, "statement") == {"statement_v1": "live", "statement_v1_r2": "ready"}
+    assert build_states(world, "statement") == {"statement_v2": "live", "statement_v2_r2": "ready"}
     from projections.engine.rebuild.rebuild import go_to
 
     assert go_to(world, ["statement"], all_views()).commits == 5 * len(ACCOUNTS)
-    assert build_states(world, "statement") == {"statement_v1": "old", "statement_v1_r2": "live"}
+    assert build_states(world, "statement") == {"statement_v2": "old", "statement_v2_r2": "live"}
     _nothing_differs(world)
 
 
@@ -148,10 +148,10 @@ def test_a_new_shape_goes_live_with_the_code_that_has_it(bank: Bookkeeper) -> No
         bank.life(ACCOUNTS, 3)
         until(lambda: _behind(world) == 0, "the old code's agent serves")
         result = rebuild(world, [], new)
-        assert result.tables == {"balances": "balances_v2"}
+        assert result.tables == {"balances": "balances_v3"}
         bank.life(ACCOUNTS, 3)
         until(lambda: _behind(world) == 0, "the new code's agent serves")
-    assert build_states(world, "balances") == {"balances_v1": "old", "balances_v2": "live"}
+    assert build_states(world, "balances") == {"balances_v2": "old", "balances_v3": "live"}
     assert scalar(world, "select sum(fees) from balances") > 0, "people see the new column"
     _nothing_differs(world, new)
 
@@ -175,7 +175,7 @@ def test_a_rebuild_that_would_leave_no_code_to_run_is_refused_before_it_loads(ba
     make_tables(world, new)
     with pytest.raises(SetDiffers, match="balances"):
         rebuild(world, ["statement"], new)
-    assert build_states(world, "statement") == {"statement_v1": "live"}
+    assert build_states(world, "statement") == {"statement_v2": "live"}
 
 
 def test_a_build_that_is_ready_comes_along_when_the_code_needs_it(bank: Bookkeeper) -> None:
@@ -186,7 +186,7 @@ def test_a_build_that_is_ready_comes_along_when_the_code_needs_it(bank: Bookkeep
     bank.life(ACCOUNTS, 1)
     fold_all(world)
     result = rebuild(world, ["daily_totals"], new)
-    assert result.tables == {"balances": "balances_v2", "daily_totals": "daily_totals_v1_r2"}
+    assert result.tables == {"balances": "balances_v3", "daily_totals": "daily_totals_v1_r2"}
     _nothing_differs(world, new)
 
 
@@ -202,7 +202,7 @@ def test_an_agent_that_never_started_is_named_and_can_still_start(world: Setting
     with pytest.raises(NotStarted):
         rebuild(world, (), all_views())
     start(world)
-    assert build_states(world, "balances") == {"balances_v1": "live"}, "the first start gets the migration's table"
+    assert build_states(world, "balances") == {"balances_v2": "live"}, "the first start gets the migration's table"
     assert verify(world, all_views()).differences == 0
 
 
@@ -236,7 +236,7 @@ def test_a_builder_killed_at_any_stage_harms_nothing_and_the_next_one_takes_its_
     before = rows(world, "balances")
     died = subprocess.run([sys.executable, "-c", DIES, stage], env=_environment(world), check=False)
     assert died.returncode == -signal.SIGKILL
-    assert live_table(world, "balances") == "balances_v1"
+    assert live_table(world, "balances") == "balances_v2"
     assert rows(world, "balances") == before
     bank.life(ACCOUNTS, 1)
     fold_all(world)
@@ -245,11 +245,11 @@ def test_a_builder_killed_at_any_stage_harms_nothing_and_the_next_one_takes_its_
         name: f"{all_views()[name].table_name}_r3" for name in ("balances", "statement", "streams_accounts")
     }
     assert build_states(world, "balances") == {
-        "balances_v1": "old",
-        "balances_v1_r2": "abandoned",
-        "balances_v1_r3": "live",
+        "balances_v2": "old",
+        "balances_v2_r2": "abandoned",
+        "balances_v2_r3": "live",
     }
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is None, "what the dead one left is gone"
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is None, "what the dead one left is gone"
     _nothing_differs(world)
 
 
@@ -306,9 +306,9 @@ def test_one_builder_per_view(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch)
         begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
         with pytest.raises(BuildAlive, match="balances"):
             rebuild(world, ["balances"], all_views())
-        assert build_states(world, "balances")["balances_v1_r2"] == "loading", "it was left alone"
+        assert build_states(world, "balances")["balances_v2_r2"] == "loading", "it was left alone"
     rebuild(world, ["balances"], all_views())
-    assert build_states(world, "balances")["balances_v1_r2"] == "abandoned"
+    assert build_states(world, "balances")["balances_v2_r2"] == "abandoned"
 
 
 # ── what a load refuses ──
@@ -411,7 +411,7 @@ def test_a_row_that_is_kept_until_the_end_must_be_of_its_class_too(bank: Bookkee
 
 def test_a_version_without_a_table_is_not_made_up(bank: Bookkeeper) -> None:
     new = with_views({"balances": view(BALANCES_2, "balances")})
-    with pytest.raises(DatabaseBehind, match="balances_v2"):
+    with pytest.raises(DatabaseBehind, match="balances_v3"):
         rebuild(bank.world, [], new)
 
 
@@ -421,7 +421,7 @@ def test_a_log_that_leads_elsewhere_than_the_positions_say_is_refused(bank: Book
         db.execute("update positions set seq = seq + 1 where partition = 2")
     with pytest.raises(LogChanged, match=r"\[2\]"):
         rebuild(world, ["balances"], all_views())
-    assert build_states(world, "balances")["balances_v1_r2"] == BuildState.ABANDONED
+    assert build_states(world, "balances")["balances_v2_r2"] == BuildState.ABANDONED
 
 
 def test_another_topic_of_the_same_name_is_refused(bank: Bookkeeper) -> None:
@@ -431,7 +431,7 @@ def test_another_topic_of_the_same_name_is_refused(bank: Bookkeeper) -> None:
     for act in (lambda: rebuild(world, ["balances"], all_views()), lambda: verify(world, all_views())):
         with pytest.raises(ContractBroken):
             act()
-    assert build_states(world, "balances") == {"balances_v1": "live"}
+    assert build_states(world, "balances") == {"balances_v2": "live"}
 
 
 def test_an_empty_log_is_rebuilt_too(world: Settings) -> None:
@@ -448,7 +448,7 @@ def test_starts_and_unused_names(world: Settings) -> None:
     for _ in range(2):
         rebuild(world, ["balances"], all_views(), make_live=False)
     assert build_states(world, "balances") == {
-        "balances_v1": "live",
-        "balances_v1_r2": "abandoned",
-        "balances_v1_r3": "ready",
+        "balances_v2": "live",
+        "balances_v2_r2": "abandoned",
+        "balances_v2_r3": "ready",
     }

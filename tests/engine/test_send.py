@@ -149,7 +149,7 @@ def test_what_is_not_acknowledged_is_named_and_the_same_file_sent_again_does_not
     with handler(world):
         until(lambda: len(commits(world)) == 41, "each is decided once")
     project(world)
-    assert scalar(world, "select cents from balances_v1") == 40
+    assert scalar(world, "select cents from balances_v2") == 40
 
 
 def test_a_producer_that_cannot_go_on_is_told_and_the_next_sending_takes_another(world: Settings, stack: Stack) -> None:

@@ -358,7 +358,7 @@ def test_old_code_holds_after_a_switch_and_new_code_goes_on(
         with folding():
             wait_for_commits_of(world, "spark-agent")
             rebuild(world, ["balances"], dict(new))
-            until(lambda: "holding: balances is live as v2, this code has v1" in caplog.text, "it holds", PATIENCE_S)
+            until(lambda: "holding: balances is live as v3, this code has v2" in caplog.text, "it holds", PATIENCE_S)
             assert "samefold rebuild balances" in caplog.text
             was = scalar(world, "select sum(next_offset) from positions")
         end_load()
@@ -381,7 +381,7 @@ def test_poison_ends_it_with_the_same_error_right_before_it(keeper: Bookkeeper, 
     for _ in range(2):
         with folding() as agent:
             assert agent.ended_with(UnreadableEvent).startswith("MoneyDeposited of accounts/1 can't be read")
-        assert scalar(keeper.world, "select cents from balances_v1") == 5
+        assert scalar(keeper.world, "select cents from balances_v2") == 5
     exact(keeper.world)
 
 
@@ -403,7 +403,7 @@ def test_an_event_of_newer_code_holds_its_partition_and_the_others_go_on(
         until(lambda: "unknown-event: accounts/1 has an event 'MoneyPrinted'" in caplog.text, "it says so", PATIENCE_S)
         keeper.commit(other, AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=7, on=DAY))
         keeper.flush()
-        until(lambda: scalar(world, "select sum(cents) from balances_v1") == 12, "others go on", PATIENCE_S)
+        until(lambda: scalar(world, "select sum(cents) from balances_v2") == 12, "others go on", PATIENCE_S)
     assert caplog.text.count("unknown-event") == 1
 
 

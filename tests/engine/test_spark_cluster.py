@@ -103,7 +103,7 @@ def test_a_lost_executor_and_speculation_write_each_row_once(
     assert ran.returncode == 0, ran.stderr
     told, table = ran.stdout.split()
     assert int(told) == len(ACCOUNTS)
-    assert rows(world, table) == rows(world, "balances_v1")
+    assert rows(world, table) == rows(world, "balances_v2")
     for partition in (0, 1):
         assert len(list(tmp_path.glob(f"reached-{partition}.*"))) >= 1
     assert list(tmp_path.glob("began-0.1.*")), "the executor was lost, and the part tried again"
@@ -140,13 +140,13 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
     fold_all(world)
     again = samefold("rebuild", "balances", "--engine", "local", "--json", settings=world)
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["tables"] == {"balances": "balances_v1_r3"}
+    assert json.loads(again.stdout)["tables"] == {"balances": "balances_v2_r3"}
     assert build_states(world, "balances") == {
-        "balances_v1": "old",
-        "balances_v1_r2": "abandoned",
-        "balances_v1_r3": "live",
+        "balances_v2": "old",
+        "balances_v2_r2": "abandoned",
+        "balances_v2_r3": "live",
     }
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is None
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is None
     assert verify(world, all_views()).differences == 0
 
 
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_the_command_spark_and_its_tasks_and_leaves_what_is_live_alo
         until(lambda: int(scalar(world, LOADERS)) == 0, "the tasks end", 90)
         until(lambda: not any(map(runs, children)), "Spark ends", 90)
         db.execute("rollback")
-    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_r2": "abandoned"}
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_r2": "abandoned"}
 
 
 def test_the_same_scripts_run_by_spark_submit_on_the_cluster(
@@ -184,22 +184,22 @@ def test_the_same_scripts_run_by_spark_submit_on_the_cluster(
 ) -> None:
     world = bank.world
     cluster.settings_for(world)
-    live = rows(world, "statement_v1")
+    live = rows(world, "statement_v2")
     rebuilt = spark_submit(cluster.url, "rebuild.py", "statement", "--json", settings=world, cwd=tmp_path)
     assert rebuilt.returncode == 0, rebuilt.stderr
     assert _printed(rebuilt.stdout)["rows"] == {
         "statement": len(live),
-        "streams_accounts": len(rows(world, "streams_accounts_v2")),
+        "streams_accounts": len(rows(world, "streams_accounts_v3")),
     }
-    assert live_table(world, "statement") == "statement_v1_r2"
-    assert rows(world, "statement_v1_r2") == live
+    assert live_table(world, "statement") == "statement_v2_r2"
+    assert rows(world, "statement_v2_r2") == live
     assert world.database not in rebuilt.stderr
 
 
 def test_verify_by_spark_submit_has_the_exit_codes_of_the_command_line(bank: Bookkeeper, tmp_path: Path) -> None:
     world = bank.world
     with connect(world, "vandal") as db:
-        db.execute("delete from balances_v1 where account = '7'")
+        db.execute("delete from balances_v2 where account = '7'")
     found = spark_submit("local[2]", "verify.py", "balances", "--json", settings=world, cwd=tmp_path)
     assert found.returncode == 1, found.stderr
     assert _printed(found.stdout)["views"]["balances"]["shown"][0]["what"] == "missing"

@@ -87,9 +87,11 @@ def test_every_view_rebuilt_on_spark_has_the_rows_of_the_live_fold_and_of_the_lo
 
 
 DAMAGE = {
-    "changed": "update balances_v1 set cents = cents + 1 where account = '7'",
-    "missing": "delete from statement_v1 where (account, line) = ('7', 3)",
-    "extra": "insert into balances_v1 select 'nobody', 1, 1, opened_on, last_on, 1, null, _partition from balances_v1 limit 1",
+    "changed": "update balances_v2 set cents = cents + 1 where account = '7'",
+    "missing": "delete from statement_v2 where (account, line) = ('7', 3)",
+    "extra": (
+        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, '', _partition from balances_v2 limit 1"
+    ),
     "position": "update positions set seq = seq + 1 where partition = 2",
 }
 

@@ -162,10 +162,10 @@ def test_an_orphan_of_an_abandoned_build_that_wakes_later_writes_nothing_anywher
     assert _written(world, made) == {name: [] for name in VIEWS}, "the next build's tables are untouched"
     assert _live(world) == before
     assert build_states(world, "balances") == {
-        "balances_v1": "live",
-        "balances_v1_r2": "abandoned",
-        "balances_v1_r3": "loading",
+        "balances_v2": "live",
+        "balances_v2_r2": "abandoned",
+        "balances_v2_r3": "loading",
     }
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is None
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is None
     assert scalar(world, "select count(*) from build_parts") == 0
     assert verify(world, all_views()).differences == 0

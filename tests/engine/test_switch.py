@@ -216,15 +216,15 @@ def test_going_back_to_the_older_version_with_the_older_code(bank: Bookkeeper) -
     fold_all(world, new)
     assert _differences(world, new) == 0
     back = go_to(world, [], old)
-    assert back.tables == {"balances": "balances_v1"}
+    assert back.tables == {"balances": "balances_v2"}
     assert back.commits == 4 * len(ACCOUNTS)
-    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v2": "old"}
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v3": "old"}
     assert _differences(world, old) == 0
     assert scalar(world, "select sum(fees) from balances") is None, "the older table has no such column"
     bank.life(ACCOUNTS, 1)
     fold_all(world, old)
     forth = go_to(world, ["balances"], new)
-    assert forth.tables == {"balances": "balances_v2"}
+    assert forth.tables == {"balances": "balances_v3"}
     assert _differences(world, new) == 0
 
 
@@ -284,12 +284,12 @@ def test_there_must_be_a_table_to_go_to(bank: Bookkeeper) -> None:
 def test_a_journal_goes_back_with_the_states_that_it_is_told(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["statement"], all_views())
-    assert live_table(world, "streams_accounts") == "streams_accounts_v2_r2"
+    assert live_table(world, "streams_accounts") == "streams_accounts_v3_r2"
     bank.life(ACCOUNTS, 5)
     fold_all(world)
     assert go_to(world, ["statement"], all_views()).tables == {
-        "statement": "statement_v1",
-        "streams_accounts": "streams_accounts_v2",
+        "statement": "statement_v2",
+        "streams_accounts": "streams_accounts_v3",
     }
     assert _differences(world) == 0
 
@@ -300,7 +300,7 @@ def test_a_journal_does_not_go_back_behind_its_states(bank: Bookkeeper) -> None:
     bank.life(ACCOUNTS, 1)
     fold_all(world)
     rebuild(world, ["streams_accounts"], all_views())
-    with pytest.raises(NoBuild, match=r"streams_accounts.*together with statement_v1_r2"):
+    with pytest.raises(NoBuild, match=r"streams_accounts.*together with statement_v2_r2"):
         go_to(world, ["statement"], all_views())
 
 
@@ -480,7 +480,7 @@ def test_a_table_ahead_of_a_position_is_refused(bank: Bookkeeper) -> None:
         db.execute("update positions set next_offset = next_offset - 1, seq = seq - 1 where partition = 1")
     with pytest.raises(Ahead, match="partition 1"):
         _switch(world, [build])
-    assert live_table(world, "balances") == "balances_v1"
+    assert live_table(world, "balances") == "balances_v2"
 
 
 def test_a_build_that_somebody_moved_or_abandoned_is_left_alone(bank: Bookkeeper) -> None:
@@ -516,7 +516,7 @@ def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
     builds = _ready(world, "statement", views=new)
     with pytest.raises(SetDiffers), connect(world, "test") as db:
         switch(world, db, builds, new)
-    assert live_table(world, "statement") == "statement_v1"
+    assert live_table(world, "statement") == "statement_v2"
 
 
 @pytest.mark.slow
@@ -528,10 +528,10 @@ def test_a_frozen_transaction_on_the_positions_delays_the_switch_and_no_more(ban
         db.execute("select from positions where partition = 3 for update")
         with pytest.raises(SwitchTimedOut):
             _switch(world, [build], give_up_s=0.5)
-        assert live_table(world, "balances") == "balances_v1"
-        assert build_states(world, "balances")["balances_v1_r2"] == "ready"
+        assert live_table(world, "balances") == "balances_v2"
+        assert build_states(world, "balances")["balances_v2_r2"] == "ready"
         db.execute("rollback")
-    assert _switch(world, [build]).tables == {"balances": "balances_v1_r2"}
+    assert _switch(world, [build]).tables == {"balances": "balances_v2_r2"}
     assert _differences(world) == 0
 
 
@@ -573,13 +573,13 @@ def test_a_view_does_not_move_to_an_agent_that_is_behind(bank: Bookkeeper) -> No
     rebuild(world, [], first)
     bank.life(ACCOUNTS, 1)
     fold_all(world, {name: one for name, one in first.items() if one.agent == "core"})  # `reports` stands still
-    second = {**first, "statement": replace(all_views()["statement"], version=2)}
-    second["balances"] = replace(all_views()["balances"], agent="reports", version=2)
+    second = {**first, "statement": replace(all_views()["statement"], version=3)}
+    second["balances"] = replace(all_views()["balances"], agent="reports", version=3)
     make_tables(world, second)
     builds = _ready(world, "balances", "statement", views=second)
     with connect(world, "test") as db, pytest.raises(SwitchTimedOut):
         switch(world, db, builds, second, give_up_s=1)
-    assert live_table(world, "balances") == "balances_v1"
+    assert live_table(world, "balances") == "balances_v2"
     _bring(world, "reports", "core")
     with connect(world, "test") as db:
         assert len(switch(world, db, builds, second, give_up_s=20).tables) == 3
@@ -610,8 +610,8 @@ def test_more_than_one_read_gives_is_never_switched_to(
     first = with_views({"daily_totals": replace(all_views()["daily_totals"], agent="reports", version=2)})
     make_tables(world, first)
     rebuild(world, [], first)
-    second = {**first, "statement": replace(all_views()["statement"], version=2)}
-    second["balances"] = replace(all_views()["balances"], agent="reports", version=2)
+    second = {**first, "statement": replace(all_views()["statement"], version=3)}
+    second["balances"] = replace(all_views()["balances"], agent="reports", version=3)
     make_tables(world, second)
     builds = _ready(world, "balances", "statement", views=second)
     core = {name: one for name, one in first.items() if one.agent == "core"}
@@ -646,8 +646,8 @@ def test_a_switch_needs_the_whole_set() -> None:
     assert plan_move(live, ["balances"], views).outgoing == (live["balances"],)
     raised = {
         **views,
-        "balances": replace(views["balances"], version=2),
-        "statement": replace(views["statement"], version=2),
+        "balances": replace(views["balances"], version=3),
+        "statement": replace(views["statement"], version=3),
     }
     with pytest.raises(SetDiffers, match="statement"):
         plan_move(live, ["balances"], raised)
@@ -665,15 +665,15 @@ def test_only_tables_that_nobody_reads_are_dropped(bank: Bookkeeper) -> None:
     world = bank.world
     rebuild(world, ["balances"], all_views())
     rebuild(world, ["balances"], all_views())
-    with pytest.raises(NotDroppable, match="balances_v1_r3 is live"):
-        droppable(world, "balances", "balances_v1_r3")
-    old = droppable(world, "balances", "1")
-    assert [build.table for build in old] == ["balances_v1", "balances_v1_r2"]
+    with pytest.raises(NotDroppable, match="balances_v2_r3 is live"):
+        droppable(world, "balances", "balances_v2_r3")
+    old = droppable(world, "balances", "2")
+    assert [build.table for build in old] == ["balances_v2", "balances_v2_r2"]
     drop_tables(world, old, all_views()["balances"])
-    assert scalar(world, "select to_regclass('balances_v1_r2')") is None
-    assert rows(world, "balances_v1") == [], "emptied: later builds of the version are made like it"
+    assert scalar(world, "select to_regclass('balances_v2_r2')") is None
+    assert rows(world, "balances_v2") == [], "emptied: later builds of the version are made like it"
     assert len(rows(world, "balances")) == len(ACCOUNTS)
-    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v1_r4"}
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r4"}
     with connect(world, "test") as db:
         assert set(pointers(db)) == set(all_views())
     assert _differences(world) == 0

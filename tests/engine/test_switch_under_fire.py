@@ -114,7 +114,7 @@ def test_agents_killed_and_frozen_during_switches_at_full_load(
             traffic.stop()
         wait_for(place, traffic.commands, lambda _: None, timeout_s=60)
     assert fire.happened == 4
-    assert live_table(place, "balances") == "balances_v1_r5"
+    assert live_table(place, "balances") == "balances_v2_r5"
     counted = counted_in(place)
     assert {counted[command.stream, command.id] for command in traffic.commands} == {1}
     assert scalar(place, "select sum(cents) from balances") == traffic.deposited - traffic.withdrawn

@@ -286,14 +286,14 @@ def test_moments_that_this_log_does_not_have(bank: Bookkeeper) -> None:
 def test_nothing_but_a_drop_by_name_touches_a_table_of_the_past(bank: Bookkeeper) -> None:
     world = bank.world
     table = _look(world, {}, "balances").tables["balances"]
-    assert table == "balances_v1_asof_1"
+    assert table == "balances_v2_asof_1"
     was = rows(world, table)
     bank.life(ACCOUNTS, 2)
     fold_all(world)
     with pytest.raises(NoBuild):
         go_to(world, ["balances"], all_views())
-    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v1_r2"}
-    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v1_r3"}
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r2"}
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r3"}
     with connect(world, "test") as db:
         [build] = [build for build in builds_of(db, ["balances"]) if build.table == table]
         with pytest.raises(BuildAbandoned, match="is past"):
@@ -301,12 +301,12 @@ def test_nothing_but_a_drop_by_name_touches_a_table_of_the_past(bank: Bookkeeper
     assert "asof" not in scalar(world, "select pg_get_viewdef('balances'::regclass)"), "people's view leaves it out"
     assert build_states(world, "balances")[table] == "past"
     assert rows(world, table) == was
-    assert {build.table for build in droppable(world, "balances", "1")} == {"balances_v1", "balances_v1_r2"}
+    assert {build.table for build in droppable(world, "balances", "2")} == {"balances_v2", "balances_v2_r2"}
     drop_tables(world, droppable(world, "balances", table), all_views()["balances"])
     assert scalar(world, f"select to_regclass('{table}')") is None
     with pytest.raises(NotDroppable):
         droppable(world, "balances", table)
-    assert _look(world, {}, "balances").tables["balances"] == "balances_v1_asof_2", "a name is used once"
+    assert _look(world, {}, "balances").tables["balances"] == "balances_v2_asof_2", "a name is used once"
     assert verify(world, all_views()).differences == 0
 
 
@@ -412,14 +412,14 @@ def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: B
     world = bank.world
     died = subprocess.run([sys.executable, "-c", DIES, stage], env=os.environ | world.environment(), check=False)
     assert died.returncode == -signal.SIGKILL
-    assert build_states(world, "balances") == {"balances_v1": "live", "balances_v1_asof_1": "past-loading"}
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_asof_1": "past-loading"}
     rebuild(world, ["balances"], all_views())
-    assert build_states(world, "balances")["balances_v1_asof_1"] == "past-loading", (
+    assert build_states(world, "balances")["balances_v2_asof_1"] == "past-loading", (
         "a rebuild has nothing to do with it"
     )
-    drop_tables(world, droppable(world, "balances", "balances_v1_asof_1"), None)
+    drop_tables(world, droppable(world, "balances", "balances_v2_asof_1"), None)
     found = _look(world, {}, "balances", "statement")
-    assert found.tables == {"balances": "balances_v1_asof_2", "statement": "statement_v1_asof_2"}
+    assert found.tables == {"balances": "balances_v2_asof_2", "statement": "statement_v2_asof_2"}
     for view_name in ("balances", "statement"):
         assert build_states(world, view_name)[f"{view_name}_v1_asof_1"] == "abandoned"
         assert scalar(world, f"select to_regclass('{view_name}_v1_asof_1')") is None
@@ -436,16 +436,16 @@ def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper) -> None:
     def meanwhile() -> None:
         inner.append(_look(world, {0: 2}, "balances"))
         rebuild(world, ["balances"], all_views())
-        with pytest.raises(BuildAlive, match="balances_v1_asof_1"):
-            drop_tables(world, droppable(world, "balances", "balances_v1_asof_1"), None)
+        with pytest.raises(BuildAlive, match="balances_v2_asof_1"):
+            drop_tables(world, droppable(world, "balances", "balances_v2_asof_1"), None)
 
-    assert _look(world, {}, "balances", engine=Meanwhile(meanwhile)).tables == {"balances": "balances_v1_asof_1"}
-    assert inner[0].tables == {"balances": "balances_v1_asof_2"}
+    assert _look(world, {}, "balances", engine=Meanwhile(meanwhile)).tables == {"balances": "balances_v2_asof_1"}
+    assert inner[0].tables == {"balances": "balances_v2_asof_2"}
     assert build_states(world, "balances") == {
-        "balances_v1": "old",
-        "balances_v1_asof_1": "past",
-        "balances_v1_asof_2": "past",
-        "balances_v1_r2": "live",
+        "balances_v2": "old",
+        "balances_v2_asof_1": "past",
+        "balances_v2_asof_2": "past",
+        "balances_v2_r2": "live",
     }
 
 
@@ -466,7 +466,7 @@ def test_the_commands(bank: Bookkeeper, samefold: Samefold) -> None:
     some = f"0:{end[0] - 1},1:{end[1]}"
     told = samefold("rebuild", "balances", "daily_totals", "--as-of", some, "--no-switch", settings=world)
     assert told.returncode == 0, told.stderr
-    assert "balances: balances_v1_asof_1" in told.stdout
+    assert "balances: balances_v2_asof_1" in told.stdout
     assert "sum(cents) as cents" in told.stdout
     assert "samefold views drop daily_totals daily_totals_v1_asof_1" in told.stdout
     ago = samefold("rebuild", "balances", "--as-of", "-0s", "--no-switch", "--json", settings=world)
@@ -477,12 +477,12 @@ def test_the_commands(bank: Bookkeeper, samefold: Samefold) -> None:
     assert "local" in found["engine_because"]
     assert _asked(world, found["queries"]["balances"]) == _asked(world, "select * from balances")
     shown = json.loads(samefold("views", "--json", settings=world).stdout)["views"]["balances"]["builds"]
-    first = next(build for build in shown if build["table"] == "balances_v1_asof_1")
+    first = next(build for build in shown if build["table"] == "balances_v2_asof_1")
     assert (first["state"], first["as_of"]) == ("past", some)
     assert first["positions"]["0"] == end[0] - 1
     assert f"(past, as of {some})" in samefold("views", settings=world).stdout
-    dropped = samefold("views", "drop", "balances", "balances_v1_asof_1", "--yes", settings=world)
-    assert dropped.stdout == "Dropped balances_v1_asof_1.\n"
+    dropped = samefold("views", "drop", "balances", "balances_v2_asof_1", "--yes", settings=world)
+    assert dropped.stdout == "Dropped balances_v2_asof_1.\n"
 
 
 REFUSED = {

@@ -102,14 +102,14 @@ def evolve(state: State, event: Event) -> State:
     return State(state.pieces + event.pieces)
 '''
 SPENT = (
-    ("VERSION = 1\n", "VERSION = 2\n"),
-    ("    closed_on: date | None\n", "    closed_on: date | None\n    spent: int\n"),
-    ("event.on, event.on, 0, None)", "event.on, event.on, 0, None, 0)"),
+    ("VERSION = 2\n", "VERSION = 3\n"),
+    ("    owner: str\n", "    owner: str\n    spent: int\n"),
+    ("0, None, event.owner)", "0, None, event.owner, 0)"),
     (
-        "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on)\n",
-        "    spent = row.spent + max(-change(event), 0)\n"
-        "    return Balance(row.account, cents, row.overdraft_limit, row.opened_on, event.on, count, row.closed_on, spent)\n",
+        "    cents, count =",
+        "    spent = row.spent + max(-change(event), 0)\n    cents, count =",
     ),
+    ("row.closed_on, row.owner)", "row.closed_on, row.owner, spent)"),
 )
 MOVED = ("VERSION = 1\n", 'VERSION = 1\nAGENT = "side"\n')
 A_NOTE = """@fact
@@ -136,14 +136,14 @@ NOTES: Edits = {
 }
 RAISED_STATE: Edits = {
     "domain/accounts.py": [
-        ("STATE_VERSION = 2", "STATE_VERSION = 3"),
+        ("STATE_VERSION = 3", "STATE_VERSION = 4"),
         ("holds: dict[str, int] = field(", "notes: int = 0\n    holds: dict[str, int] = field("),
         (
-            "            return State(state.status, state.balance + change(event), state.overdraft_limit, state.holds)",
-            "            return replace(state, balance=state.balance + change(event))",
+            "State(state.status, state.balance + change(event), state.overdraft_limit, state.holds, state.owner)",
+            "replace(state, balance=state.balance + change(event))",
         ),
         (
-            "            return State(state.status, state.balance - cents, state.overdraft_limit, holds)",
+            "            return State(state.status, state.balance - cents, state.overdraft_limit, holds, state.owner)",
             "            return replace(state, balance=state.balance - cents, holds=holds)",
         ),
         (

@@ -79,7 +79,7 @@ def test_a_state_that_is_written_in_another_way_is_no_difference(bank: Bookkeepe
     """As another process writes a set, or another version of the encoder a number."""
     _change(
         bank.world,
-        """update streams_accounts_v2 set state = json_build_object(
+        """update streams_accounts_v3 set state = json_build_object(
                'holds', state->'holds', 'overdraft_limit', state->'overdraft_limit', 'balance', state->'balance',
                'status', state->'status')""",
     )
@@ -87,19 +87,19 @@ def test_a_state_that_is_written_in_another_way_is_no_difference(bank: Bookkeepe
 
 
 CASES = {
-    "a changed row": ("update balances_v1 set cents = cents + 1 where account = '7'", "balances", "changed"),
-    "a row that is missing": ("delete from balances_v1 where account = '7'", "balances", "missing"),
+    "a changed row": ("update balances_v2 set cents = cents + 1 where account = '7'", "balances", "changed"),
+    "a row that is missing": ("delete from balances_v2 where account = '7'", "balances", "missing"),
     "a row too many": (
-        "insert into balances_v1 select 'nobody', 1, 1, opened_on, last_on, 1, null, _partition from balances_v1 limit 1",
+        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, '', _partition from balances_v2 limit 1",
         "balances",
         "extra",
     ),
     "a line of a journal that is missing": (
-        "delete from statement_v1 where (account, line) = ('7', 3)",
+        "delete from statement_v2 where (account, line) = ('7', 3)",
         "statement",
         "missing",
     ),
-    "a changed line": ("update statement_v1 set balance = 0 where (account, line) = ('7', 3)", "statement", "changed"),
+    "a changed line": ("update statement_v2 set balance = 0 where (account, line) = ('7', 3)", "statement", "changed"),
     "a sum that is off": (
         "update daily_totals_v1 set cents = cents - 1 where (day, _partition) in "
         "(select day, _partition from daily_totals_v1 where operation = 'transfer' limit 1) and operation = 'transfer'",
@@ -107,13 +107,13 @@ CASES = {
         "changed",
     ),
     "a state": (
-        """update streams_accounts_v2 set state = '{"status":"open","balance":1,"overdraft_limit":1000,"holds":{}}'
+        """update streams_accounts_v3 set state = '{"status":"open","balance":1,"overdraft_limit":1000,"holds":{}}'
             where stream = 'accounts/7'""",
         "streams_accounts",
         "changed",
     ),
     "a state that is none": (
-        """update streams_accounts_v2 set state = '{"status":"open","balance":null}' where stream = 'accounts/7'""",
+        """update streams_accounts_v3 set state = '{"status":"open","balance":null}' where stream = 'accounts/7'""",
         "streams_accounts",
         "changed",
     ),
@@ -210,7 +210,7 @@ def _keys_of_three(place: Settings, view: View, key: sql.Composed) -> list[tuple
 
 
 def test_a_difference_tells_the_key_and_both_values(bank: Bookkeeper) -> None:
-    _change(bank.world, "update statement_v1 set balance = -1 where (account, line) = ('7', 3)")
+    _change(bank.world, "update statement_v2 set balance = -1 where (account, line) = ('7', 3)")
     [difference] = _found(verify(bank.world, all_views()))
     assert difference.key == {"account": "7", "line": 3}
     assert isinstance(difference.expected, dict)
@@ -237,14 +237,14 @@ def test_rows_of_which_the_position_knows_nothing_are_named(bank: Bookkeeper) ->
 
 
 def test_many_differences_are_counted_and_the_first_listed(bank: Bookkeeper) -> None:
-    _change(bank.world, "update statement_v1 set balance = balance + 1")
+    _change(bank.world, "update statement_v2 set balance = balance + 1")
     compared = verify(bank.world, all_views(), processes=1).views["statement"]
     assert compared.total == compared.rows == 150
     assert len(compared.differences) == SHOWN
 
 
 def test_only_the_views_that_were_asked_for(bank: Bookkeeper) -> None:
-    _change(bank.world, "delete from balances_v1")
+    _change(bank.world, "delete from balances_v2")
     assert verify(bank.world, {"statement": all_views()["statement"]}).differences == 0
     assert verify(bank.world, {"balances": all_views()["balances"]}).differences == len(ACCOUNTS)
 
@@ -290,7 +290,7 @@ def test_a_table_that_is_emptied_after_a_switch_is_not_taken_for_one_without_row
     locking = connect(bank.world, "locks")
 
     def switch_and_drop() -> None:
-        _until(bank.world, "select from pg_locks where not granted and relation = 'balances_v1'::regclass")
+        _until(bank.world, "select from pg_locks where not granted and relation = 'balances_v2'::regclass")
         rebuild(bank.world, ["daily_totals"], all_views(), processes=1)
         old = droppable(bank.world, "daily_totals", "daily_totals_v1")
         drop_tables(bank.world, old, views["daily_totals"])
@@ -298,7 +298,7 @@ def test_a_table_that_is_emptied_after_a_switch_is_not_taken_for_one_without_row
 
     def lock_and_go_on() -> None:
         locking.execute("begin")
-        locking.execute("lock table balances_v1 in access exclusive mode")
+        locking.execute("lock table balances_v2 in access exclusive mode")
         threading.Thread(target=switch_and_drop).start()
 
     with locking, pytest.raises(NotLive, match="Another table went live during verification, for daily_totals"):

@@ -138,7 +138,7 @@ def written(world: Settings) -> list[object]:
         "table_name, state from builds where state <> 'abandoned'",
         "agent, partition, next_offset, generation from positions",
         "path, sha256 from archive_files",
-        "account, cents from balances_v1",
+        "account, cents from balances_v2",
     )
     with connect(world, "test") as db:
         return [db.execute(f"select {columns} order by 1, 2".encode()).fetchall() for columns in tables]

@@ -1,0 +1,39 @@
+"""Who may send which command, and who may read which rows. What is not allowed here is denied (docs/access.md).
+
+Holders see and move their own accounts, tellers all, auditors only read. Commands that policies send are nobody's.
+"""
+
+from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
+from domain.standing_orders import CancelStandingOrder, PlaceStandingOrder
+from domain.transfers import RequestTransfer
+from infra.access import Caller, Row, Rows
+
+
+def may_send(caller: Caller, stream: str, command: object) -> bool | Row:
+    """Whether the caller may send it to that stream, `accounts/7`; or the row that must exist for it."""
+    account = stream.partition("/")[2]
+    teller = "teller" in caller.roles
+    match command:
+        case OpenAccount(owner=owner, overdraft_limit=limit):
+            return teller or (owner == caller.subject and limit == 0)
+        case Deposit() | Withdraw(hold=""):  # with a hold it is part of a transfer
+            return teller or Row("balances", account=account, owner=caller.subject)
+        case RequestTransfer(source=source) | PlaceStandingOrder(source=source):
+            return teller or Row("balances", account=source, owner=caller.subject)
+        case CreditInterest() | ChargeFee() | CloseAccount() | CancelStandingOrder():
+            return teller
+        case _:
+            return False
+
+
+def may_read(caller: Caller, view: str) -> bool | Rows:
+    """Whether the caller may read the view; or which of its rows."""
+    if caller.roles & {"teller", "auditor"}:
+        return True
+    match view:
+        case "balances" | "statement":
+            return Rows(owner=caller.subject)
+        case "command_outcomes":
+            return Rows(by=caller.subject)
+        case _:
+            return False
