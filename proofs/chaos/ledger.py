@@ -19,7 +19,7 @@ Lines = dict[str, dict[Row, str]]
 COLUMNS = {
     "balances": "account, cents, overdraft_limit, opened_on, last_on, transactions, coalesce(closed_on::text, ''), _partition",
     "command_outcomes": "stream, command_id, outcome, coalesce(code, ''), coalesce(message, ''), version, fingerprint, "
-    "(extract(epoch from at) * 1000)::bigint, _partition",
+    "(extract(epoch from at) * 1000)::bigint, coalesce(by, ''), _partition",
     "daily_totals": "day, operation, count, cents, largest, _partition",
     "statement": "account, line, day, kind, operation, purpose, counter_bank, counter_account, cents, balance, _partition",
     "streams_accounts": "stream, version, state->>'status', state->>'balance', state->>'overdraft_limit', state->>'holds', "

@@ -11,6 +11,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from msgspec import UNSET
+
 from infra.domain_model.contexts import Context, contexts
 from infra.log.records import Commit
 from projections.engine.views.column_types import Scalar
@@ -18,7 +20,7 @@ from projections.engine.views.columns import BadView, Column, Key, Role, columns
 from projections.engine.views.view import Kind, View, discover, fingerprint
 
 OUTCOMES = "command_outcomes"
-OUTCOMES_VERSION = 1  # raised when the columns of Outcome change
+OUTCOMES_VERSION = 2  # raised when the columns of Outcome change
 
 
 class StoredState(NamedTuple):
@@ -30,7 +32,10 @@ class StoredState(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The outcome of a command. `version` is the stream's after it; `code` and `message` are the reason of a rejection."""
+    """The outcome of a command. `version` is the stream's after it; `code` and `message` are the reason of a rejection.
+
+    `by` is the command's sender, as the log has it.
+    """
 
     stream: Key[str]
     command_id: Key[str]
@@ -40,6 +45,7 @@ class Outcome(NamedTuple):
     version: int
     fingerprint: str
     at: datetime
+    by: str | None
 
 
 SNAPSHOT_COLUMNS = (
@@ -102,6 +108,7 @@ def outcome_of(commit: Commit, time: datetime) -> Outcome:
         commit.version,
         commit.fingerprint,
         time,
+        None if commit.by is UNSET else commit.by,
     )
 
 
