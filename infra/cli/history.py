@@ -47,9 +47,8 @@ def history(
         stdout.print(f"Nothing has happened to '{stream}' (names are case-sensitive).", markup=False)
     else:
         rows = (row for entry in entries for row in _rows(entry))
-        columns = ("version", "time", "what", "data", "command", "at")
-        if any("by" in entry for entry in entries):
-            columns = (*columns, "by")
+        columns = ["version", "time", "what", "data", "command", "at"]
+        columns += ["by"] if any("by" in entry for entry in entries) else []
         stdout.print(table(columns, (row[: len(columns)] for row in rows)))
 
 

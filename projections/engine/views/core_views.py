@@ -11,8 +11,6 @@ from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from msgspec import UNSET
-
 from infra.domain_model.contexts import Context, contexts
 from infra.log.records import Commit
 from projections.engine.views.column_types import Scalar
@@ -108,7 +106,7 @@ def outcome_of(commit: Commit, time: datetime) -> Outcome:
         commit.version,
         commit.fingerprint,
         time,
-        None if commit.by is UNSET else commit.by,
+        commit.by or None,
     )
 
 
