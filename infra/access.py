@@ -71,7 +71,7 @@ class Rows:
 
 
 class Row:
-    """Allowed if the view has this row: `Row("balances", account="7", owner="ada")`. Its key must be among the columns."""
+    """Allowed if the view has this row: `Row("rooms", room="7", owner="ada")`. Its key must be among the columns."""
 
     __slots__ = ("columns", "view")
 

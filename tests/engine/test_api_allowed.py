@@ -5,18 +5,24 @@ An account belongs to the caller with its overdraft limit: `LIMITS`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from fastapi import FastAPI
 
+from api.commands import router_of
+from api.problems import install
+from api.requests import RawPath
 from api.view_reader import ViewReader
 from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
 from infra.access import Access, Caller, Row, Rows
@@ -26,7 +32,8 @@ from infra.log.records import Command
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from projections.engine.views.core_views import all_views
-from tests.engine.api import Api, everything
+from tests.engine.api import Api, Named, everything
+from tests.engine.customers import CUSTOMERS, Register
 from tests.engine.spine import commits, scalar, send, until
 from tests.engine.test_api_live import subscribed
 from tests.engine.test_api_views import problem
@@ -337,6 +344,30 @@ def test_what_may_not_be_sent_is_not_appended_and_tells_nothing(
     assert log_end(shared_world) == before
     assert post(api, "ada", mine, "deposit", cents=1).status_code == 200
     assert log_end(shared_world) == before + 1
+
+
+def test_personal_values_are_asked_about_as_they_were_sent_and_before_a_key_is_made() -> None:
+    asked: list[object] = []
+
+    def denied(_caller: Caller, stream: str, command: object) -> bool:
+        asked.extend((stream, command))
+        return False
+
+    app = FastAPI()
+    # no stores and no keys: asking for any would fail
+    app.state.services = SimpleNamespace(settings=Settings(), access=Access(denied, lambda *_: False))
+    app.include_router(router_of({"customers": CUSTOMERS}, []))
+    app.add_middleware(RawPath)
+    install(app)
+
+    async def sent(name: object) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(Named(app)), base_url="http://api") as client:
+            return await client.post("/customers/1/register", json={"name": name}, headers={"Caller": "eve"})
+
+    answer = asyncio.run(sent("Ada Lovelace"))
+    assert (answer.status_code, answer.json()["code"]) == (403, "not-allowed")
+    assert asked == ["customers/1", Register(name="Ada Lovelace")]
+    assert (asyncio.run(sent(7)).status_code, len(asked)) == (422, 2), "what does not fit is not asked about"
 
 
 def test_a_command_sent_again_by_its_sender_gets_its_answer(api: Api, shared_world: Settings) -> None:
