@@ -62,12 +62,9 @@ async def _exists(services: Services, row: Row) -> bool:
     """Whether the view has the row, and keeps it up to date. Raises BadAccess, ViewNotLive, DatabaseUnavailable."""
     view = all_views().get(row.view)
     missing = [column.name for column in view.key if column.name not in row.columns] if view else []
-    if view is None or missing:
-        raise BadAccess(
-            f"access.py: {row!r} names no row: "
-            + (f"column '{missing[0]}' is missing." if view else "there is no such view."),
-            "Name a view, and all columns of its key.",
-        )
+    if view is None or missing:  # a value may be one of the command's, and is not logged
+        why = f"lacks the key's column '{missing[0]}'" if view else "is of a view that there is not"
+        raise BadAccess(f"access.py: Row('{row.view}') {why}.", "Name a view, and all columns of its key.")
     only = _rows(row)
     values = dict(zip(only.shape[0], allowed_values(view, only), strict=True))
     key = tuple(values[column.name] for column in view.key)
@@ -84,7 +81,7 @@ def _rows(row: Row) -> Rows:
     try:
         return Rows(**row.columns)
     except ValueError as error:
-        raise BadAccess(f"access.py: {row!r}: {error}.", "Deny it instead.") from None
+        raise BadAccess(f"access.py: Row('{row.view}'): {error}.", "Deny it instead.") from None
 
 
 def _denied(caller: Caller, what: str) -> Problem:
