@@ -83,12 +83,22 @@ def receive(record: Record, intake: Intake) -> Received:
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
     received = _validated(record, envelope, intake)
-    correlation, causation, depth, by = envelope.correlation_id, envelope.causation_id, envelope.depth, envelope.by
-    if correlation is UNSET and causation is UNSET and depth is UNSET and by is UNSET:
+    if (
+        envelope.correlation_id is UNSET
+        and envelope.causation_id is UNSET
+        and envelope.depth is UNSET
+        and envelope.by is UNSET
+    ):
         return received
-    if wrong := bad_relation(correlation, causation, by):
+    if wrong := bad_relation(envelope.correlation_id, envelope.causation_id, envelope.by):
         return msgspec.structs.replace(received, command=None, rejection=reason("malformed", wrong))
-    return msgspec.structs.replace(received, correlation_id=correlation, causation_id=causation, depth=depth, by=by)
+    return msgspec.structs.replace(
+        received,
+        correlation_id=envelope.correlation_id,
+        causation_id=envelope.causation_id,
+        depth=envelope.depth,
+        by=envelope.by,
+    )
 
 
 def bad_name(stream: str, command_id: str) -> str | None:
