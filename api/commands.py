@@ -18,9 +18,11 @@ from starlette.responses import Response
 
 from api import openapi, requests
 from api.append import MaybeAppended, NotAppended, outcome_after
+from api.door import caller_of
 from api.openapi import JSON, Body, Json, header, in_header
 from api.outcome_waits import TOO_MANY_WAIT
 from api.outcomes import CONFLICT, FAILED, KEY_REUSED, REFUSED, CommandRef, answer_of
+from api.permissions import DENIED, require_may_send
 from api.problems import (
     CALLERS_FAULT,
     DEFECT,
@@ -81,7 +83,7 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
             summary = kebab(name).replace("-", " ").capitalize()
             router.add_api_route(
                 f"/{context.name}/{{stream_id}}/{kebab(name)}",
-                openapi.describe(_route(context, name, command), _stream_id(context), *_HEADERS, openapi.PREFER),
+                openapi.describe(_route(context, command), _stream_id(context), *_HEADERS, openapi.PREFER),
                 methods=["POST"],
                 name=f"{context.name} {name}",
                 summary=summary,
@@ -96,8 +98,8 @@ def router_of(contexts: Mapping[str, Context], bodies: list[Body]) -> APIRouter:
     return router
 
 
-def _route(context: Context, name: str, kind_: type) -> openapi.Route:
-    validate, stored, is_sealed = validator(kind_), stored_type(kind_), is_personal(kind_)
+def _route(context: Context, kind_: type) -> openapi.Route:
+    stored = stored_type(kind_)
 
     async def post(request: Request) -> Response:
         settings = services_of(request).settings
@@ -106,24 +108,12 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
         if not requests.is_json(request):
             raise NOT_JSON()
         body = await requests.body_of(request, settings.max_command_bytes, settings.api_read_timeout_s)
-        command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET)
-        unsealed: Unsealed | None = None
-        try:
-            if is_sealed:
-                unsealed = Unsealed(command, kind_)
-            else:
-                validate(body)
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_context=False, include_input=False)
-            # where and what, never the value itself
-            raise invalid((".".join(map(str, one["loc"])) or "body", one["msg"]) for one in found) from None
-        except Exception as error:  # a defect in the command's own checks, which the handler records as its outcome
-            if is_sealed:  # nothing is appended as plain text, nor logged
-                log.error("%s: the checks of '%s' failed: %s", ref.stream, name, type(error).__name__)
-                raise traceable(DEFECT()) from None
-            log.exception("%s: the checks of '%s' failed", ref.stream, name)
-        if holds_nul(body):
-            raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
+        caller = caller_of(request)
+        by = UNSET if caller is None else caller.subject
+        command = Command(ref.key, ref.stream, stored, msgspec.Raw(body), expected, correlation or UNSET, by=by)
+        checked, unsealed = _checked(command, kind_, is_asked_about=caller is not None)
+        if caller is not None:
+            await require_may_send(services_of(request), caller, ref.stream, ref.key, checked)
         if unsealed is not None:  # a new key is made in Kafka: not for what can't be appended
             await _require_open(services_of(request), CommandType(context.name, stored))
         command = await _sealed(services_of(request), command, unsealed)
@@ -131,6 +121,36 @@ def _route(context: Context, name: str, kind_: type) -> openapi.Route:
         return await _append(request, ref, command, prefer.wait_or(settings.api_wait_s), headers)
 
     return post
+
+
+def _checked(command: Command, kind_: type, *, is_asked_about: bool) -> tuple[object, Unsealed | None]:
+    """The command as its class reads it, and as it is sealed where the class has personal fields. Raises Problem 422, 500.
+
+    The first is None where nobody asks about it and it is not needed, or where the class's own checks failed.
+    """
+    body, is_sealed = bytes(command.data), is_personal(kind_)
+    checked: object = None
+    unsealed: Unsealed | None = None
+    try:
+        if is_sealed:
+            unsealed = Unsealed(command, kind_)
+        if is_asked_about or not is_sealed:
+            checked = validator(kind_)(body)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        # where and what, never the value itself
+        raise invalid((".".join(map(str, one["loc"])) or "body", one["msg"]) for one in found) from None
+    except Exception as error:  # a defect in the command's own checks, which the handler records as its outcome
+        name = kind_.__name__
+        if is_sealed:  # nothing is appended as plain text, nor logged
+            log.error("%s: the checks of '%s' failed: %s", command.stream, name, type(error).__name__)
+            raise traceable(DEFECT()) from None
+        log.exception("%s: the checks of '%s' failed", command.stream, name)
+        if is_asked_about:  # nothing is appended that nobody allowed
+            raise traceable(DEFECT()) from None
+    if holds_nul(body):
+        raise INVALID(errors=[{"at": "body", "problem": "a text holds a NUL character, which can't be stored"}])
+    return checked, unsealed
 
 
 async def _sealed(services: Services, command: Command, unsealed: Unsealed | None) -> Command:
@@ -181,19 +201,23 @@ async def _append(
             recorded = await outcome_after(appended, outcome, wait_s or settings.api_wait_s, or_append=not wait_s)
         except NotAppended as error:
             problem = traceable(NOT_APPENDED("Kafka did not accept it.", appended="no"))
-            log.warning("not appended: %s", error)
+            log.warning("not appended%s: %s", _sent_by(command), error)
             raise problem from None
         except MaybeAppended as error:
             where = {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
             members = {"appended": "unknown", "command_id": ref.key, "outcome": ref.location}
             problem = traceable(UNKNOWN("Kafka has not acknowledged it.", headers=where, **members))
-            log.warning("maybe appended: %s", error)
+            log.warning("maybe appended%s: %s", _sent_by(command), error)
             raise problem from None
     if wait_s and recorded is not None:
         return answer_of(ref, recorded, fingerprint, headers)
     pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}
     where = {"Location": ref.location, "Retry-After": str(RETRY_AFTER_S)}
     return Response(msgspec.json.encode(pending), 202, {**headers, **where}, JSON)
+
+
+def _sent_by(command: Command) -> str:
+    return "" if command.by is UNSET else f", sent by {command.by!r}"
 
 
 async def _require_open(services: Services, kind_: CommandType) -> None:
@@ -259,7 +283,7 @@ _LOCATION = {"Location": header("Where the outcome is, or will be")}
 
 _PROBLEMS = (
     *(requests.BAD_HEADER, requests.CUT_OFF, requests.TOO_SLOW, REFUSED, CONFLICT, TOO_LARGE, NOT_JSON),
-    *(INVALID, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT),
+    *(INVALID, KEY_REUSED, BAD_SEGMENT, BEHIND, TOO_MANY_WAIT, HEAD_TOO_LARGE, FAILED, DEFECT, *DENIED),
     *(NOT_APPENDED, UNKNOWN, STOPPING, *UNAVAILABLE, kind_of(OtherViewsLive), kind_of(CommandNotLive)),
 )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from starlette.types import Receive, Scope, Send
 
 from api.notifications import Moved, Notifications
 from api.view_reader import Values, ViewReader, row_members, row_tag, stream_of
+from infra.access import Rows
 from infra.errors import SamefoldError
-from projections.engine.views.queries import Found
+from projections.engine.views.queries import Found, Shape
 from projections.engine.views.view import View
 
 log = logging.getLogger(__name__)
@@ -69,11 +71,18 @@ class State(NamedTuple):
         return format_sse_event(event=self.event, id=self.tag, data_str=body.decode())
 
 
+class Watched(NamedTuple):
+    """A row as a caller sees it, for whom there are `only` those rows; None: all."""
+
+    only: Rows | None
+    key: Values
+
+
 class Watcher:
     """One client's watch on one row. `tag` is that of the state that it has, or is about to get."""
 
-    def __init__(self, key: Values, tag: str | None) -> None:
-        self.key = key
+    def __init__(self, key: Values, tag: str | None, only: Rows | None = None) -> None:
+        self.watched = Watched(only, key)
         self.tag = tag
         self._newest: bytes | None = None
         self._wake = asyncio.Event()
@@ -109,25 +118,25 @@ class RowFeed:
     def __init__(self, view: View, views: ViewReader, notifications: Notifications) -> None:
         self._view = view
         self._views = views
-        self._watchers: dict[Values, set[Watcher]] = {}
+        self._watchers: dict[Watched, set[Watcher]] = {}
         self._task: asyncio.Task[None] | None = None
         self._due = asyncio.Event()
         notifications.subscribe(self._notified)
 
-    def watch(self, key: Values, tag: str | None) -> Watcher:
-        """Watch a row from now on; `tag` is that of the state that the client has seen."""
-        watcher = Watcher(key, tag)
-        self._watchers.setdefault(key, set()).add(watcher)
+    def watch(self, key: Values, tag: str | None, only: Rows | None = None) -> Watcher:
+        """Watch a row from now on; `tag` is that of the state that the client has seen. Others than `only` are gone for it."""
+        watcher = Watcher(key, tag, only)
+        self._watchers.setdefault(watcher.watched, set()).add(watcher)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         self._due.set()
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
-        watchers = self._watchers[watcher.key]
+        watchers = self._watchers[watcher.watched]
         watchers.discard(watcher)
         if not watchers:
-            del self._watchers[watcher.key]
+            del self._watchers[watcher.watched]
 
     def end(self) -> None:
         """End all watches: the process is stopping."""
@@ -164,22 +173,31 @@ class RowFeed:
             self._task = None
 
     async def _round(self) -> None:
-        keys = list(self._watchers)
-        for start in range(0, len(keys), CHUNK):
-            some = keys[start : start + CHUNK]
-            streams = [stream for key in some if (stream := stream_of(self._view, key)) is not None]
-            found = await self._views.by_keys(self._view, some, streams)
-            shown = await self._views.shown(found)
-            rows = {row.number: json for row, json in zip(found.rows, shown, strict=True)}
-            for number, key in enumerate(some, start=1):
-                state = self._state(found, key, rows.get(number))
-                if news := [one for one in self._watchers.get(key, ()) if one.tag != state.tag]:
-                    frame = state.frame(str(found.position))
-                    for watcher in news:
-                        watcher.send(state.tag, frame)
+        by_shape: defaultdict[Shape, list[Watched]] = defaultdict(list)
+        for watched in self._watchers:
+            by_shape[watched.only.shape if watched.only else ()].append(watched)
+        for of_shape in by_shape.values():
+            for start in range(0, len(of_shape), CHUNK):
+                await self._read(of_shape[start : start + CHUNK])
 
-    def _state(self, found: Found, key: Values, row: msgspec.Raw | None) -> State:
-        stream = stream_of(self._view, key)
+    async def _read(self, some: Sequence[Watched]) -> None:
+        """Read these rows, whose `only` are of one shape, with one query."""
+        keys, only = [key for _, key in some], [rows for rows, _ in some if rows is not None]
+        streams = [stream for key in keys if (stream := stream_of(self._view, key)) is not None]
+        found = await self._views.by_keys(self._view, keys, streams, only)
+        shown = await self._views.shown(found)
+        rows = {row.number: json for row, json in zip(found.rows, shown, strict=True)}
+        for number, watched in enumerate(some, start=1):
+            state = self._state(found, watched, rows.get(number))
+            if news := [one for one in self._watchers.get(watched, ()) if one.tag != state.tag]:
+                frame = state.frame(str(found.position))
+                for watcher in news:
+                    watcher.send(state.tag, frame)
+
+    def _state(self, found: Found, watched: Watched, row: msgspec.Raw | None) -> State:
+        if row is None and watched.only:  # also where it is parked: that would tell of the row
+            return State("gone", "gone", {})
+        stream = stream_of(self._view, watched.key)
         if stream is not None and (since := found.parked_since.get(stream)) is not None:
             return State("parked", f"parked-{since}", {"since_version": since})
         if row is None:

@@ -14,11 +14,13 @@ from starlette.responses import Response
 
 from api import openapi
 from api.openapi import APPLIED, AT_POSITION, JSON, responses, text_in_path
-from api.outcome_waits import TOO_MANY_WAIT, Recorded
+from api.outcome_waits import TOO_MANY_WAIT, Outcome, Recorded
+from api.permissions import DENIED, rows_for
 from api.problems import INVALID, NOT_FOUND, RETRY_AFTER_S, UNAVAILABLE, Kind, kind
 from api.requests import BAD_SEGMENT, TOO_LARGE, path_of, preferences, segment, watched
 from api.services import Services, services_of
 from commands.intake import bad_name
+from infra.access import Rows
 from infra.domain_model.contexts import Context, contexts, refusals_of
 from infra.log.partitioner import partition_of
 from projections.engine.views.core_views import OUTCOMES, all_views
@@ -109,7 +111,7 @@ def router() -> APIRouter:
         response_description="The outcome.",
         responses=responses(
             {200: {"headers": AT_POSITION | APPLIED}},
-            *(NO_OUTCOME, NOT_FOUND, INVALID, BAD_SEGMENT, TOO_MANY_WAIT, *UNAVAILABLE),
+            *(NO_OUTCOME, NOT_FOUND, INVALID, BAD_SEGMENT, TOO_MANY_WAIT, *DENIED, *UNAVAILABLE),
         ),
     )
     return routes
@@ -117,7 +119,7 @@ def router() -> APIRouter:
 
 async def _outcome(request: Request) -> Response:
     """The first and only answer to a command, where the sender did not wait for it, or lost it."""
-    services = services_of(request)
+    services, rows = services_of(request), rows_for(request, all_views()[OUTCOMES])
     context = contexts().get(segment(request, "context"))
     if context is None:
         raise NOT_FOUND("There is no such context.")
@@ -127,11 +129,10 @@ async def _outcome(request: Request) -> Response:
     prefer = preferences(request, services.settings.api_max_wait_s)
     partitions = services.events.partitions
     with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=False) as outcome:
-        recorded = await _look_up(services, ref, partition_of(ref.stream, partitions))
+        recorded = await _look_up(services, ref, rows)
         if recorded is None and (wait_s := prefer.wait_or(0)):
             with watched(request):
-                await asyncio.wait((outcome,), timeout=wait_s)
-            recorded = outcome.result() if outcome.done() else None
+                recorded = await _waited_for(services, ref, rows, outcome, wait_s)
     if recorded is None:
         raise NO_OUTCOME(headers=prefer.applied)
     members = _members(ref, recorded)
@@ -141,12 +142,28 @@ async def _outcome(request: Request) -> Response:
     return Response(msgspec.json.encode(members), 200, headers, JSON)
 
 
-async def _look_up(services: Services, ref: CommandRef, partition: int) -> Recorded | None:
+async def _waited_for(
+    services: Services, ref: CommandRef, rows: Rows | None, outcome: Outcome, wait_s: float
+) -> Recorded | None:
+    """The outcome, as soon as it is there. For one that is another caller's, all of the time passes, as for none."""
+    ends_at = asyncio.get_running_loop().time() + wait_s
+    await asyncio.wait((outcome,), timeout=wait_s)
+    recorded = outcome.result() if outcome.done() else None
+    if recorded is None or rows is None or (recorded := await _look_up(services, ref, rows)) is not None:
+        return recorded
+    # no command has this id, so that only the end of this process ends the wait
+    with services.outcomes.waiting(ref.stream, "", services.events.partitions, may_be_there=False) as end:
+        await asyncio.wait((end,), timeout=max(ends_at - asyncio.get_running_loop().time(), 0))
+    return None
+
+
+async def _look_up(services: Services, ref: CommandRef, rows: Rows | None) -> Recorded | None:
     """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseUnavailable."""
     services.stores.require_live(OUTCOMES)
-    found = await services.views.by_keys(all_views()[OUTCOMES], [(ref.stream, ref.key)])
+    found = await services.views.by_keys(all_views()[OUTCOMES], [(ref.stream, ref.key)], (), [rows] if rows else ())
     if not found.rows:
         return None
+    partition = partition_of(ref.stream, services.events.partitions)
     row = msgspec.json.decode(found.rows[0].json)
     members = {name: row[name] for name in ("outcome", "code", "message", "version", "fingerprint")}
     offsets = {topic: {partition: offsets.get(partition, 0)} for topic, offsets in found.position.positions.items()}

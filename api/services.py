@@ -18,6 +18,7 @@ from api.outcome_waits import OutcomeWaits
 from api.problems import Kind, kind, problem_of
 from api.stores import StoreChecks
 from api.view_reader import PositionWaits, ViewReader
+from infra.access import Access
 from infra.database.connect import parameters
 from infra.database.deadline import Pool
 from infra.domain_model.contexts import has_personal_fields
@@ -76,6 +77,8 @@ class Services:
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
         self.name = name
+        self.access: Access | None = None
+        """A test's; else it is that of `access.py`."""
         self.is_stopping = False
         self.failure: SamefoldError | None = None
         """Why a part of this ended that must not end; the process ends then."""

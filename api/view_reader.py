@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from api.notifications import Moved, Notifications
 from api.problems import STOPPING, kind
 from api.requests import watched
+from infra.access import Rows
 from infra.database.connect import naming
 from infra.errors import SamefoldError
 from infra.personal.keys import Keys
@@ -62,13 +63,20 @@ class ViewReader:
         self._positions = positions
         self._tables: dict[str, str] = {}
 
-    async def by_keys(self, view: View, keys: Sequence[Values], streams: Sequence[str] = ()) -> Found:
-        """The rows with these keys, and which of the streams are parked. Raises ViewNotLive, DatabaseUnavailable."""
-        return await self._ask(view, lambda table: queries.by_keys(view, table, self._topic, keys, streams))
+    async def by_keys(
+        self, view: View, keys: Sequence[Values], streams: Sequence[str] = (), only: Sequence[Rows] = ()
+    ) -> Found:
+        """The rows with these keys, and which of the streams are parked. Raises ViewNotLive, DatabaseUnavailable.
 
-    async def page(self, view: View, filters: Mapping[str, Any], after: Values | None, most: int) -> Found:
-        """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseUnavailable."""
-        return await self._ask(view, lambda table: queries.page(view, table, self._topic, filters, after, most))
+        `only`: see `queries.by_keys`. Raises BadAccess.
+        """
+        return await self._ask(view, lambda table: queries.by_keys(view, table, self._topic, keys, streams, only))
+
+    async def page(
+        self, view: View, filters: Mapping[str, Any], after: Values | None, most: int, only: Rows | None = None
+    ) -> Found:
+        """The first `most` rows by key, after a key, with these values. Raises ViewNotLive, DatabaseUnavailable, BadAccess."""
+        return await self._ask(view, lambda table: queries.page(view, table, self._topic, filters, after, most, only))
 
     async def shown(self, found: Found) -> list[msgspec.Raw]:
         """Its rows as clients may see them: personal values, or what is shown for a forgotten one. Raises DatabaseUnavailable, …"""

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 from api import openapi
 from api.live_rows import EventStream
 from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
+from api.permissions import DENIED, readable, rows_for
 from api.problems import CALLERS_FAULT, INVALID, STOPPING, kind, kind_of, problem_of
 from api.requests import BAD_SEGMENT, path_of, preferences, single
 from api.services import TOO_MANY_SEARCHES, TOO_MANY_SUBSCRIBERS, Services, services_of
@@ -42,6 +43,7 @@ from api.view_reader import (
     stream_of,
     tells_stream,
 )
+from infra.access import BadAccess, Rows
 from infra.database.connect import DatabaseUnavailable
 from projections.engine.views.columns import schema_of
 from projections.engine.views.queries import Found
@@ -66,7 +68,7 @@ def router_of(views: Mapping[str, View]) -> APIRouter:
         summary="The views",
         description="What may be asked: each view's name, question, key and columns.",
         response_model=ViewList,
-        responses=responses({}, INVALID, kind_of(DatabaseUnavailable)),
+        responses=responses({}, INVALID, kind_of(BadAccess), kind_of(DatabaseUnavailable)),
     )
     for view in shown.values():
         _add(router, view)
@@ -149,7 +151,7 @@ def _list(views: Mapping[str, View]) -> Route:
                 columns={column.name: schema_of(column) for column in view.columns},
                 href=path_of("views", view.name),
             )
-            for view in views.values()
+            for view in readable(request, views)
         ]
         return Response(msgspec.json.encode({"views": described}), 200, media_type=JSON)
 
@@ -158,14 +160,17 @@ def _list(views: Mapping[str, View]) -> Route:
 
 def _row(view: View) -> Route:
     async def route(request: Request) -> Response:
+        only = rows_for(request, view)
         key = key_of(view, request)
         refuse_unknown(request, {"after"})
         stream = stream_of(view, key)
         streams = [stream] if stream is not None else []
         views = services_of(request).views
-        found = await found_by(view, request, lambda: views.by_keys(view, [key], streams))
+        found = await found_by(view, request, lambda: views.by_keys(view, [key], streams, [only] if only else ()))
         position = str(found.position)
         at = {"Samefold-Position": position}
+        if only and not found.rows:  # also where it is parked: that would tell of the row
+            raise NO_ROW(headers=at, position=position)
         if stream is not None and (since := found.parked_since.get(stream)) is not None:
             raise PARKED(headers=at, view=view.name, stream=stream, since_version=since, position=position)
         if not found.rows:
@@ -179,14 +184,14 @@ def _row(view: View) -> Route:
 
 def _page(view: View) -> Route:
     async def route(request: Request) -> Response:
-        asked = question_of(view, request)
+        only, asked = rows_for(request, view), question_of(view, request)
         most, services = asked.limit + 1, services_of(request)
-        searches = services.searches if is_search(view, asked.filters) else None
+        searches = services.searches if any(is_search(view, one) for one in _filtered(asked.filters, only)) else None
         if searches:
             await searches.take()
         try:
             found = await found_by(
-                view, request, lambda: services.views.page(view, asked.filters, asked.after_key, most)
+                view, request, lambda: services.views.page(view, asked.filters, asked.after_key, most, only)
             )
         finally:
             if searches:
@@ -208,7 +213,7 @@ def _page(view: View) -> Route:
 
 def _live(view: View) -> Route:
     async def route(request: Request) -> Response:
-        key = key_of(view, request)
+        only, key = rows_for(request, view), key_of(view, request)
         refuse_unknown(request, set())
         seen = single(request, "Last-Event-ID")
         if seen is not None and len(seen) > LONGEST_TAG:
@@ -220,7 +225,7 @@ def _live(view: View) -> Route:
             raise STOPPING()
         slots, feed = services.subscribers, services.feed(view)
         await slots.take()
-        watcher = feed.watch(key, seen or None)
+        watcher = feed.watch(key, seen or None, only)
 
         def end() -> None:
             feed.leave(watcher)
@@ -247,6 +252,11 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
 def is_search(view: View, filtered: Collection[str]) -> bool:
     """Whether a page is filtered by other columns than the first of the key, so that no index helps."""
     return not set(filtered) <= set(takewhile(lambda name: name in filtered, (column.name for column in view.key)))
+
+
+def _filtered(filters: Mapping[str, Any], rows: Rows | None) -> list[set[str]]:
+    """The columns that rows are found by: those of the filters, with each set of those that the caller may read by."""
+    return [{*filters, *allowed} for allowed in (rows.shape if rows else ((),))]
 
 
 def _applied(request: Request) -> dict[str, str]:
@@ -341,7 +351,7 @@ _READ: openapi.Responses = {
     200: {"headers": _SEEN},
     304: {"description": "It is as it was.", "headers": _SEEN},
 }
-_UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), STOPPING)
+_UNREADABLE = (kind_of(DatabaseUnavailable), kind_of(ViewNotLive), STOPPING, *DENIED)
 _UNREAD = (
     *(CALLERS_FAULT[BadToken], CALLERS_FAULT[OtherLog], INVALID, BAD_SEGMENT, TOO_MANY_READERS),
     *(kind_of(PositionNotReached), *_UNREADABLE),

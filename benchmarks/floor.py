@@ -38,7 +38,7 @@ values (%s, %s, 0, '2026-01-02', '2026-01-02', %s, '', 0)
     on conflict (account) do update set cents = excluded.cents, transactions = excluded.transactions
 """
 _OUTCOME = """
-insert into command_outcomes_v1 (stream, command_id, outcome, version, fingerprint, at, _partition)
+insert into command_outcomes_v2 (stream, command_id, outcome, version, fingerprint, at, _partition)
 values (%s, %s, 'accepted', %s, %s, now(), 0)
 """
 

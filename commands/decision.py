@@ -99,4 +99,5 @@ def _commit(
         correlation_id=received.correlation_id,
         causation_id=received.causation_id,
         depth=received.depth,
+        by=received.by,
     )

@@ -62,6 +62,7 @@ class Received(msgspec.Struct, frozen=True):
     correlation_id: str | UnsetType = UNSET
     causation_id: str | UnsetType = UNSET
     depth: int | UnsetType = UNSET
+    by: str | UnsetType = UNSET
     headers: Headers | None = None
     """The trace's headers, for the commit's record."""
 
@@ -82,12 +83,21 @@ def receive(record: Record, intake: Intake) -> Received:
     if record.key != stream.encode():
         return _under_derived_id(record, intake, "misrouted", "the record's key is not its stream")
     received = _validated(record, envelope, intake)
-    if envelope.correlation_id is UNSET and envelope.causation_id is UNSET and envelope.depth is UNSET:
+    if (
+        envelope.correlation_id is UNSET
+        and envelope.causation_id is UNSET
+        and envelope.depth is UNSET
+        and envelope.by is UNSET
+    ):
         return received
-    if wrong := bad_relation(envelope.correlation_id, envelope.causation_id):
+    if wrong := bad_relation(envelope.correlation_id, envelope.causation_id, envelope.by):
         return msgspec.structs.replace(received, command=None, rejection=reason("malformed", wrong))
     return msgspec.structs.replace(
-        received, correlation_id=envelope.correlation_id, causation_id=envelope.causation_id, depth=envelope.depth
+        received,
+        correlation_id=envelope.correlation_id,
+        causation_id=envelope.causation_id,
+        depth=envelope.depth,
+        by=envelope.by,
     )
 
 
@@ -106,9 +116,11 @@ def bad_client_name(stream: str, command_id: str) -> str | None:
     return bad_name(stream, command_id)
 
 
-def bad_relation(correlation_id: str | UnsetType, causation_id: str | UnsetType) -> str | None:
-    """What is wrong with a command's correlation or causation id, or None."""
-    ids = (("correlation_id", correlation_id), ("causation_id", causation_id))
+def bad_relation(
+    correlation_id: str | UnsetType, causation_id: str | UnsetType, by: str | UnsetType = UNSET
+) -> str | None:
+    """What is wrong with a command's correlation id, its causation id or its sender, or None."""
+    ids = (("correlation_id", correlation_id), ("causation_id", causation_id), ("sender 'by'", by))
     return next((wrong for name, value in ids if value is not UNSET and (wrong := _problem(name, value))), None)
 
 

@@ -19,7 +19,7 @@ MODULE = "access"
 
 
 class BadAccess(SamefoldError):
-    """`access.py` is missing, or lacks a function that says who may do what."""
+    """`access.py` is missing, or what it says can't be applied."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Bank:
             commit["version"],
             commit["fingerprint"],
         )
-        self.put("command_outcomes", (stream, command), (stream, command, *answer, time, partition))
+        self.put("command_outcomes", (stream, command), (stream, command, *answer, time, commit.get("by"), partition))
         for event in commit["events"]:
             account.version += 1
             at = At(stream, account.version, partition, offset, time)

@@ -47,7 +47,9 @@ def history(
         stdout.print(f"Nothing has happened to '{stream}' (names are case-sensitive).", markup=False)
     else:
         rows = (row for entry in entries for row in _rows(entry))
-        stdout.print(table(("version", "time", "what", "data", "command", "at"), rows))
+        columns = ["version", "time", "what", "data", "command", "at"]
+        columns += ["by"] if any("by" in entry for entry in entries) else []
+        stdout.print(table(columns, (row[: len(columns)] for row in rows)))
 
 
 def _of_today(stream: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def _rows(entry: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     from infra.terminal import Text
 
     time = entry["time"][:19].replace("T", " ")
-    tail = (entry["command_id"], f"{entry['partition']}:{entry['offset']}")
+    tail = (entry["command_id"], f"{entry['partition']}:{entry['offset']}", entry.get("by", ""))
     if entry["void"]:
         yield ("", time, Text(f"void ({entry['void']})", "dim"), "", *tail)
     elif entry["reason"]:

@@ -70,6 +70,8 @@ class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
     """The command's own (see `Command`); the cause of the events is the command."""
     depth: int | UnsetType = UNSET
     """The command's own."""
+    by: str | UnsetType = UNSET
+    """The command's own."""
 
 
 class Opening(msgspec.Struct, frozen=True, tag_field="samefold", tag="opening/1"):
@@ -93,6 +95,8 @@ class Command(msgspec.Struct, frozen=True, tag_field="samefold", tag="command/1"
     """Id of the message that caused this command."""
     depth: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
     """How many commands of policies led to this one since the last timer or client. Not stored for a client's command."""
+    by: str | UnsetType = UNSET
+    """Who sent it: the subject that the API authenticated, or `policy:NAME`. For audits: no decision and no fold depends on it."""
 
 
 _events_decoder = msgspec.json.Decoder(Commit | Opening)

@@ -292,6 +292,7 @@ class Relay:
             correlation_id=row.correlation_id or UNSET,
             causation_id=row.causation_id or UNSET,
             depth=row.depth or UNSET,
+            by=f"policy:{row.policy}",
         )
         producer = self._producer.now
         try:

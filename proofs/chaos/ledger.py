@@ -20,7 +20,7 @@ COLUMNS = {
     "balances": "account, cents, overdraft_limit, opened_on, last_on, transactions, coalesce(closed_on::text, ''), "
     "owner, _partition",
     "command_outcomes": "stream, command_id, outcome, coalesce(code, ''), coalesce(message, ''), version, fingerprint, "
-    "(extract(epoch from at) * 1000)::bigint, _partition",
+    "(extract(epoch from at) * 1000)::bigint, coalesce(by, ''), _partition",
     "daily_totals": "day, operation, count, cents, largest, _partition",
     "statement": "account, line, day, kind, operation, purpose, counter_bank, counter_account, cents, balance, owner, "
     "_partition",

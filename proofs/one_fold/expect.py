@@ -401,7 +401,11 @@ def expect(
             time = EPOCH + timedelta(milliseconds=entry.time_ms)
             stream, reason = commit["stream"], commit["reason"] or {}
             outcome = (stream, commit["command_id"], commit["outcome"], reason.get("code"), reason.get("message"))
-            outcomes.append(tuple(map(shown, (*outcome, commit["version"], commit["fingerprint"], time, partition))))
+            outcomes.append(
+                tuple(
+                    map(shown, (*outcome, commit["version"], commit["fingerprint"], time, commit.get("by"), partition))
+                )
+            )
             for record in commit["events"]:
                 contexts[stream.partition("/")[0]].take(partition, offset, time, stream, record)
     rows = {"command_outcomes": outcomes}

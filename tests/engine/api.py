@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.server import Server, server_of
 from api.services import Services
+from infra.access import Access, Caller
 from infra.settings import Settings
 from projections.engine.live.agent import Agent, views_agent
 from tests.engine.spine import DEADLINE_S, beside, handler, set_up, until
@@ -56,10 +58,26 @@ class Producer:
         pass
 
 
+class Named:
+    """Middleware in place of the one that reads tokens: the header `Caller: ada teller` is a subject and its roles."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if named := dict(scope.get("headers", ())).get(b"caller"):
+            subject, *roles = named.decode().split()
+            scope["samefold.caller"] = Caller(subject, frozenset(roles))
+        await self._app(scope, receive, send)
+
+
 @contextmanager
-def serving(world: Settings, name: str = "api") -> Iterator[Api]:
-    """An API process in a thread of this one."""
+def serving(world: Settings, name: str = "api", access: Access | None = None) -> Iterator[Api]:
+    """An API process in a thread of this one. With `access`, requests may name their callers (`Named`)."""
     server = server_of(world, name, "127.0.0.1", 0)
+    if access is not None:
+        server.services.access = access
+        server.config.app = Named(cast(ASGIApp, server.config.app))
 
     def stop() -> None:
         server.should_exit = True
@@ -75,10 +93,10 @@ def serving(world: Settings, name: str = "api") -> Iterator[Api]:
 
 
 @contextmanager
-def unfolded(world: Settings) -> Iterator[Api]:
+def unfolded(world: Settings, access: Access | None = None) -> Iterator[Api]:
     """A ready API and a handler; what is folded, and when, is each test's affair."""
     set_up(world)
-    with handler(world), serving(world) as api:
+    with handler(world), serving(world, access=access) as api:
         ready(api)
         yield api
 

@@ -86,7 +86,7 @@ class Bookkeeper:
         """Open the accounts that are new, then move money on each in turn, with refusals, fees and double events between."""
         for account in accounts:
             if f"accounts/{account}" not in self._versions:
-                self.commit(account, AccountOpened(overdraft_limit=1000, on=first_day))
+                self.commit(account, AccountOpened(overdraft_limit=1000, on=first_day), by=f"owner of {account}")
         for number in range(rounds):
             on = first_day + timedelta(days=number % 5)
             for index, account in enumerate(accounts):

@@ -24,6 +24,7 @@ from api.outcomes import REJECTED
 from api.requests import path_of
 from commands.outcomes import outcomes_query
 from domain.language import Refusal
+from infra.access import Access
 from infra.domain_model.contexts import RECORDED, BadContext, contexts, refusals_of
 from infra.log import topics
 from infra.settings import Settings
@@ -509,13 +510,12 @@ def test_a_command_whose_own_checks_fail_is_recorded_as_failed(
 
     monkeypatch.setattr(api_commands, "validator", failing)
     monkeypatch.setitem(contexts()["accounts"].command_readers, "OpenAccount/2", failing(object))
-    with everything(world) as api:
-        sent = partial(
-            httpx.post,
-            f"{api.url}/accounts/a/open-account",
-            json={"overdraft_limit": 0, "on": "2026-01-01"},
-            headers={"Idempotency-Key": '"k"'},
-        )
-        for answer in (sent(), sent()):
+    with everything(world, access=Access(lambda *_: True, lambda *_: True)) as api:
+        body = {"overdraft_limit": 0, "on": "2026-01-01"}
+        sent = partial(httpx.post, f"{api.url}/accounts/a/open-account", json=body)
+        unasked = sent(headers={"Idempotency-Key": '"ada"', "Caller": "ada"})
+        assert (unasked.status_code, unasked.json()["code"]) == (500, "defect"), "access.py can't be asked about it"
+        for _ in range(2):
+            answer = sent(headers={"Idempotency-Key": '"k"'})
             assert (answer.status_code, answer.json()["code"]) == (500, "failed")
     assert [commit.outcome for commit in commits(world)] == ["rejected"]

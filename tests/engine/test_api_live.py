@@ -127,9 +127,9 @@ def test_all_watched_rows_of_a_view_are_read_in_one_query(
     asked: list[int] = []
     by_keys = ViewReader.by_keys
 
-    async def counted(self: ViewReader, view: Any, keys: Any, streams: Any = ()) -> Any:
+    async def counted(self: ViewReader, view: Any, keys: Any, *more: Any) -> Any:
         asked.append(len(keys))
-        return await by_keys(self, view, keys, streams)
+        return await by_keys(self, view, keys, *more)
 
     folded(shared_world, *map(open_account, names))
     monkeypatch.setattr(ViewReader, "by_keys", counted)

@@ -21,7 +21,7 @@ from projections.engine.operate.overview import overview
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType, add_types, own_types
-from projections.engine.views.core_views import all_views
+from projections.engine.views.core_views import OUTCOMES_VERSION, all_views
 from projections.engine.views.view import View
 from tests.engine.api import Api, agent, serving
 from tests.engine.bankviews import BALANCES_2, SUMS, make_tables, view
@@ -223,7 +223,7 @@ def test_a_command_needs_the_outcomes_and_that_a_handler_knows_it() -> None:
     assert taken(order, streams_accounts=2, balances=2, statement=0, another=1)
     assert not taken()
     assert not taken(CommandType("orders", "Cancel"), CommandType("accounts", "Order"))
-    assert not taken(order, command_outcomes=2)
+    assert not taken(order, command_outcomes=OUTCOMES_VERSION + 1)
     assert not taken(order, command_outcomes=0)
 
 

@@ -114,7 +114,7 @@ def test_a_garbage_command_is_a_recorded_rejection_and_later_ones_go_on(world: S
     assert {c.stream for c in commits(world) if c.reason} == {reserved_stream(partition)}
     assert commits(world)[-1].command_id == "d1"
     project(world)
-    assert scalar(world, "select count(*) from command_outcomes_v1 where code = 'malformed'") == 5
+    assert scalar(world, "select count(*) from command_outcomes_v2 where code = 'malformed'") == 5
 
 
 def test_a_command_from_a_client_with_another_partitioner_is_rejected_as_misrouted(world: Settings) -> None:
@@ -236,7 +236,7 @@ def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> No
 def _restore_to_the_beginning(world: Settings) -> None:
     with connect(world, "test") as db, db.transaction():
         db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
-        for table in ("balances_v2", "statement_v2", "daily_totals_v1", "streams_accounts_v3", "command_outcomes_v1"):
+        for table in ("balances_v2", "statement_v2", "daily_totals_v1", "streams_accounts_v3", "command_outcomes_v2"):
             db.execute(f"delete from {table}")
 
 

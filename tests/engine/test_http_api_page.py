@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from api import commands, problems
 from api.stores import HealthSnapshot
+from infra.access import Access, Row
 from infra.domain_model.contexts import contexts
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
@@ -57,7 +58,7 @@ def _block(text: str) -> Block:
 def test_every_request_of_the_page_is_answered_as_it_says(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     found = blocks()
     assert len(found) > 25
-    with everything(world) as api:
+    with everything(world, access=Access(lambda *_: False, lambda *_: False)) as api:
         for block in found:
             with ExitStack() as stack:
                 patch = stack.enter_context(monkeypatch.context())
@@ -128,6 +129,11 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
         case "while too many wait":
             patch.setattr(api.services.outcomes, "_count", 10**6)
             return api, block
+        case "as a caller who may not":
+            return api, block._replace(headers=[*block.headers, ("Caller", "eve")])
+        case "while access.py names a row that can't be":
+            patch.setattr(api.services, "access", Access(lambda *_: Row("nothing"), lambda *_: False))
+            return api, block._replace(headers=[*block.headers, ("Caller", "eve")])
         case "while the code of the business fails":
             stack.enter_context(_failing_business())
             return api, block

@@ -118,6 +118,15 @@ def test_of_a_repeated_member_the_last_one_counts_for_body_and_fingerprint_alike
     assert twice.fingerprint == received(command('{"cents":5}')).fingerprint
 
 
+def test_who_sent_it_is_kept_and_is_no_part_of_the_fingerprint() -> None:
+    plain, named = received(command()), received(command(by='"ada"'))
+    assert (plain.by, named.by) == (msgspec.UNSET, "ada")
+    assert named.fingerprint == plain.fingerprint
+    assert (recordable(named).by, recordable(plain).by) == ("ada", msgspec.UNSET)
+    refused = received(command('{"cents":"many"}', by='"ada"'))
+    assert (recordable(refused).outcome, recordable(refused).by) == ("rejected", "ada")
+
+
 # What is no command record at all is rejected under an id derived from where it stands.
 
 NO_COMMAND = {

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from infra.testing.fixtures import ROOT
+from projections.engine.views.core_views import OUTCOMES_VERSION
 from tests.engine.service_trees import SAMEFOLD, Tree
 from tests.engine.spine import until
 
@@ -304,7 +305,11 @@ def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: P
         '"""more"""\n\nfrom alembic import op\n\nrevision = "0123456789ab"\n'
         f'down_revision = "{head}"\n\n\ndef upgrade() -> None:\n    op.execute("create table more_v1 (a int)")\n'
     )
-    newer.write("projections/engine/views/core_views.py", "OUTCOMES_VERSION = 1 ", "OUTCOMES_VERSION = 2 ")
+    newer.write(
+        "projections/engine/views/core_views.py",
+        f"OUTCOMES_VERSION = {OUTCOMES_VERSION} ",
+        f"OUTCOMES_VERSION = {OUTCOMES_VERSION + 1} ",
+    )
     newer.commit("A core migration")
     hotel.use(data)
     hotel.samefold("dev", "up")
@@ -312,7 +317,7 @@ def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: P
         hotel.samefold("db", "upgrade")
         done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD")
         assert "samefold rebuild" in done.stdout
-        assert "'command_outcomes' is at version 2" in done.stdout
+        assert f"'command_outcomes' is at version {OUTCOMES_VERSION + 1}" in done.stdout
         behind = hotel.samefold("db", "check", code=1)
         assert "samefold db upgrade" in behind.stderr
         upgraded = json.loads(hotel.samefold("db", "upgrade", "--json").stdout)

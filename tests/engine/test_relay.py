@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
+from commands.intake import fingerprint_of
 from infra.database.connect import Connection, connect
 from infra.database.migrate import upgrade
 from infra.log import clients, topics
-from infra.log.records import decode_command
+from infra.log.records import Command, decode_command
 from infra.log.topics import TopicChanged, TopicMissing
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
@@ -98,6 +100,11 @@ def test_commands_of_one_stream_for_another_are_sent_in_order(world: Settings, d
     with relay(world):
         until(lambda: unmarked(world) == 0, "all are marked")
     assert sent(world) == [f"{version}" for version in range(1, 51)]
+    commands = [decode_command(record.value or b"") for record in records_of(world, world.commands_topic)]
+    assert {one.by for one in commands} == {"policy:saving"}
+    assert {fingerprint_of(one) for one in commands} == {
+        fingerprint_of(Command("w", "accounts/b", "Deposit", msgspec.Raw(b"{}")))
+    }
 
 
 def test_nothing_is_sent_before_handlers_decide_all_commands_of_this_code(

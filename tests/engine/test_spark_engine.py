@@ -74,6 +74,7 @@ def test_every_view_rebuilt_on_spark_has_the_rows_of_the_live_fold_and_of_the_lo
     world = bank.world
     live = {name: rows(world, live_table(world, name)) for name in EVERY}
     assert sum(map(bool, live.values())) >= 5, "there is something to compare"
+    assert any("owner of" in outcome for (outcome,) in live["command_outcomes"])
     local = rebuild(world, EVERY, all_views(), engine_for=lambda _: Local(1))
     assert {name: rows(world, live_table(world, name)) for name in EVERY} == live
     told = Told()

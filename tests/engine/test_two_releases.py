@@ -26,6 +26,7 @@ import pytest
 
 from demo import tree
 from demo.proof import counted_in, rows_of
+from infra.log import topics
 from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, Supervisor, agents, api, handlers
 from infra.settings import Settings
@@ -497,6 +498,37 @@ def test_two_releases_side_by_side_answer_commands_and_reads_through_all_that_a_
     assert len(openings(world)) < 3 * len(RELEASES) * world.partitions, (
         "no two handlers take partitions from each other for long"
     )
+
+
+WITHOUT_SENDERS: Edits = {
+    "projections/engine/views/core_views.py": [
+        ("OUTCOMES_VERSION = 2", "OUTCOMES_VERSION = 1"),
+        ("    at: datetime\n    by: str | None\n", "    at: datetime\n"),
+        ("        commit.by or None,\n", ""),
+    ],
+    "projections/engine/store/rows.py": [
+        ("                binary_arrays.texts([commit.by or None for commit in commits]),\n", ""),
+    ],
+}
+"""The release whose outcomes did not tell who sent a command."""
+
+
+def test_outcomes_of_the_release_before_go_over_by_a_rebuild(world: Settings, tmp_path: Path) -> None:
+    """While the one's processes answer, the other's wait: no command is lost, and none is decided twice."""
+    topics.ensure(world)
+    with service(world, tmp_path, [Release({}, DEPOSIT), Release(WITHOUT_SENDERS, DEPOSIT)]) as running:
+        old = running.start(1)
+        running.until_answered("the release before answers")
+        running.part(0, *agents(1, running.place(0), "core"), *handlers(1, running.place(0)))
+        running.samefold(0, "rebuild")
+        running.start(0, front_only=True)
+        old.stop()
+        running.running.remove(old)
+        running.until_answered("the newer one answers alone")
+        running.finish()
+        verified = json.loads(running.samefold(0, "verify", "--engine", "local", "--json"))
+    assert verified["differences"] == 0
+    running.assert_all_decided_once("other-views-live")
 
 
 def missing(world: Settings, clients: Sequence[Client]) -> set[tuple[str, str]]:

@@ -175,6 +175,7 @@ def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[
                 binary_arrays.bigints([commit.version for commit in commits]),
                 binary_arrays.texts([commit.fingerprint for commit in commits]),
                 binary_arrays.times_of_ms(times_ms),
+                binary_arrays.texts([commit.by or None for commit in commits]),
                 binary_arrays.smallints(partitions),
             ],
         )

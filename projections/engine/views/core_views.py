@@ -18,7 +18,7 @@ from projections.engine.views.columns import BadView, Column, Key, Role, columns
 from projections.engine.views.view import Kind, View, discover, fingerprint
 
 OUTCOMES = "command_outcomes"
-OUTCOMES_VERSION = 1  # raised when the columns of Outcome change
+OUTCOMES_VERSION = 2  # raised when the columns of Outcome change
 
 
 class StoredState(NamedTuple):
@@ -30,7 +30,10 @@ class StoredState(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The outcome of a command. `version` is the stream's after it; `code` and `message` are the reason of a rejection."""
+    """The outcome of a command. `version` is the stream's after it; `code` and `message` are the reason of a rejection.
+
+    `by` is the command's sender, as the log has it.
+    """
 
     stream: Key[str]
     command_id: Key[str]
@@ -40,6 +43,7 @@ class Outcome(NamedTuple):
     version: int
     fingerprint: str
     at: datetime
+    by: str | None
 
 
 SNAPSHOT_COLUMNS = (
@@ -102,6 +106,7 @@ def outcome_of(commit: Commit, time: datetime) -> Outcome:
         commit.version,
         commit.fingerprint,
         time,
+        commit.by or None,
     )
 
 

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from psycopg import sql
 
+from infra.access import BadAccess, Rows
 from infra.personal.tokens import may_hold
+from projections.engine.views.column_types import BadRow
 from projections.engine.views.columns import Column, Role
 from projections.engine.views.token import Token
 from projections.engine.views.view import Kind, View
+
+Shape: TypeAlias = tuple[tuple[str, ...], ...]
+"""Of `Rows`: the columns, without their values."""
 
 
 class Query(NamedTuple):
@@ -50,10 +56,23 @@ class Row(NamedTuple):
     json: msgspec.Raw
 
 
-def by_keys(view: View, table: str, topic: str, keys: Sequence[tuple[Any, ...]], streams: Sequence[str] = ()) -> Query:
-    """The rows with these keys, as far as they exist. `streams` are looked up among the parked ones."""
+def by_keys(
+    view: View,
+    table: str,
+    topic: str,
+    keys: Sequence[tuple[Any, ...]],
+    streams: Sequence[str] = (),
+    only: Sequence[Rows] = (),
+) -> Query:
+    """The rows with these keys, as far as they exist. `streams` are looked up among the parked ones.
+
+    With `only`, one of each key and all of one shape, a key's row exists if it is among those. Raises BadAccess.
+    """
     by_column = [list(values) for values in zip(*keys, strict=True)] if keys else [[] for _ in view.key]
-    return Query(_by_keys(view, table), [topic, list(streams), *by_column, view.name])
+    shape = only[0].shape if only else ()
+    if only:
+        by_column += map(list, zip(*(allowed_values(view, one) for one in only), strict=True))
+    return Query(_by_keys(view, table, shape), [topic, list(streams), *by_column, view.name])
 
 
 def page(
@@ -63,17 +82,46 @@ def page(
     filters: Mapping[str, Any],
     after: tuple[Any, ...] | None,
     most: int,
+    only: Rows | None = None,
 ) -> Query:
-    """The first `most` rows by key, after a key, whose columns have these values; None asks for NULL."""
+    """The first `most` rows by key, after a key, whose columns have these values; None asks for NULL.
+
+    With `only`, no others exist. Raises BadAccess.
+    """
     # a summary's values are there only after grouping
     late = {column.name for column in view.columns if view.kind is Kind.SUMMARY and not column.is_key}
     in_order = [(column.name, filters[column.name]) for column in view.columns if column.name in filters]
     where = [(name, value) for name, value in in_order if name not in late]
     having = [(name, value) for name, value in in_order if name in late]
+    allowed, shape = (allowed_values(view, only), only.shape) if only else ([], ())
     return Query(
-        _page(view, table, _nulls(where), _nulls(having), after is not None),
-        [topic, [], *_values(where), *(after or ()), *_values(having), most, view.name],
+        _page(view, table, _nulls(where), _nulls(having), after is not None, shape),
+        [topic, [], *_values(where), *(after or ()), *_values(having), *allowed, most, view.name],
     )
+
+
+def allowed_values(view: View, only: Rows) -> list[Any]:
+    """The values that columns are compared with, in the order of the shape. Raises BadAccess."""
+    columns = {column.name: column for column in view.columns}
+    return [_allowed(view, columns.get(name), name, value) for one in only.any_of for name, value in one]
+
+
+def _allowed(view: View, column: Column | None, name: str, value: Any) -> Any:
+    if column is None:
+        raise BadAccess(
+            f"access.py names column '{name}' of view '{view.name}', which has no such column.",
+            f"Its columns are {', '.join(column.name for column in view.columns)}.",
+        )
+    try:
+        exact = column.exact(value)
+    except BadRow as error:
+        raise BadAccess(f"access.py, view '{view.name}': {error}.", "Give a value of the column's own type.") from None
+    if exact is None or exact != value:  # a time is no day, though Python takes it for one
+        raise BadAccess(
+            f"access.py, view '{view.name}': column '{name}' can't be compared with a {type(value).__name__}.",
+            "Give a value of the column's own type.",
+        )
+    return exact if column.type.to_database is None else column.type.to_database(exact)
 
 
 def found(value: str) -> Found:
@@ -102,7 +150,7 @@ select json_build_array(
 """)
 _BY_KEYS = sql.SQL(
     "select u.number, row_to_json(_row) as shown "
-    "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}) _row"
+    "from unnest({arrays}) with ordinality u({asked}, number), lateral ({select} where {same}{group_by}{having}) _row"
 )
 _PAGE = sql.SQL(
     "select row_number() over () as number, row_to_json(_row) as shown "
@@ -111,33 +159,44 @@ _PAGE = sql.SQL(
 
 
 @lru_cache(256)
-def _by_keys(view: View, table: str) -> bytes:
-    asked = [sql.Identifier(f"k{place}") for place, _ in enumerate(view.key)]
-    same = (sql.SQL("{} = u.{}").format(_name(column), key) for column, key in zip(view.key, asked, strict=True))
+def _by_keys(view: View, table: str, shape: Shape) -> bytes:
+    compared = _compared(view, shape)
+    asked = [sql.Identifier(f"k{place}") for place in range(len(view.key) + len(compared))]
+    given = [sql.SQL("u.{}").format(name) for name in asked]
+    same = [sql.SQL("{} = {}").format(_name(column), key) for column, key in zip(view.key, given, strict=False)]
+    where, having = _allowing(view, shape, given[len(view.key) :])
     rows = _BY_KEYS.format(
-        arrays=_list(sql.SQL("%s::{}[]").format(_type(column)) for column in view.key),
+        arrays=_list(sql.SQL("%s::{}[]").format(_type(column)) for column in (*view.key, *compared)),
         asked=_list(asked),
         select=_select(view, table),
-        same=sql.SQL(" and ").join(same),
+        same=sql.SQL(" and ").join([*same, *where]),
         group_by=_group_by(view),
+        having=_all_of("having", having),
     )
     return _ONE_MOMENT.format(rows).as_bytes()
 
 
 @lru_cache(256)
 def _page(
-    view: View, table: str, where: tuple[tuple[str, bool], ...], having: tuple[tuple[str, bool], ...], goes_on: bool
+    view: View,
+    table: str,
+    where: tuple[tuple[str, bool], ...],
+    having: tuple[tuple[str, bool], ...],
+    goes_on: bool,
+    shape: Shape,
 ) -> bytes:
     keys = _list(map(_name, view.key))
     before = _conditions(view, where)
     if goes_on:
         places = _list(sql.SQL("%s::{}").format(_type(column)) for column in view.key)
         before.append(sql.SQL("({}) > ({})").format(keys, places))
+    allowed = [sql.SQL("%s::{}").format(_type(column)) for column in _compared(view, shape)]
+    before_too, after_too = _allowing(view, shape, allowed)
     rows = _PAGE.format(
         select=_select(view, table),
-        where=_all_of("where", before),
+        where=_all_of("where", before + before_too),
         group_by=_group_by(view),
-        having=_all_of("having", _conditions(view, having)),
+        having=_all_of("having", _conditions(view, having) + after_too),
         keys=keys,
     )
     return _ONE_MOMENT.format(rows).as_bytes()
@@ -159,6 +218,30 @@ def _conditions(view: View, filters: Sequence[tuple[str, bool]]) -> list[sql.Com
         else sql.SQL("{} = %s::{}").format(_value(columns[name]), _type(columns[name]))
         for name, is_null in filters
     ]
+
+
+def _compared(view: View, shape: Shape) -> list[Column]:
+    columns = {column.name: column for column in view.columns}
+    return [columns[name] for one in shape for name in one]
+
+
+def _allowing(
+    view: View, shape: Shape, values: Sequence[sql.Composed]
+) -> tuple[list[sql.Composed], list[sql.Composed]]:
+    """The condition that a row may be shown, with these values; for before the grouping, and for after it."""
+    if not shape:
+        return [], []
+    pairs = iter(zip(_compared(view, shape), values, strict=True))
+    either = (
+        sql.SQL("({})").format(
+            sql.SQL(" and ").join(
+                sql.SQL("{} = {}").format(_value(column), value) for column, value in islice(pairs, len(one))
+            )
+        )
+        for one in shape
+    )
+    condition = [sql.SQL("({})").format(sql.SQL(" or ").join(either))]
+    return ([], condition) if view.kind is Kind.SUMMARY else (condition, [])
 
 
 def _all_of(word: str, conditions: Sequence[sql.Composable]) -> sql.Composable:

@@ -1,0 +1,91 @@
+"""Asks `access.py` what a caller may do. Where SAMEFOLD_AUTH=off there is no caller, and nothing is asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import Request
+
+from api.door import caller_of
+from api.problems import Problem, kind, kind_of, traceable
+from api.services import Services, services_of
+from api.view_reader import stream_of
+from infra.access import Access, BadAccess, Caller, Row, Rows, access
+from projections.engine.views.core_views import OUTCOMES, all_views
+from projections.engine.views.queries import allowed_values
+from projections.engine.views.view import View
+
+log = logging.getLogger(__name__)
+
+NOT_ALLOWED = kind(403, "not-allowed", "You may not do that.")
+DENIED = (NOT_ALLOWED, kind_of(BadAccess))
+
+
+def rows_for(request: Request, view: View) -> Rows | None:
+    """The rows of the view that exist for the caller; None: all. Raises Problem 403, BadAccess."""
+    caller = caller_of(request)
+    if caller is None:
+        return None
+    allowed = _access(services_of(request)).may_read(caller, view.name)
+    if allowed is True:
+        return None
+    if not isinstance(allowed, Rows):
+        raise _denied(caller, f"read {view.name}")
+    allowed_values(view, allowed)
+    return allowed
+
+
+def readable(request: Request, views: Mapping[str, View]) -> list[View]:
+    """Those of the views that the caller may read, or some rows of."""
+    if (caller := caller_of(request)) is None:
+        return list(views.values())
+    may_read = _access(services_of(request)).may_read
+    found = ((view, may_read(caller, view.name)) for view in views.values())
+    return [view for view, allowed in found if allowed is True or isinstance(allowed, Rows)]
+
+
+async def require_may_send(services: Services, caller: Caller, stream: str, command_id: str, command: object) -> None:
+    """Raises Problem 403, BadAccess, ViewNotLive, DatabaseUnavailable."""
+    allowed = _access(services).may_send(caller, stream, command)
+    if allowed is True:
+        return
+    if isinstance(allowed, Row):
+        # the command itself may have ended what allowed it: sent again, it gets its answer
+        own = Row(OUTCOMES, stream=stream, command_id=command_id, by=caller.subject)
+        if await _exists(services, allowed) or await _exists(services, own):
+            return
+    raise _denied(caller, f"send {type(command).__name__} to {stream!r}")
+
+
+async def _exists(services: Services, row: Row) -> bool:
+    """Whether the view has the row, and keeps it up to date. Raises BadAccess, ViewNotLive, DatabaseUnavailable."""
+    view = all_views().get(row.view)
+    missing = [column.name for column in view.key if column.name not in row.columns] if view else []
+    if view is None or missing:  # a value may be one of the command's, and is not logged
+        why = f"lacks the key's column '{missing[0]}'" if view else "is of a view that there is not"
+        raise BadAccess(f"access.py: Row('{row.view}') {why}.", "Name a view, and all columns of its key.")
+    only = _rows(row)
+    values = dict(zip(only.shape[0], allowed_values(view, only), strict=True))
+    key = tuple(values[column.name] for column in view.key)
+    stream = stream_of(view, key)
+    found = await services.views.by_keys(view, [key], [] if stream is None else [stream], [only])
+    return bool(found.rows) and not found.parked_since
+
+
+def _access(services: Services) -> Access:
+    return services.access or access()
+
+
+def _rows(row: Row) -> Rows:
+    try:
+        return Rows(**row.columns)
+    except ValueError as error:
+        raise BadAccess(f"access.py: Row('{row.view}'): {error}.", "Deny it instead.") from None
+
+
+def _denied(caller: Caller, what: str) -> Problem:
+    """Whether what was asked for exists is not told."""
+    problem = traceable(NOT_ALLOWED())
+    log.warning("denied: %r may not %s", caller.subject, what)
+    return problem
