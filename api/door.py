@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterable
 
 from fastapi import Request
@@ -33,7 +34,7 @@ METRICS = "metrics"
 MOST_LOGGED = 10
 """Refused tokens a second that have a log line each; the next line tells how many had none."""
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE).fullmatch
-_CALLER = "samefold.caller"
+_CALLER, _UNTIL = "samefold.caller", "samefold.until"
 
 
 class Door:
@@ -52,7 +53,7 @@ class Door:
             await self.app(scope, receive, send)
             return
         try:
-            caller, _ = scope[_CALLER] = await self._verified(scope)
+            scope[_CALLER], scope[_UNTIL] = caller, _ = await self._verified(scope)
             if scope["path"] == f"/{METRICS}" and METRICS not in caller.scopes:
                 raise NOT_ALLOWED(f"The token lacks the scope '{METRICS}'.")
             with self._limits.taking(caller.subject):
@@ -85,14 +86,14 @@ class Door:
 
 def caller_of(request: Request) -> Caller | None:
     """Who asks; None where SAMEFOLD_AUTH=off, and everybody may do everything."""
-    verified: Verified | None = request.scope.get(_CALLER)
-    return verified and verified.caller
+    caller: Caller | None = request.scope.get(_CALLER)
+    return caller
 
 
-def ends_at(request: Request) -> float | None:
-    """When the caller's token ends, in seconds since the epoch; None without one."""
-    verified: Verified | None = request.scope.get(_CALLER)
-    return verified and verified.until
+def valid_for_s(request: Request) -> float | None:
+    """How many seconds the caller's token is still valid; None without one."""
+    until: float | None = request.scope.get(_UNTIL)
+    return None if until is None else max(0.0, until - time.time())
 
 
 def _token(headers: Iterable[tuple[bytes, bytes]]) -> str:

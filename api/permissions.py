@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from fastapi import Request
 
-from api.door import caller_of
-from api.problems import Problem, kind, kind_of, traceable
+from api.door import NOT_ALLOWED, caller_of
+from api.problems import Problem, kind_of, traceable
 from api.services import Services, services_of
 from api.view_reader import stream_of
 from infra.access import Access, BadAccess, Caller, Row, Rows, access
@@ -18,7 +18,6 @@ from projections.engine.views.view import View
 
 log = logging.getLogger(__name__)
 
-NOT_ALLOWED = kind(403, "not-allowed", "You may not do that.")
 DENIED = (NOT_ALLOWED, kind_of(BadAccess))
 
 

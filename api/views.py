@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from api import openapi
+from api.door import valid_for_s
 from api.live_rows import EventStream
 from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
 from api.permissions import DENIED, readable, rows_for
@@ -106,7 +108,7 @@ def _add(router: APIRouter, view: View) -> None:
         operation_id=f"views_{view.name}_live",
         summary=f"One row of {view.name}, whenever it changes",
         description="Server-sent events: `row` with the row as it is now, `gone` when there is none, `parked` when it is not "
-        "kept up to date. A client that reads slowly gets only the newest state.",
+        "kept up to date. A client that reads slowly gets only the newest state. The stream ends when the token does.",
         response_class=EventStream,
         status_code=200,
         responses=responses(
@@ -226,8 +228,12 @@ def _live(view: View) -> Route:
         slots, feed = services.subscribers, services.feed(view)
         await slots.take()
         watcher = feed.watch(key, seen or None, only)
+        valid_s = valid_for_s(request)
+        expiry = None if valid_s is None else asyncio.get_running_loop().call_later(valid_s, watcher.end)
 
         def end() -> None:
+            if expiry is not None:
+                expiry.cancel()
             feed.leave(watcher)
             slots.give_back()
 
