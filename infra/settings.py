@@ -54,6 +54,8 @@ _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+_ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
+"""As browsers send it: no path, and in lower case. `*` is none: it would be anybody's page."""
 
 ENDPOINT_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 EndpointName = Annotated[str, StringConstraints(pattern=ENDPOINT_NAME)]
@@ -179,6 +181,20 @@ class Settings(BaseSettings):
         30, gt=0, description="Until /health/ready fails because the read model stands still behind the log"
     )
     api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, with its body")
+    api_max_connections: int = Field(
+        10_000,
+        ge=10,
+        description="Most open connections of one API process, fewer where it may open fewer files; further ones take the place "
+        "of those that have waited longest for a request",
+    )
+    api_hsts_s: int = Field(
+        0,
+        ge=0,
+        description="Seconds of Strict-Transport-Security, where clients come by TLS only, through what is in front",
+    )
+    api_cors_origins: Annotated[str, StringConstraints(pattern=rf"^{_ORIGIN}(,{_ORIGIN})*$")] | None = Field(
+        None, description="Pages whose scripts may read the answers: their origins, several with commas"
+    )
 
     spark_master: str | None = Field(
         None, description="Where rebuild and verify may run Spark: spark://…, k8s://…, yarn"
