@@ -111,6 +111,7 @@ def test_answers_that_are_not_read_take_a_bounded_memory_in_all(
         for one in deaf:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             one.sendall(100 * head("GET", "/openapi.json"))
+            assert b"200 OK" in one.recv(20)
         until(lambda: len(api.server.server_state.connections) < len(deaf) * 2 // 3, "those before are disconnected")
         assert api.client.get("/health/live").status_code == 200
         with connection(api.server.port) as reading:

@@ -17,7 +17,6 @@ from faust.serializers import codecs
 
 from infra.testing.fixtures import ROOT
 from projections.engine.live import agent as _agent  # noqa: F401  # the process, which removes codecs
-from tests.engine.test_layout import BESIDE, modules, within
 
 OWN = {"spark_jobs.task", "spark_jobs.stream", "spark_jobs.agent", "infra.testing.test_every_service"}
 """Spark's driver and its executors pass each other tasks and results; a test passes an event from itself to itself."""
@@ -36,6 +35,8 @@ FAUSTS = [
 
 
 def test_only_what_spark_passes_between_its_own_processes_is_unpickled() -> None:
+    from tests.engine.test_layout import BESIDE, modules, within  # asks git, which copies of the tree have not
+
     found = set()
     for module, file in modules().items():
         if within(module, BESIDE) or file.startswith("tests/"):
