@@ -167,7 +167,9 @@ class Settings(BaseSettings):
 
     api_host: str = Field("127.0.0.1", description="The address that the HTTP API listens on")
     api_port: int = Field(8000, ge=0, le=65_535, description="Its port; 0 takes a free one")
-    api_connections: int = Field(8, ge=2, le=1_000, description="Most connections to PostgreSQL of one API process")
+    api_connections: int = Field(
+        8, ge=2, le=1_000, description="Most connections to PostgreSQL on which one API process reads for clients"
+    )
     api_wait_s: float = Field(10, gt=0, le=600, description="Until a command without an outcome is answered with 202")
     api_max_wait_s: float = Field(60, gt=0, le=600, description="The longest wait that a caller may ask for")
     api_max_waiting: int = Field(2_000, ge=1, description="Most callers that wait at once; others get 429")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import resource
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import psycopg
 import pytest
 
-from api import server
+from api import server, services
 from infra.settings import Settings
-from tests.engine.api import Api, ready, serving
+from tests.engine.api import Api, everything, ready, serving
 from tests.engine.raw_http import DEADLINE_S, answer, ask, connection, head
 from tests.engine.spine import set_up, until
 
@@ -127,3 +129,24 @@ def test_no_more_are_let_in_than_the_process_may_open_files_for(shared_world: Se
         most: int = vars(api.server.config.http_protocol_class)["most"]
         assert most == hard - server.OWN_FILES - shared_world.api_connections
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_reads_that_hang_are_told_so_and_never_make_the_process_unready(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "POOL_WAIT_S", 0.5)
+    with (
+        everything(world.model_copy(update={"api_connections": 2})) as api,
+        psycopg.connect(world.database) as locking,
+        ThreadPoolExecutor(8) as many,
+    ):
+        assert api.client.get("/views/balances").status_code == 200
+        locking.execute("lock table balances_v1 in access exclusive mode")
+        reads = [many.submit(ask, api.server.port, head("GET", "/views/balances")) for _ in range(8)]
+        until(lambda: sum(one.done() for one in reads) >= 6, "those that got no connection are answered")
+        assert [one.result().json["code"] for one in reads if one.done()] == ["too-many-readers"] * 6
+        checked = api.services.stores.seen
+        until(lambda: api.services.stores.seen not in (None, checked), "the stores are checked meanwhile")
+        assert ask(api.server.port, head("GET", "/health/ready")).status == 200
+        locking.rollback()
+        assert [one.result().status for one in reads].count(200) == 2

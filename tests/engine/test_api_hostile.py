@@ -632,7 +632,7 @@ def test_slow_readers_hold_up_no_other_client(front: Front, account: str) -> Non
 
 @pytest.mark.slow
 def test_ten_thousand_requests_at_once_have_an_answer_each(front: Front, account: str) -> None:
-    """What is too much for the service is refused, also before it was appended; memory stays flat."""
+    """What is too much is refused by 429, and the process stays ready; memory stays flat."""
     server = psutil.Process(front.pid)
     before = server.memory_info().rss
     keys = [new_name("at-once-") for _ in range(5_000)]
@@ -656,14 +656,14 @@ def test_ten_thousand_requests_at_once_have_an_answer_each(front: Front, account
     began = time.monotonic()
     with ThreadPoolExecutor(1) as beside:
         replies = beside.submit(asyncio.run, all_of_them())
-        waits = [timed(lambda: front.get("/health/live"))]
+        waits = [timed(lambda: front.get("/health/ready"))]
         while not replies.done():
-            waits.append(timed(lambda: front.get("/health/live")))
+            waits.append(timed(lambda: front.get("/health/ready")))
     statuses = Counter(reply.status for reply in replies.result())
     grown = server.memory_info().rss - before
     took = time.monotonic() - began
     print(f"{dict(statuses)} in {took:.0f} s, {grown / MB:.0f} MB; slowest of {len(waits)} probes {max(waits):.1f} s")
-    assert statuses.keys() <= {200, 202, 429, 503}
+    assert statuses.keys() <= {200, 202, 429}
     assert statuses[200] > 2_000
     assert grown < 400 * MB
     for key, reply in zip(keys, replies.result(), strict=False):
