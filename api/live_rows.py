@@ -47,7 +47,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, frames: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
-        super().__init__(frames, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(frames, headers={"X-Accel-Buffering": "no"})
         self._frames = frames
         self._on_end = on_end
 

@@ -142,9 +142,9 @@ def correlation_id(request: Request) -> str | None:
 
 
 def is_json(request: Request) -> bool:
-    """Whether the body is declared to be JSON in UTF-8. Raises Problem 400 where it is declared twice."""
+    """Whether the body is declared to be JSON in UTF-8, uncompressed. Raises Problem 400 where it is declared twice."""
     value = single(request, "Content-Type")
-    return value is not None and _JSON(value) is not None
+    return value is not None and _JSON(value) is not None and "Content-Encoding" not in request.headers
 
 
 class Preferences(NamedTuple):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from http import HTTPStatus
 from typing import ClassVar
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.app import create_app
@@ -18,6 +21,7 @@ from api.requests import TOO_SLOW
 from api.safe_start import require_safe
 from api.services import Services
 from infra.errors import SamefoldError
+from infra.observability import metrics
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,6 +40,27 @@ MAX_FRAMING = 2**21
 """Bytes that chunks may add to a body: a chunk of one byte takes five more."""
 MAX_PIPELINED = 100
 """Requests sent before the answer to an earlier one. Beyond, the connection is closed; the client may retry (RFC 9112, 9.3.2)."""
+MAX_UNREAD = 2**28
+"""Bytes of answers that clients leave unread, in all. Beyond, those that have read nothing for longest are disconnected."""
+OWN_FILES = 256
+"""Files and connections that the process opens by itself, those to PostgreSQL apart."""
+
+HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    # no-store rather than no-cache: a browser's cache is a copy of a bank's rows on a disk, too. An ETag is still of use to
+    # programs, which send If-None-Match with what they hold themselves.
+    ("Cache-Control", "no-store"),
+    # as the page /docs needs it, which has a script in it
+    (
+        "Content-Security-Policy",
+        "default-src 'self' 'unsafe-inline' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+]
+"""Of every answer, also of those that are written without the app."""
+CORS_SENT = (
+    "Authorization Correlation-Id Idempotency-Key If-Match If-None-Match Last-Event-ID Prefer traceparent tracestate"
+)
+CORS_READ = "Correlation-Id ETag Idempotency-Key Link Location Preference-Applied Retry-After Samefold-Position WWW-Authenticate"
 
 
 class CannotListen(SamefoldError):
@@ -75,21 +100,52 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
     """
     require_safe(settings, host)
     app = create_app(settings, name)
+    bounds = {
+        "within_s": settings.api_read_timeout_s,
+        "most": _most_connections(settings),
+        "waiting": OrderedDict(),
+        "unread": OrderedDict(),
+    }
+    hsts = [("Strict-Transport-Security", f"max-age={settings.api_hsts_s}")] if settings.api_hsts_s else []
     config = uvicorn.Config(
-        app,
+        _readable_elsewhere(app, settings),
         loop="uvloop",
-        http=type("Connection", (BoundedConnection,), {"within_s": settings.api_read_timeout_s}),
+        http=type("Connection", (BoundedConnection,), bounds),
         ws="none",
         lifespan="on",
         proxy_headers=False,
         access_log=False,
         log_config=None,
         server_header=False,
+        headers=HEADERS + hsts,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     return Server(config, app.state.services, _listen(host, port))
+
+
+def _readable_elsewhere(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """The app with CORS, where that is configured. Around all of it: a preflight has no token, and errors are for scripts too."""
+    if settings.api_cors_origins is None:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=settings.api_cors_origins.split(","),
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=CORS_SENT.split(),
+        expose_headers=CORS_READ.split(),
+    )
+
+
+def _most_connections(settings: Settings) -> int:
+    """`api_max_connections`, or as many as the process may open files for; it asks for more where it may."""
+    wanted, own = settings.api_max_connections, OWN_FILES + settings.api_connections
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < wanted + own:
+        files = wanted + own if most == resource.RLIM_INFINITY else min(wanted + own, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return min(wanted, max(files - own, 1))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -104,7 +160,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Answers 431 and 408, or closes the connection during an answer. Invalid HTTP is answered with a problem too (RFC 9457)."""
+    """Answers 431 and 408, or closes the connection during an answer. Invalid HTTP is answered with a problem too (RFC 9457).
+
+    No connection that waits for its client keeps others out. A limit that answered 503, as uvicorn's does, would let idle
+    connections lock out health checks.
+    """
 
     _overhead = 0
     """Bytes since the request began, apart from its body."""
@@ -115,14 +175,25 @@ class BoundedConnection(HttpToolsProtocol):
 
     within_s: ClassVar[float] = 10
     """The deadline for a head, and for the rest of a request that was answered before its end."""
+    most: ClassVar[int]
+    """Of open connections."""
+    waiting: ClassVar[OrderedDict[BoundedConnection, None]]
+    """Those that wait for a request or the rest of one, longest first."""
+    unread: ClassVar[OrderedDict[BoundedConnection, int]]
+    """Those with a full write buffer, longest first, with its bytes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.waiting[self] = None
+        if len(self.connections) > self.most:
+            metrics.HTTP_EVICTED.inc()
+            self.waiting.popitem(last=False)[0].transport.abort()
         self._cycles: deque[RequestResponseCycle] = deque()
         # uvicorn starts it only after the first request
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.pop(self, None)
         self._arrived()
         self._unset_keepalive_if_required()
         self.resume_writing()
@@ -134,9 +205,13 @@ class BoundedConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+        self.unread[self] = self.transport.get_write_buffer_size()
+        while sum(self.unread.values()) > MAX_UNREAD:
+            self.unread.popitem(last=False)[0].transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self.unread.pop(self, None)
         if self._unread is not None:
             self._unread.cancel()
 
@@ -177,6 +252,13 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.transport.is_closing():
             super().on_message_complete()
+            if self._is_answering():
+                self.waiting.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and (not self._is_answering() or self.cycle.more_body):
+            self.waiting[self] = None
 
     def send_400_response(self, msg: str) -> None:
         self._end(BAD_REQUEST(msg))
@@ -199,9 +281,8 @@ class BoundedConnection(HttpToolsProtocol):
     def _end(self, problem: Problem) -> None:
         if not self._is_answering():
             body = bytes(problem.response().body)
-            head = (
-                f"HTTP/1.1 {problem.kind.status} {HTTPStatus(problem.kind.status).phrase}\r\n"
-                f"Content-Type: {MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
+            others = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+            line = f"HTTP/1.1 {problem.kind.status} {HTTPStatus(problem.kind.status).phrase}\r\n"
+            own = f"Content-Type: {MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            self.transport.write(line.encode() + others + own.encode() + body)
         self.transport.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -15,12 +17,12 @@ from api.issuer import Issuer
 from api.live_rows import RowFeed
 from api.notifications import Notifications
 from api.outcome_waits import OutcomeWaits
-from api.problems import Kind, kind, problem_of
+from api.problems import CALLERS_FAULT, Kind, kind, problem_of
 from api.stores import StoreChecks
-from api.view_reader import PositionWaits, ViewReader
+from api.view_reader import TOO_MANY_READERS, PositionWaits, ViewReader
 from infra.access import Access
 from infra.database.connect import parameters
-from infra.database.deadline import Pool
+from infra.database.deadline import Connection, Pool
 from infra.domain_model.contexts import has_personal_fields
 from infra.errors import SamefoldError
 from infra.log.topics import Topic
@@ -68,6 +70,37 @@ class Slots:
         self._free.release()
 
 
+class DatabaseBusy(SamefoldError):
+    """Too many requests read from the database."""
+
+    is_public = True
+
+
+CALLERS_FAULT[DatabaseBusy] = TOO_MANY_READERS
+
+
+class ReadersPool:
+    """Leaves one connection of a pool to the process itself, so that readers never make the database look unavailable to it."""
+
+    def __init__(self, pool: Pool, most: int) -> None:
+        self._pool = pool
+        self._free = asyncio.Semaphore(most)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Raises DatabaseBusy."""
+        try:
+            async with asyncio.timeout(POOL_WAIT_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise DatabaseBusy(f"No connection to the database was free for {POOL_WAIT_S:g} s.") from None
+        try:
+            async with self._pool.connection() as connection:
+                yield connection
+        finally:
+            self._free.release()
+
+
 class Services:
     """Entered once, in the event loop that serves. It starts without the stores too, and finds them when they are available.
 
@@ -91,7 +124,7 @@ class Services:
             kwargs=session,
             open=False,
             min_size=2,
-            max_size=settings.api_connections,
+            max_size=settings.api_connections + 1,
             timeout=POOL_WAIT_S,
             reconnect_timeout=POOL_AGAIN_S,
             name=name,
@@ -107,7 +140,7 @@ class Services:
         self.stores.subscribe(self._kafka_answered)
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
         self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
-        self.views = ViewReader(settings, self.pool, self.positions, self.keys)
+        self.views = ViewReader(settings, ReadersPool(self.pool, settings.api_connections), self.positions, self.keys)
         # half of the connections are for lists that no index leads to; they would block all other reads
         self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
         self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS)

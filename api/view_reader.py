@@ -6,13 +6,12 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TypeAlias
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from fastapi import Request
-from psycopg import errors
-from psycopg_pool import AsyncConnectionPool
+from psycopg import AsyncConnection, errors
 
 from api.notifications import Moved, Notifications
 from api.problems import STOPPING, kind
@@ -49,12 +48,16 @@ class PositionNotReached(SamefoldError):
     is_public = True
 
 
+class Connections(Protocol):
+    """Lends connections to the database."""
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]: ...
+
+
 class ViewReader:
     """Reads rows together with their position."""
 
-    def __init__(
-        self, settings: Settings, pool: AsyncConnectionPool[Any], positions: PositionWaits, keys: Keys | None
-    ) -> None:
+    def __init__(self, settings: Settings, pool: Connections, positions: PositionWaits, keys: Keys | None) -> None:
         self._settings = settings
         self._keys = keys
         """None where no context has personal fields."""

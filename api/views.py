@@ -127,7 +127,7 @@ def require_promises(services: Services) -> None:
 
 def answered(request: Request, tag: str, found: Found, body: bytes, headers: Mapping[str, str]) -> Response:
     """200, or 304 where the client has it."""
-    seen = {"ETag": f'W/"{tag}"', "Samefold-Position": str(found.position), "Cache-Control": "no-cache", **headers}
+    seen = {"ETag": f'W/"{tag}"', "Samefold-Position": str(found.position), **headers}
     given = ",".join(request.headers.getlist("If-None-Match"))
     # by the weak comparison that RFC 9110 asks for there (section 13.1.2)
     if given.strip() == "*" or tag in _ETAG.findall(given):

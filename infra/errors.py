@@ -65,6 +65,13 @@ def in_words(error: BaseException) -> str:
     return f"{kind}: {text}" if text else kind
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text with what is not printable escaped, but for `keep`: line breaks of every kind, and what a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 class NotConfigured(SamefoldError):
     """Kafka or PostgreSQL is needed, and no setting says where it is."""
 

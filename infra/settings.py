@@ -54,6 +54,8 @@ _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
 """`user:password@` in a URL, or a query, which may be a signature."""
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+_ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
+"""As browsers send it: no path, and in lower case. `*` is none: it would be anybody's page."""
 
 ENDPOINT_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 EndpointName = Annotated[str, StringConstraints(pattern=ENDPOINT_NAME)]
@@ -165,7 +167,9 @@ class Settings(BaseSettings):
 
     api_host: str = Field("127.0.0.1", description="The address that the HTTP API listens on")
     api_port: int = Field(8000, ge=0, le=65_535, description="Its port; 0 takes a free one")
-    api_connections: int = Field(8, ge=2, le=1_000, description="Most connections to PostgreSQL of one API process")
+    api_connections: int = Field(
+        8, ge=2, le=1_000, description="Most connections to PostgreSQL on which one API process reads for clients"
+    )
     api_wait_s: float = Field(10, gt=0, le=600, description="Until a command without an outcome is answered with 202")
     api_max_wait_s: float = Field(60, gt=0, le=600, description="The longest wait that a caller may ask for")
     api_max_waiting: int = Field(2_000, ge=1, description="Most callers that wait at once; others get 429")
@@ -179,6 +183,20 @@ class Settings(BaseSettings):
         30, gt=0, description="Until /health/ready fails because the read model stands still behind the log"
     )
     api_read_timeout_s: float = Field(10, gt=0, description="Until a request must have arrived, with its body")
+    api_max_connections: int = Field(
+        10_000,
+        ge=10,
+        description="Most open connections of one API process, fewer where it may open fewer files; further ones take the place "
+        "of those that have waited longest for a request",
+    )
+    api_hsts_s: int = Field(
+        0,
+        ge=0,
+        description="Seconds of Strict-Transport-Security, where clients come by TLS only, through what is in front",
+    )
+    api_cors_origins: Annotated[str, StringConstraints(pattern=rf"^{_ORIGIN}(,{_ORIGIN})*$")] | None = Field(
+        None, description="Pages whose scripts may read the answers: their origins, several with commas"
+    )
 
     auth: Literal["off", "jwt"] = Field(
         "off", description="Whom the API answers: with jwt who shows a token, with off everybody on this machine"

@@ -22,11 +22,20 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
-from rich.text import Text as Text  # noqa: PLC0414  # for those who print
+from rich.text import Text as RichText
+
+from infra.errors import printable
 
 # no terminal, no terminal's width: tables in a pipe or a file keep their lines whole
 stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 stderr = Console(stderr=True, highlight=False)
+
+
+class Text(RichText):
+    """A text, with what is not printable escaped: a name or a value of the log may hold what a terminal would obey."""
+
+    def __init__(self, text: str = "", style: str = "") -> None:
+        super().__init__(printable(text, keep="\n"), style)
 
 
 def show(result: Any, text: Callable[[Any], Iterable[RenderableType]], *, as_json: bool) -> None:
@@ -35,7 +44,7 @@ def show(result: Any, text: Callable[[Any], Iterable[RenderableType]], *, as_jso
         print_json(result)
         return
     for one in text(result):
-        stdout.print(one, soft_wrap=isinstance(one, str | Text), markup=False)
+        stdout.print(Text(one) if isinstance(one, str) else one, soft_wrap=isinstance(one, str | Text))
 
 
 def print_json(value: Any) -> None:

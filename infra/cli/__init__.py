@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from infra.errors import SamefoldError
+from infra.errors import SamefoldError, printable
 
 INTERRUPTED = 130
 
@@ -64,6 +64,7 @@ def main() -> None:
 
 def print_error(error: SamefoldError) -> None:
     """Print to stderr what happened, in red, and below it what to do."""
-    typer.secho(f"{error.code}: {error.message}", fg="red", err=True)
-    if error.hint:
-        typer.echo(f"  → {error.hint}", err=True)
+    message, hint = printable(error.message, keep="\n"), printable(error.hint, keep="\n")
+    typer.secho(f"{error.code}: {message}", fg="red", err=True)
+    if hint:
+        typer.echo(f"  → {hint}", err=True)

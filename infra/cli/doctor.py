@@ -10,7 +10,7 @@ import typer
 from infra.cli import Json
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from infra.terminal import Text
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +24,9 @@ def doctor(as_json: Json = False) -> None:
 
     def text(found: dict[str, Any]) -> Iterator[Text]:
         for one in found["findings"]:
-            yield Text.assemble(("ok", "green") if one.ok else ("no", "red"), f"  {one.name:<22}{one.found}")
+            line = Text(f"{'ok' if one.ok else 'no'}  {one.name:<22}{one.found}")
+            line.stylize("green" if one.ok else "red", 0, 2)
+            yield line
             if one.hint:
                 yield Text(f"    {'':<22}→ {one.hint}")
 

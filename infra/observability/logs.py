@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from opentelemetry import trace
 
+from infra.errors import printable
 from infra.observability import correlation
 
 Format = Literal["text", "json"]
@@ -60,14 +61,9 @@ def _text(event: Event) -> str:
     """A line of text; those of a traceback begin with a bar."""
     # quoted: an id that holds a space could pass for another id
     ids = [f" {name}={event[name]!r}" for name in ("trace_id", "correlation_id") if name in event]
-    line = _printable(f"{event['time']} {event['level']:<7} {event['message']}{''.join(ids)}")
+    line = printable(f"{event['time']} {event['level']:<7} {event['message']}{''.join(ids)}")
     trace = event["exception"].split("\n") if "exception" in event else ()
-    return "\n".join([line, *(f"  | {_printable(one)}" for one in trace)])
-
-
-def _printable(text: str) -> str:
-    """The text with unprintable characters escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "\n".join([line, *(f"  | {printable(one)}" for one in trace)])
 
 
 class StatusLog:

@@ -7,10 +7,17 @@ routes are those of the topics and the code. Each process exposes its own, and P
 from __future__ import annotations
 
 import logging
+import socket
+import sys
 import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from infra.errors import SamefoldError
@@ -20,6 +27,11 @@ from infra.settings import Settings
 log = logging.getLogger(__name__)
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+SCRAPE_S = 10.0
+"""How long a connection to the port of a process's metrics may last."""
+MAX_SCRAPERS = 20
+"""Connections at once; a further one ends the oldest."""
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -50,6 +62,7 @@ HTTP_REQUESTS = _seconds(
     "http_request", "From a request's arrival to the beginning of its answer.", "method", "route", "status"
 )
 HTTP_IN_PROGRESS = _gauge("http_requests_in_progress", "Requests under way.")
+HTTP_EVICTED = _counter("http_evicted_connections", "Connections closed because as many as may be were open.")
 API_APPENDS = _counter("api_appends", "Commands that the API handed to the log, by whether they got there.", "appended")
 API_APPEND_SECONDS = _seconds("api_append", "From handing a command to the producer to its acknowledgement.")
 API_OUTCOME_SECONDS = _seconds("api_outcome", "From handing a command to the producer to its outcome.")
@@ -112,19 +125,80 @@ def serve(settings: Settings) -> None:
     if settings.metrics_port is None:
         return
     try:
-        server, thread = start_http_server(settings.metrics_port, settings.metrics_host, REGISTRY)
+        server = _Server(settings.metrics_host, settings.metrics_port)
     except OSError as error:
         raise PortTaken(
             f"Port {settings.metrics_port} can't be listened on: {error.strerror}.",
             "Give another --metrics-port or SAMEFOLD_METRICS_PORT.",
         ) from error
-    log.info("metrics are at http://%s:%d/metrics", settings.metrics_host, server.server_port)
+    log.info("metrics are at http://%s:%d/metrics", settings.metrics_host, server.server_address[1])
 
     def must_not_end() -> None:
-        thread.join()
+        server.serve_forever()
         raise PartEnded("The server of this process's metrics has ended.")  # which ends the process
 
     threading.Thread(target=must_not_end, name="metrics' server", daemon=True).start()
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    """prometheus_client's own tells Python's version, and gives any number of clients a thread for as long as they like."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, address = found[0][0], found[0][4]
+        self._open: dict[Any, float] = {}
+        """Each connection, and since when, oldest first."""
+        super().__init__(address[:2], _Scrape)  # type: ignore[arg-type]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._open) >= MAX_SCRAPERS:
+            self._cut(next(iter(self._open)))
+        self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        for request, since in list(self._open.items()):
+            if time.monotonic() - since > SCRAPE_S:
+                self._cut(request)
+
+    def _cut(self, request: Any) -> None:
+        """End a connection, whose thread then reads or writes in vain."""
+        self._open.pop(request, None)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        if not isinstance(sys.exception(), OSError):  # that is a client that went away
+            log.exception("an answer to /metrics failed")
+
+
+class _Scrape(BaseHTTPRequestHandler):
+    error_content_type = "text/plain"
+    error_message_format = "%(code)d"
+
+    def do_GET(self) -> None:
+        body, media_type = exposition(self.headers.get("Accept", ""))
+        self.send_response(200)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        """Without the header Server."""
+        self.send_response_only(code, message)
+        self.send_header("X-Content-Type-Options", "nosniff")
+
+    def log_message(self, *_: Any) -> None:
+        """Scrapes are not logged."""
 
 
 def exposition(accept: str = "") -> tuple[bytes, str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import resource
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import repeat
 from random import Random
 from urllib.parse import quote, unquote
@@ -15,6 +19,7 @@ from urllib.parse import quote, unquote
 import psutil
 import pytest
 
+from api.server import OWN_FILES
 from infra.settings import Settings
 from infra.testing.fixtures import SEED
 from tests.engine.evidence import Told
@@ -36,7 +41,8 @@ def front(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
     """One for all tests here: whatever they do to it, the next is served, and all of its answers are true in the end."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # inherited by the process
-    world = shared_world.model_copy(update={"api_read_timeout_s": 2.0})
+    # room for ten thousand requests at once, and for those that look how others fare
+    world = shared_world.model_copy(update={"api_read_timeout_s": 2.0, "api_max_connections": 11_000})
     with front_of(world, tmp_path_factory.mktemp("front")) as front:
         yield front
         front.assert_true()
@@ -423,6 +429,49 @@ def test_another_media_type_is_refused(front: Front, account: str, kind: str) ->
     assert (reply.status, reply.is_problem) == (415, True)
 
 
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "identity, gzip", ""])
+def test_a_compressed_body_is_refused_before_it_is_read(front: Front, account: str, coding: str) -> None:
+    """Nothing here decompresses, so that a body can't be larger than its bytes."""
+    bomb = gzip.compress(bytes(10 * MB))
+    headers = [("Content-Type", "application/json"), ("Content-Encoding", coding), ("Content-Length", str(len(bomb)))]
+    with connection(front.port) as opened:
+        opened.sendall(head("POST", f"/{account}/deposit", headers))
+        reply = answer(opened)
+    assert (reply.status, reply.is_problem, reply.json["code"]) == (415, True, "not-json")
+
+
+HEADS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "15,000 headers": ("/views/balances", [("a", "")] * 15_000),
+    "100,000 parameters": ("/views/balances?" + "&".join(f"p{n}=1" for n in range(100_000)), []),
+    "a URL of a megabyte": ("/views/balances?account=" + "x" * MB, []),
+    "deep JSON as a parameter": ("/views/balances?account=" + "%5B" * 20_000, []),
+    "deep JSON as a path": ("/views/balances/" + "%7B%22a%22:" * 5_000, []),
+    "deep JSON as a cursor": ("/views/balances?cursor=" + "%5B" * 20_000, []),
+    "deep JSON as a tag": ("/views/balances", [("If-None-Match", "[" * 60_000)]),
+    "20,000 tags": ("/views/balances", [("If-None-Match", '"",' * 20_000)]),
+    "tags without an end": ("/views/balances", [("If-None-Match", 'W/"' * 20_000)]),
+    "3,000 lines of tags": ("/views/balances", [("If-None-Match", '"a"')] * 3_000),
+    "deep JSON as a preference": ("/views/balances", [("Prefer", "[" * 60_000)]),
+    "preferences without an end": ("/views/balances", [("Prefer", 'wait="' * 10_000)]),
+    "30,000 preferences": ("/views/balances", [("Prefer", "a," * 30_000)]),
+    "spaces as a preference": ("/views/balances", [("Prefer", "wait" + " " * 60_000 + "x")]),
+    "formats without an end": ("/metrics", [("Accept", "application/openmetrics-text;" * 2_000)]),
+    "a trace without an end": ("/views/balances", [("traceparent", "0" * 60_000), ("tracestate", "a=b," * 1_000)]),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_is_all_it_may_be_is_answered_and_holds_up_no_other_client(front: Front, name: str) -> None:
+    target, headers = HEADS[name]
+    with connection(front.port) as opened:
+        opened.sendall(head("GET", target, headers))
+        assert timed(lambda: front.get("/health/live")) < 2
+        reply = answer(opened)
+    assert reply.status in {200, 400, 404, 422, 431}, reply
+    if "100,000" in name or "megabyte" in name:
+        assert (reply.status, reply.is_problem) == (431, True)
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
 def test_another_method_is_refused(front: Front, account: str, method: str) -> None:
     reply = ask(front.port, head(method, f"/{account}/deposit"))
@@ -559,23 +608,89 @@ def test_slow_heads_end_by_a_deadline_and_hold_up_no_other_client(front: Front) 
 
 
 @pytest.mark.slow
-def test_ten_thousand_idle_connections_hold_up_no_other_client(front: Front, account: str) -> None:
-    """They say nothing: who has begun to ask must go on."""
+def test_slow_readers_hold_up_no_other_client(front: Front, account: str) -> None:
+    """They take the answers to a thousand requests byte by byte, or none."""
+    server = psutil.Process(front.pid)
+    before = server.memory_info().rss
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.socket()) for _ in range(200)]
+        for one in slow:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)  # before it is connected
+            one.connect(("127.0.0.1", front.port))
+            one.settimeout(20)
+            one.sendall(90 * head("GET", "/openapi.json"))
+        took = []
+        for number in range(100):
+            took.append(timed(lambda: front.command(account, "deposit", DEPOSIT)))
+            for one in slow[number % 2 :: 2]:
+                one.recv(1)
+        grown = server.memory_info().rss - before
+    print(f"{len(slow)} slow readers took {grown / MB:.0f} MB; slowest of 100 commands {max(took):.1f} s")
+    assert grown < 400 * MB
+    until(lambda: server.num_fds() < OWN_FILES, "the connections are given back")
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_at_once_have_an_answer_each(front: Front, account: str) -> None:
+    """What is too much is refused by 429, and the process stays ready; memory stays flat."""
+    server = psutil.Process(front.pid)
+    before = server.memory_info().rss
+    keys = [new_name("at-once-") for _ in range(5_000)]
+    commands = [post(f"/{account}/deposit", DEPOSIT, ("Idempotency-Key", key), ("Connection", "close")) for key in keys]
+    reads = [head("GET", f"/views/balances?account={number}", [("Connection", "close")]) for number in range(5_000)]
+
+    async def one(request: bytes) -> Reply:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        try:
+            writer.write(request)
+            received = await reader.read()
+        finally:
+            writer.close()
+        top, _, body = received.partition(b"\r\n\r\n")
+        return Reply(int(top.split(b" ")[1]), {}, body)
+
+    async def all_of_them() -> list[Reply]:
+        async with asyncio.timeout(240):
+            return await asyncio.gather(*map(one, commands), *map(one, reads))
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as beside:
+        replies = beside.submit(asyncio.run, all_of_them())
+        waits = [timed(lambda: front.get("/health/ready"))]
+        while not replies.done():
+            waits.append(timed(lambda: front.get("/health/ready")))
+    statuses = Counter(reply.status for reply in replies.result())
+    grown = server.memory_info().rss - before
+    took = time.monotonic() - began
+    print(f"{dict(statuses)} in {took:.0f} s, {grown / MB:.0f} MB; slowest of {len(waits)} probes {max(waits):.1f} s")
+    assert statuses.keys() <= {200, 202, 429}
+    assert statuses[200] > 2_000
+    assert grown < 400 * MB
+    for key, reply in zip(keys, replies.result(), strict=False):
+        front.hear(account, key, reply)
+    front.assert_true()
+
+
+@pytest.mark.slow
+def test_more_idle_connections_than_may_be_open_hold_up_no_other_client(front: Front, account: str) -> None:
+    """They say nothing, and those that have done so for longest make room; who has begun to ask must go on."""
     server = psutil.Process(front.pid)
     limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server.rlimit(psutil.RLIMIT_NOFILE)[0])
-    wanted = min(10_000, limit - 1_000)
+    wanted = min(front.settings.api_max_connections, limit - OWN_FILES - front.settings.api_connections)
+    more = min(wanted + 2_000, limit - 500)
     before, size = server.num_fds(), server.memory_info().rss
     idle: list[socket.socket] = []
     try:
-        for _ in range(wanted):
+        for _ in range(more):
             idle.append(socket.create_connection(("127.0.0.1", front.port), timeout=20))  # noqa: PERF401 - closed below
         until(lambda: server.num_fds() >= wanted, "all connections are accepted")
-        for one in idle[::2]:  # from now on these have a deadline
+        for one in idle[more - wanted // 2 :: 2]:  # from now on these have a deadline
             one.sendall(f"POST /{account}/deposit HTTP/1.1\r\nHost: te".encode())
         took = [timed(lambda: front.command(account, "deposit", DEPOSIT)) for _ in range(50)]
         each = (server.memory_info().rss - size) / wanted
         print(f"{wanted} idle connections, {each / 1024:.1f} kB each; slowest of 50 commands {max(took) * 1000:.0f} ms")
         assert max(took) < 2
+        assert server.num_fds() < wanted + OWN_FILES
         assert each < 64 * 1024
     finally:
         for one in idle:

@@ -33,7 +33,9 @@ from infra.log import topics
 from infra.observability.logs import EventFormatter
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from tests.engine import raw_http
 from tests.engine.api import Api, everything, ready, serving
+from tests.engine.raw_http import head
 from tests.engine.spine import DEADLINE_S, until
 from tests.engine.test_api_waiting import frozen
 
@@ -44,7 +46,8 @@ NOWHERE = "127.0.0.1:1"
 SECRET = "at db.intern:5433 as operator in /var/lib/samefold"
 OF_OTHERS = re.compile(
     r"psycopg|libpq|rdkafka|Traceback|SQLSTATE|FATAL|127\.0\.0\.1|localhost|db\.intern|operator in|/var/lib|"
-    r"relation \"|role \"|\b[A-Z]\w*(?:Error|Exception)\b"
+    r"relation \"|role \"|\b[A-Z]\w*(?:Error|Exception)\b|\bselect\b.*\bfrom\b|\.py\b|site-packages|\bFile \"|<\w+ object|"
+    r"uvicorn|starlette|fastapi|pydantic|msgspec|uvloop|httptools|aiokafka|[Ff]aust|\b[Pp]ython|WSGI"
 )
 LIVE = re.compile("/live$")
 """Answers without an end."""
@@ -178,6 +181,30 @@ def test_of_requests_that_do_not_fit(api: Api) -> None:
     for _, path in paths(api):
         assert_tells_nothing(api, path, ask(api, "DELETE", path))
     assert_tells_nothing(api, "unknown", ask(api, "GET", "/nothing/of/ours"))
+
+
+RAW = {
+    "no HTTP": b"nonsense\r\n\r\n",
+    "no version": b"GET / HTTP/9.9\r\n\r\n",
+    "a target that is none": b"GET \x01 HTTP/1.1\r\n\r\n",
+    "a wrong length": head("POST", "/accounts/a/deposit", [("Content-Length", "many")]),
+    "too large a head": head("GET", "/views", [("X", "x" * 70_000)]),
+    "another protocol": head("GET", "/views", [("Connection", "Upgrade"), ("Upgrade", "websocket")]),
+    "a path to a file": head("GET", "/static-offline-docs/..%2f..%2f..%2fetc%2fpasswd"),
+    "a folder": head("GET", "/static-offline-docs/"),
+    "a range of a file": head("GET", "/static-offline-docs/favicon.png", [("Range", "bytes=5-1")]),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_of_what_is_no_request(api: Api, name: str) -> None:
+    reply = raw_http.ask(api.server.port, RAW[name])
+    if reply.status == 200:  # of what is sent as an upgrade, the answer is the list of views
+        assert name == "another protocol"
+    else:
+        assert not (leak := OF_OTHERS.search(f"{reply.headers} {reply.body!r}")), leak
+        for secret in secrets(api.services.settings):
+            assert secret not in str(reply)
 
 
 # errors of every kind, wherever they come from

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 
+import click
 import pytest
 from rich.console import Console
 
 from infra import terminal
+from infra.cli import print_error
+from infra.errors import SamefoldError
 from infra.terminal import Stages
 
 
@@ -36,3 +39,20 @@ def test_quiet_stages_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         stages.begin("load", 10)
         stages.advance(10)
     assert capsys.readouterr() == ("", "")
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rname\u202e [red]"
+
+
+def test_a_value_makes_a_terminal_do_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(terminal, "stdout", Console(file=shown, force_terminal=True, width=400, color_system=None))
+    table = terminal.table(("name", "same"), [(HOSTILE, terminal.Text(HOSTILE, "red"))])
+    terminal.show({}, lambda _: [HOSTILE, terminal.Text(HOSTILE, "red"), table, "one\ntwo"], as_json=False)
+    print_error(SamefoldError(HOSTILE, HOSTILE))
+    text = shown.getvalue() + click.unstyle(capsys.readouterr().err)
+    assert all(line.isprintable() for line in text.split("\n")), repr(text)
+    assert text.count("\\x1b[2J\\x9b31m\\rname\\u202e [red]") == 6
+    assert "one\ntwo" in text

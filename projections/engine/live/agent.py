@@ -25,6 +25,7 @@ import faust
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from aiokafka.helpers import create_ssl_context
 from faust.app import BootStrategy
+from faust.serializers import codecs
 
 from infra.database.connect import DatabaseUnavailable
 from infra.log import clients, topics
@@ -45,6 +46,10 @@ from projections.engine.views.core_views import agent_views, code_set
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+codecs.get_codec("raw")  # so that codecs of other packages are there by now, too
+for _codec in codecs.codecs.keys() - {"json", "raw"}:
+    del codecs.codecs[_codec]  # Faust's `pickle` runs whatever code a record holds
 
 CHECK_S = 5.0
 """How often the topic is compared with the contract."""
