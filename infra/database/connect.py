@@ -210,7 +210,24 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             "If a row was written by hand or by an older release, correct it. "
             "`samefold rebuild` recreates a view's table.",
         )
+    if isinstance(error, errors.InsufficientPrivilege):
+        return DatabaseRefused(
+            f"{place} refused: {text}",
+            f"{known.get('user') or 'This role'} may not do that. Each process has its role, and commands that change tables run as the "
+            "migrator or the operator: docs/database-roles.md. `samefold db roles --apply`, run by an administrator, sets the rights again.",
+        )
     return DatabaseRefused(f"{place} refused: {text}", "Check the database's name, user, password and rights.")
+
+
+@contextmanager
+def as_login(connection: Connection) -> Iterator[None]:
+    """As the role that logged in, not the one it took then: PostgreSQL shows and ends a session only to the role that began it.
+
+    The connection must not be in a transaction.
+    """
+    with connection.transaction():
+        connection.execute("set local role none")
+        yield
 
 
 @contextmanager
