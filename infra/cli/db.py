@@ -62,7 +62,9 @@ def check() -> None:
 
 def roles(
     prefix: Annotated[str, typer.Option(help="What the roles' names begin with.")] = "samefold",
-    apply: Annotated[bool, typer.Option("--apply", help="Run the SQL, in one transaction, instead of printing it.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Run the SQL, in one transaction, instead of printing it.")
+    ] = False,
 ) -> None:
     """Print the SQL that makes a role for each kind of process and hands the tables to their owner. Safe to run again.
 

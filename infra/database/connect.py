@@ -61,7 +61,14 @@ _PASSING = {
     "57P03",
     "57P05",
 }
-_NOT_FOR_US = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
+_NOT_FOR_US = (
+    "password authentication failed",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "no password supplied",
+    "is not permitted to log in",
+    "permission denied for database",
+)
 
 
 def connect(
@@ -212,9 +219,9 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
         )
     if isinstance(error, errors.InsufficientPrivilege):
         return DatabaseRefused(
-            f"{place} refused: {text}",
-            f"{known.get('user') or 'This role'} may not do that. Each process has its role, and commands that change tables run as the "
-            "migrator or the operator: docs/database-roles.md. `samefold db roles --apply`, run by an administrator, sets the rights again.",
+            f"{place} refused this to {known.get('user') or 'this role'}: {text}",
+            "Each process has a role of its own, and commands that change tables run as the migrator or the operator: "
+            "docs/database-roles.md. `samefold db roles --apply` sets the rights again.",
         )
     return DatabaseRefused(f"{place} refused: {text}", "Check the database's name, user, password and rights.")
 

@@ -69,9 +69,10 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
         settle(_psycopg(connection))
         return before, _applied(connection)
 
-    found = _with(settings, act)
-    with naming(settings), connect(settings, "samefold db") as connection:
-        ensure_sql_views(connection, {view.name: view.table_name for view in all_views().values()})
+    with naming(settings):
+        found = _with(settings, act)
+        with connect(settings, "samefold db") as connection:
+            ensure_sql_views(connection, {view.name: view.table_name for view in all_views().values()})
     return found
 
 

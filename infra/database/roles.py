@@ -50,13 +50,21 @@ RIGHTS: Final[Mapping[str, Iterable[Mapping[str, tuple[str, ...]]]]] = {
         {
             "select, update (generation)": ("positions",),
             "select, insert": ("command_types", "topics"),
-            "select": (STATES, OUTCOMES, "alembic_version", "archive_files", "event_types", "live"),
+            "select": (STATES, OUTCOMES, "archive_files", "event_types", "live"),
         }
     ],
     "api": [
         {
-            "select": (ROWS, OUTCOMES, "activations", "alembic_version", "command_types", "live", "parked")
-            + ("positions", "topics"),
+            "select": (
+                ROWS,
+                OUTCOMES,
+                "activations",
+                "command_types",
+                "live",
+                "parked",
+                "positions",
+                "topics",
+            ),
             "select (policy, kind, dead, due, wished_at, sent_at)": ("outbox",),
         },
         _KEYS,
@@ -96,8 +104,8 @@ def script(connection: Connection, prefix: str) -> list[sql.Composed]:
 
 def _script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
     names = {role: sql.Identifier(f"{prefix}_{role}") for role in ("owner", *LOGINS)}
-    [(base, place, user, is_superuser)] = connection.execute(
-        "select current_database(), current_schema(), current_user, rolsuper from pg_roles where rolname = current_user"
+    [(base, place, is_superuser)] = connection.execute(
+        "select current_database(), current_schema(), rolsuper from pg_roles where rolname = current_user"
     )
     database, schema, owner = sql.Identifier(base), sql.Identifier(place), names["owner"]
     known = _existing(connection, prefix, ("owner", *LOGINS))
@@ -105,7 +113,7 @@ def _script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
         if role not in known:
             yield sql.SQL("create role {} {}").format(name, sql.SQL("nologin" if role == "owner" else "login"))
     if not is_superuser:
-        yield sql.SQL("grant {} to {}").format(owner, sql.Identifier(user))
+        yield sql.SQL("grant {} to current_user").format(owner)
     yield sql.SQL("grant {} to {} with inherit false, set true").format(owner, _listed(names[role] for role in OWNERS))
     yield sql.SQL("revoke connect, temporary on database {} from public").format(database)
     yield sql.SQL("grant connect on database {} to {}").format(database, _listed(names[role] for role in LOGINS))
@@ -121,7 +129,9 @@ def _script(connection: Connection, prefix: str) -> Iterator[sql.Composed]:
     yield sql.SQL("grant usage on schema {} to {}").format(schema, _listed(names[role] for role in RIGHTS))
     yield sql.SQL("alter default privileges for role {} revoke execute on routines from public").format(owner)
     relations = _relations(connection)
-    for kind, identity in connection.execute(_FOREIGN, (f"{prefix}_owner", [one.name for one in relations])).fetchall():
+    for kind, identity in connection.execute(
+        _NOT_OWNED, (f"{prefix}_owner", [one.name for one in relations])
+    ).fetchall():
         thing = sql.SQL(f"{kind} {identity}")  # as PostgreSQL quoted it
         yield sql.SQL("alter {} owner to {}").format(thing, owner)
         if kind == "routine":
@@ -217,9 +227,9 @@ def _listed(names: Iterable[sql.Identifier]) -> sql.Composed:
     return sql.SQL(", ").join(names)
 
 
-_FOREIGN = """
+_NOT_OWNED = """
 with here as (select oid from pg_namespace where nspname = current_schema()),
-things (class, id, name, owner) as (
+things (class, id, relation, owner) as (
   select 'pg_class'::regclass, c.oid, relname, relowner from pg_class c, here
    where relnamespace = here.oid and relkind in ('r', 'p', 'v', 'm', 'S')
      and not exists (select from pg_depend where classid = 'pg_class'::regclass and objid = c.oid and deptype in ('a', 'i'))
@@ -229,7 +239,7 @@ things (class, id, name, owner) as (
 select case when class = 'pg_proc'::regclass then 'routine' else o.type end, o.identity
   from things, pg_identify_object(class, id, 0) o
  where pg_get_userbyid(owner) <> %s
-   and (name = any(%s) or owner = (select relowner from pg_class where oid = to_regclass('alembic_version')))
+   and (relation = any(%s) or owner = (select relowner from pg_class where oid = to_regclass('alembic_version')))
    and not exists (select from pg_depend where classid = class and objid = id and deptype = 'e')
  order by class, o.identity
 """

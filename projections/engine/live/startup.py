@@ -179,7 +179,9 @@ def _warn_of_missing_sql_views(connection: Connection, views: Mapping[str, View]
     ).fetchall()
     if missing:
         names = ", ".join(name for (name,) in missing)
-        log.warning("there is no SQL view for people of %s: run `samefold db upgrade`, which makes what is missing", names)
+        log.warning(
+            "there is no SQL view for people of %s: run `samefold db upgrade`, which makes what is missing", names
+        )
 
 
 def _check_shapes(connection: Connection, views: Mapping[str, View]) -> None:
