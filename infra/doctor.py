@@ -162,8 +162,13 @@ def _database(settings: Settings) -> str:
     if settings.database_url is None:
         return _not_yet("DATABASE_URL")
     with connect(settings, "doctor") as connection:
-        row = connection.execute("select current_setting('server_version_num')::int / 10000").fetchone()
-    return f"answers, version {row[0] if row else '?'}"
+        [(version, user, is_superuser)] = connection.execute(
+            "select current_setting('server_version_num')::int / 10000, current_user, rolsuper "
+            "from pg_roles where rolname = current_user"
+        )
+    # as all are on the development stack
+    too_much = f"; {user} is a superuser: `samefold db roles` makes a role for each process" if is_superuser else ""
+    return f"answers, version {version}{too_much}"
 
 
 def _archive(settings: Settings) -> str:

@@ -12,6 +12,8 @@ def register(app: typer.Typer) -> None:
     group.command()(upgrade)
     group.command()(revision)
     group.command()(check)
+    group.command()(roles)
+    group.command()(password)
     app.add_typer(group, name="db")
 
 
@@ -56,3 +58,47 @@ def check() -> None:
 
     migrate.check(Settings())
     stdout.print("The database has exactly the tables that the code declares.")
+
+
+def roles(
+    prefix: Annotated[str, typer.Option(help="What the roles' names begin with.")] = "samefold",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Run the SQL, in one transaction, instead of printing it.")
+    ] = False,
+) -> None:
+    """Print the SQL that makes a role for each kind of process and hands the tables to their owner. Safe to run again.
+
+    SAMEFOLD_DATABASE_URL must name an administrator to apply it, anybody to print it.
+    """
+    from infra.database import roles as found
+    from infra.database.connect import connect, naming
+    from infra.settings import Settings
+
+    settings = Settings()
+    with naming(settings), connect(settings, "samefold db roles") as connection:
+        if apply:
+            count = found.apply(settings, connection, prefix)
+            typer.echo(f"Applied {count} statements. `samefold db password ROLE` sets a role's password.")
+        else:
+            statements = [statement.as_string(connection) for statement in found.script(connection, prefix)]
+            typer.echo("\n".join(f"{line};" for line in ("begin", *statements, "commit")))
+
+
+def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g. samefold_api.")]) -> None:
+    """Set a role's password, which is asked for, or read from standard input. Only a SCRAM verifier reaches PostgreSQL."""
+    import sys
+
+    from infra.database import roles as found
+    from infra.database.connect import connect
+    from infra.settings import Settings
+
+    if sys.stdin.isatty():
+        secret = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        secret = sys.stdin.readline().rstrip("\n")
+    if not secret or "\x00" in secret:
+        raise typer.BadParameter("it is empty, or holds a character that no password may", param_hint="the password")
+    settings = Settings()
+    with connect(settings, "samefold db password") as connection:
+        found.set_password(settings, connection, role, secret)
+    typer.echo(f"Set the password of {role}.")

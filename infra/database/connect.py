@@ -61,7 +61,14 @@ _PASSING = {
     "57P03",
     "57P05",
 }
-_NOT_FOR_US = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
+_NOT_FOR_US = (
+    "password authentication failed",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "no password supplied",
+    "is not permitted to log in",
+    "permission denied for database",
+)
 
 
 def connect(
@@ -210,7 +217,24 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             "If a row was written by hand or by an older release, correct it. "
             "`samefold rebuild` recreates a view's table.",
         )
+    if isinstance(error, errors.InsufficientPrivilege):
+        return DatabaseRefused(
+            f"{place} refused this to {known.get('user') or 'this role'}: {text}",
+            "Each process has a role of its own, and commands that change tables run as the migrator or the operator: "
+            "docs/database-roles.md. `samefold db roles --apply` sets the rights again.",
+        )
     return DatabaseRefused(f"{place} refused: {text}", "Check the database's name, user, password and rights.")
+
+
+@contextmanager
+def as_login(connection: Connection) -> Iterator[None]:
+    """As the role that logged in, not the one it took then: PostgreSQL shows and ends a session only to the role that began it.
+
+    The connection must not be in a transaction.
+    """
+    with connection.transaction():
+        connection.execute("set local role none")
+        yield
 
 
 @contextmanager

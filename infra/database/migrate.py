@@ -7,7 +7,6 @@ older code goes back. The branch `core` is Samefold's and comes with it; `samefo
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -29,14 +28,14 @@ from alembic.util import rev_id
 from sqlalchemy.pool import NullPool
 
 from infra.database import revisions, schema
-from infra.database.connect import Connection, connect, named, passes
+from infra.database.connect import Connection, connect, named, naming, passes
+from infra.database.own_tables import VIEW_TABLE
 from infra.database.revisions import BRANCHES, CORE, VIEWS
+from infra.database.roles import settle
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
 T = TypeVar("T")
-
-VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_(r|asof_)\d+)?")
 
 FILE_TEMPLATE = "%(year)d_%(month).2d_%(day).2d_%(rev)s_%(slug)s"
 
@@ -52,10 +51,12 @@ class SchemaDrift(SamefoldError):
 
 
 def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
-    """Apply this code's migrations. Returns the database's newest migrations before and after.
+    """Apply this code's migrations, and make missing SQL views. Returns the database's newest migrations before and after.
 
-    Raises DatabaseAhead, MigrationsConflict.
+    Raises DatabaseAhead, MigrationsConflict, ViewInUse.
     """
+    from projections.engine.views.core_views import all_views
+    from projections.engine.views.sql_views import ensure_sql_views
 
     def act(connection: sa.Connection, config: Config) -> tuple[list[str], list[str]]:
         connection.execute(sa.text("set local lock_timeout = 0"))  # another upgrade may take long
@@ -65,9 +66,14 @@ def upgrade(settings: Settings) -> tuple[list[str], list[str]]:
         before = _applied(connection)
         revisions.require_known(before)
         command.upgrade(config, "heads")
+        settle(_psycopg(connection))
         return before, _applied(connection)
 
-    return _with(settings, act)
+    with naming(settings):
+        found = _with(settings, act)
+        with connect(settings, "samefold db") as connection:
+            ensure_sql_views(connection, {view.name: view.table_name for view in all_views().values()})
+    return found
 
 
 def revise(settings: Settings, message: str) -> Path | None:
@@ -202,6 +208,12 @@ def _with(settings: Settings, act: Callable[[sa.Connection, Config], T]) -> T:
         config = _config()
         config.attributes["connection"] = connection
         return act(connection, config)
+
+
+def _psycopg(connection: sa.Connection) -> Connection:
+    found = connection.connection.driver_connection
+    assert isinstance(found, psycopg.Connection)
+    return found
 
 
 def _without_autocommit(settings: Settings) -> Connection:

@@ -1,4 +1,6 @@
-"""The names of Samefold's own tables, apart from their declarations: to import SQLAlchemy takes a third of a second."""
+"""The names of tables, apart from their declarations: to import SQLAlchemy takes a third of a second."""
+
+import re
 
 OWN_TABLES = (
     "activations",
@@ -19,3 +21,6 @@ OWN_TABLES = (
     "topics",
 )
 """Those of `schema.py`."""
+
+VIEW_TABLE = re.compile(r"(?P<view>.+)_v(?P<version>\d+)(_(r|(?P<past>asof_))\d+)?")
+"""A table of a view, of Samefold's too: its version's, a later build's, or one of the past."""

@@ -14,6 +14,7 @@ from infra.database.connect import connect
 from infra.domain_model.contexts import contexts
 from infra.settings import Settings
 from projections.engine.views.core_views import agent_views
+from projections.engine.views.sql_views import ensure_sql_views
 from projections.engine.views.tables import table_of
 from projections.engine.views.view import View
 from tests.engine import viewkit
@@ -120,6 +121,8 @@ def make_tables(world: Settings, views: Mapping[str, View]) -> None:
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: _plain(world), poolclass=NullPool)
     metadata.create_all(engine)
     engine.dispose()
+    with connect(world, "test tables") as db:
+        ensure_sql_views(db, {one.name: one.table_name for one in views.values()})
 
 
 def _plain(world: Settings) -> Any:

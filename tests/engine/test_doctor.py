@@ -84,7 +84,9 @@ def test_what_is_configured_is_asked(samefold: Samefold, world: Settings) -> Non
     found = {f["name"]: f for f in json.loads(samefold("doctor", "--json", settings=world).stdout)["findings"]}
     assert found["Kafka"]["ok"]
     assert f"not yet made: {world.commands_topic}, {world.events_topic}" in found["Kafka"]["found"]
-    assert found["PostgreSQL"]["found"] == "answers, version 18"
+    assert found["PostgreSQL"]["found"] == (
+        "answers, version 18; samefold is a superuser: `samefold db roles` makes a role for each process"
+    )
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_a_changed_state_asks_for_a_raised_state_version(world: Settings, monkey
 def test_what_people_query_is_no_drift(world: Settings) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:
-        db.execute("create view balances as select * from balances_v2")
+        db.execute("create view by_hand as select * from balances_v2")
     migrate.check(world)
 
 
@@ -328,7 +328,7 @@ LATER = (
 def test_a_database_from_before_transfers_goes_on(world: Settings) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:
-        db.execute(f"drop table {LATER}")
+        db.execute(f"drop table {LATER} cascade")
         db.execute("delete from alembic_version where version_num = %s", (revisions.heads()[VIEWS],))
         db.execute("insert into alembic_version values ('9c41f0d2be67')")
         db.execute("insert into streams_accounts_v1 values ('accounts/1', 1, '{}', 0)")
@@ -349,7 +349,7 @@ def test_a_database_from_before_the_branches_goes_on(world: Settings, scripts: P
         db.execute("delete from alembic_version")
         db.execute(
             "drop table event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, "
-            f"command_outcomes_v2, {LATER}"
+            f"command_outcomes_v2, {LATER} cascade"
         )
         db.execute("insert into alembic_version values ('0005')")
         db.execute("insert into balances_v1 values ('1', 1, 1, current_date, current_date, 1, null, 0)")

@@ -88,7 +88,7 @@ def test_a_first_start_that_fails_leaves_nothing(world: Settings) -> None:
     some = views(purses=PURSES)
     make_tables(world, some)
     with open_connection(world) as db:
-        db.execute("drop table streams_purse_v1")
+        db.execute("drop table streams_purse_v1 cascade")
         with pytest.raises(psycopg.errors.UndefinedTable):
             started(db, some)
         assert [count(db, table) for table in ("positions", "live", "builds", "topics")] == [0, 0, 0, 0]

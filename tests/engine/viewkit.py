@@ -18,6 +18,7 @@ from infra.settings import Settings
 from projections.engine.fold.plan import Plan
 from projections.engine.store.commit import prepare
 from projections.engine.views.core_views import outcomes_view, snapshot_view
+from projections.engine.views.sql_views import ensure_sql_views
 from projections.engine.views.tables import table_of
 from projections.engine.views.view import View, view_of
 from tests.engine.purse import PURSE
@@ -110,6 +111,8 @@ def make_tables(settings: Settings, some: Mapping[str, View]) -> None:
     schema.metadata.create_all(engine)
     metadata.create_all(engine)
     engine.dispose()
+    with connect(settings, "test tables") as db:
+        ensure_sql_views(db, {one.name: one.table_name for one in some.values()})
 
 
 def _plain(settings: Settings) -> Connection:

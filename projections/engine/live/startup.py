@@ -7,6 +7,7 @@ while its code's views are exactly the live ones. The first start records both, 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
@@ -23,8 +24,9 @@ from projections.engine.store.command_types import add_types
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Positions, read_positions, set_generation
 from projections.engine.views.core_views import code_set
-from projections.engine.views.sql_views import replace_sql_view
 from projections.engine.views.view import CORE, View
+
+log = logging.getLogger(__name__)
 
 
 class ContractBroken(SamefoldError):
@@ -76,7 +78,7 @@ def ensure_started(
         positions = positions or read_positions(connection, agent, contract.topic)
     check_contract(connection, contract)
     _check_shapes(connection, views)
-    _ensure_sql_views(connection, views)
+    _warn_of_missing_sql_views(connection, views)
     return positions
 
 
@@ -169,14 +171,17 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
         record_event_types(connection)
 
 
-def _ensure_sql_views(connection: Connection, views: Mapping[str, View]) -> None:
-    """Make the missing SQL views, after the first start or one that was killed before this."""
+def _warn_of_missing_sql_views(connection: Connection, views: Mapping[str, View]) -> None:
+    """Commands and the API do without them, and to make them is not an agent's right."""
     missing = connection.execute(
         "select view from live where view = any(%s) and to_regclass(quote_ident(view)) is null order by view",
         [list(views)],
     ).fetchall()
-    for (name,) in missing:
-        replace_sql_view(connection, name)
+    if missing:
+        names = ", ".join(name for (name,) in missing)
+        log.warning(
+            "there is no SQL view for people of %s: run `samefold db upgrade`, which makes what is missing", names
+        )
 
 
 def _check_shapes(connection: Connection, views: Mapping[str, View]) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from infra.database.connect import Connection, DatabaseUnavailable, TransactionTimedOut, connect, naming
+from infra.database.connect import Connection, DatabaseUnavailable, TransactionTimedOut, as_login, connect, naming
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
@@ -153,9 +153,10 @@ def release(connection: Connection, what: str) -> None:
 def end_builders(connection: Connection, views: Iterable[str]) -> None:
     """End the sessions that have claimed these views, with their transactions. Raises BuildAlive when one does not end."""
     for view in views:
-        ended = connection.execute(
-            f"select pg_terminate_backend(a.pid, {TERMINATE_MS}) {_HOLDER}", (_lock(view),)
-        ).fetchone()
+        with as_login(connection):
+            ended = connection.execute(
+                f"select pg_terminate_backend(a.pid, {TERMINATE_MS}) {_HOLDER}", (_lock(view),)
+            ).fetchone()
         if ended and not ended[0]:
             raise BuildAlive(
                 f"The session that builds or switches view '{view}' did not end in {TERMINATE_MS / 1000:.0f} s"

@@ -23,7 +23,8 @@ from uuid import UUID, uuid4
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from infra.database.connect import Connection, DatabaseBehind
+from infra.database.connect import Connection, DatabaseBehind, as_login
+from infra.database.roles import settle
 from infra.errors import SamefoldError
 from infra.log.rule import Reading
 from infra.processes.faultpoints import reach
@@ -169,6 +170,7 @@ def create(
             else:
                 _make_declared_table(connection, view, table)
             comment_on(connection, table, view.comment)
+            settle(connection, table)
         drop_keys(connection, table)
         return build
 
@@ -338,11 +340,12 @@ def loader_name(build: UUID, part: int) -> str:
 
 def end_loaders(connection: Connection, build: UUID) -> None:
     """End the sessions that load a build: one that is frozen inside COPY would keep its locks for ever."""
-    connection.execute(
-        "select pg_terminate_backend(pid, %s) from pg_stat_activity "
-        "where datname = current_database() and starts_with(application_name, %s)",
-        (TERMINATE_MS, f"samefold build {build}/"),
-    )
+    with as_login(connection):
+        connection.execute(
+            "select pg_terminate_backend(pid, %s) from pg_stat_activity "
+            "where datname = current_database() and starts_with(application_name, %s)",
+            (TERMINATE_MS, f"samefold build {build}/"),
+        )
 
 
 def remove_table(connection: Connection, build: Build, *, keep: bool | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import Copy, sql
 
-from infra.database.connect import connect
+from infra.database.connect import as_login, connect
 from infra.errors import SamefoldError
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
@@ -167,7 +167,8 @@ class PartWriter:
                 if copied != was:
                     since = time.monotonic()
                 elif time.monotonic() - since > FROZEN_S:
-                    self._connection.execute(_END_THE_OTHER, (TERMINATE_MS, self._name))
+                    with as_login(self._connection):
+                        self._connection.execute(_END_THE_OTHER, (TERMINATE_MS, self._name))
             if entered:
                 self._copying = self._connection.cursor().copy(copy_into(self.view, self.build.table))
                 self._copy = self._copying.__enter__()
@@ -211,7 +212,8 @@ class PartWriter:
 
     def _copied_by_the_other(self) -> int:
         """Bytes that the other attempt has copied by now."""
-        row = self._connection.execute(_COPIED, (self._name,)).fetchone()
+        with as_login(self._connection):
+            row = self._connection.execute(_COPIED, (self._name,)).fetchone()
         return int(row[0]) if row else 0
 
     def write(self, rows: Iterable[StoredRow]) -> None:

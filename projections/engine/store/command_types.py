@@ -8,10 +8,11 @@ may hold commands of them.
 from __future__ import annotations
 
 from typing import NamedTuple
+from uuid import uuid4
 
 from infra.database.connect import Connection
 from infra.domain_model.contexts import contexts
-from projections.engine.store.positions import lock_positions, set_generation
+from projections.engine.store.positions import channel, lock_positions
 from projections.engine.views.view import CORE
 
 
@@ -65,4 +66,7 @@ def drop_other_types(connection: Connection, topic: str) -> list[CommandType]:
 
 def _fence_writers(connection: Connection, topic: str) -> None:
     """Make every writer read the database again before its next commit."""
-    set_generation(connection, topic, lock_positions(connection, [CORE], topic), "command types")
+    # no more than this column: a handler's role may write no other
+    lock_positions(connection, [CORE], topic)
+    connection.execute("update positions set generation = %s where agent = %s and topic = %s", (uuid4(), CORE, topic))
+    connection.execute("select pg_notify(%s, %s)", (channel(CORE), "command types"))

@@ -8,11 +8,13 @@ Alembic compares tables only and never sees it.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from psycopg import errors, sql
 
 from infra.database.connect import Connection
+from infra.database.roles import settle
 from infra.errors import SamefoldError
 from projections.engine.views.columns import PARTITION
 
@@ -32,8 +34,12 @@ class _Column(NamedTuple):
     """In a summary: sum, min or max."""
 
 
-def replace_sql_view(connection: Connection, view: str, *, without: str | None = None) -> None:
+def replace_sql_view(
+    connection: Connection, view: str, *, without: str | None = None, first: str | None = None
+) -> None:
     """Make the SQL view over all tables of `view` that are ready, live or old, but `without` a table that will be dropped.
+
+    Over the table `first` where the view has no build yet.
 
     It has the newest version's columns; an older table shows NULL for those it lacks. It never blocks readers for long: it waits
     for the lock 100 ms at a time. Raises ViewInUse when something depends on the SQL view, or it is locked for a minute.
@@ -43,7 +49,7 @@ def replace_sql_view(connection: Connection, view: str, *, without: str | None =
         try:
             with connection.transaction():
                 connection.execute(f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
-                _replace(connection, view, without)
+                _replace(connection, view, without, first)
             return
         except errors.LockNotAvailable as error:
             if time.monotonic() > deadline:
@@ -60,6 +66,23 @@ def replace_sql_view(connection: Connection, view: str, *, without: str | None =
             ) from error
 
 
+def ensure_sql_views(connection: Connection, tables: Mapping[str, str]) -> None:
+    """Make the SQL views that lack their live table, or the given one, by view, where the view has never had a build.
+
+    So an agent, which may not make any, finds them at its first start. Raises ViewInUse.
+    """
+    found = connection.execute(
+        "select t.view, coalesce(l.table_name, t.table_name), l.table_name is null "
+        "from unnest(%s::text[], %s::text[]) t (view, table_name) left join live l using (view) "
+        "where l.view is not null or not exists (select from builds b where b.view = t.view) "
+        "and to_regclass(quote_ident(t.table_name)) is not null order by t.view",
+        (list(tables), list(tables.values())),
+    ).fetchall()
+    for view, table, is_first in found:
+        if not is_in_sql_view(connection, view, table):
+            replace_sql_view(connection, view, first=table if is_first else None)
+
+
 def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
     """Whether the SQL view of `view` reads that table."""
     found = connection.execute(
@@ -71,10 +94,10 @@ def is_in_sql_view(connection: Connection, view: str, table: str) -> bool:
     return found.fetchone() is not None
 
 
-def _replace(connection: Connection, view: str, without: str | None) -> None:
+def _replace(connection: Connection, view: str, without: str | None, first: str | None) -> None:
     # one at a time: of two processes, each would miss the other's table
     connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"samefold people {view}",))
-    tables = [name for name in _tables(connection, view) if name != without]
+    tables = [name for name in _tables(connection, view) if name != without] or ([first] if first else [])
     name = sql.Identifier(view)
     if not tables:
         connection.execute(sql.SQL("drop view if exists {}").format(name))
@@ -88,6 +111,7 @@ def _replace(connection: Connection, view: str, without: str | None) -> None:
     except errors.InvalidTableDefinition:  # `or replace` can't change columns
         connection.execute(sql.SQL("drop view {}").format(name))
         connection.execute(sql.SQL("create view {} as {}").format(name, query))
+    settle(connection, view)
 
 
 def _tables(connection: Connection, view: str) -> list[str]:
