@@ -99,8 +99,9 @@ def policies(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None
 def publisher(name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run the publisher: it writes what policies/public.py names into the public topic."""
     from infra.processes.supervisor import publisher
+    from policies.engine.policy import has_public
 
-    there = _has_public()
+    there = has_public()
     if not there:
         typer.echo(f"There is no policies/public.py; {IDLE} docs/policies.md shows one.", err=True)
     _supervise(name, metrics_port, lambda place: [publisher(place)] if there else [])
@@ -137,8 +138,9 @@ def run_all(
 ) -> None:
     """Run handlers, agents for every agent that a view names, policies and publisher if there are any, and the HTTP API."""
     from infra.processes.supervisor import agents, api, handlers, policies, publisher
+    from policies.engine.policy import has_public
 
-    names, with_policies, with_public = _agents(), _has_policies(), _has_public()
+    names, with_policies, with_public = _agents(), _has_policies(), has_public()
     _supervise(
         name,
         metrics_port,
@@ -164,14 +166,6 @@ def _has_policies() -> bool:
     from policies.engine.policy import discover
 
     return bool(discover())
-
-
-def _has_public() -> bool:
-    from importlib.util import find_spec
-
-    from policies.engine.policy import PUBLIC
-
-    return find_spec(f"policies.{PUBLIC}") is not None
 
 
 def _supervise(
