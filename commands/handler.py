@@ -731,6 +731,7 @@ class Handler:
             log.log(level, "handler %s, partition %d: %s", self.name, writer.partition, what)
 
     def _close(self) -> None:
+        self._drop(list(self.writers))  # reports that still come must start nothing
         with suppress(KafkaException):
             self._producer.now.flush(5)
         if not self._confirming:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclOperation, ResourceType
 from pydantic import SecretStr
 
 from api.requests import path_of
 from infra.database.connect import DatabaseRefused, connect
 from infra.errors import SamefoldError
-from infra.log import clients, names, topics
+from infra.log import names, topics
 from infra.log.clients import KafkaRefused, ProducerRefused
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from tests.engine.api import agent, ready, serving
-from tests.engine.secure import HOST, PASSWORD, House, Secure
-from tests.engine.spine import ended_with, handler, open_account, send, until
+from tests.engine.certificates import Authority
+from tests.engine.secure import HOST, PASSWORD, House, Secure, process
+from tests.engine.spine import command, commits, deposit, ended_with, handler, open_account, send, set_up, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("secure"), pytest.mark.timeout(120)]
 
@@ -39,12 +42,26 @@ def test_a_command_goes_all_the_way_round_over_tls(house: House) -> None:
         assert read.status_code == 200, read.text
 
 
-def test_an_agent_may_not_write_events(house: House) -> None:
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_an_agent_may_not_write_events(house: House, idempotent: bool) -> None:
+    settings = house.of("agent")
+    forger = Producer(
+        {
+            "bootstrap.servers": settings.kafka,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": settings.kafka_sasl_username,
+            "sasl.password": PASSWORD,
+            "ssl.ca.location": str(house.secure.ca),
+            "enable.idempotence": idempotent,
+            "log_level": 0,
+        }
+    )
     refused: list[KafkaError] = []
-    producer = clients.producer(house.of("agent"))
-    producer.produce(house.plain.events_topic, b"forged", on_delivery=lambda error, _: refused.append(error))
-    producer.flush(10)
-    assert [error.code() for error in refused] == [KafkaError.CLUSTER_AUTHORIZATION_FAILED]
+    forger.produce(settings.events_topic, b"forged", on_delivery=lambda error, _: refused.append(error))
+    with pytest.raises(KafkaException, match="authorization failed") if idempotent else nullcontext():
+        forger.flush(10)
+        assert [error.code() for error in refused] == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
     assert not any(topics.describe(house.plain, house.plain.events_topic).end.values())
 
 
@@ -153,10 +170,7 @@ def test_a_process_that_lacks_a_right_ends_and_says_which(house: House, case: st
     name = name_of(house.plain)
     house.revoke(who, resource, name, operation)
     send(house.of("send"), open_account("ada"))
-    with ExitStack() as running:
-        if who == "handler":
-            running.enter_context(agent(house.of("agent")))
-        error = _ended(house, who)
+    error = _ended(house, who)
     assert isinstance(error, KafkaRefused | ProducerRefused | topics.TopicMissing), error
     assert f"'{house.name}-{who}'" in error.message, error.message
     if not isinstance(error, ProducerRefused):  # without any right to write, an idempotent producer gets no id
@@ -164,11 +178,174 @@ def test_a_process_that_lacks_a_right_ends_and_says_which(house: House, case: st
     assert "`samefold topics --acls`" in error.hint
 
 
-def _ended(house: House, who: str) -> BaseException:
+def _ended(house: House, who: str) -> SamefoldError:
     settings = house.of(who)
+    if who == "handler":
+        set_up(house.plain)
+        with handler(settings) as running:
+            error = ended_with(running, SamefoldError)
+        assert isinstance(error, SamefoldError)
+        return error
+    with pytest.raises(SamefoldError) as ended, agent(settings) as started:
+        until(lambda: started.error is not None, "the agent ends")
+    return ended.value
+
+
+# ── every process, as a process ──
+
+MODULES = {
+    "handler": ("commands.handler", "--name", "h1"),
+    "agent": ("projections.engine.live.agent", "--agent", "core", "--name", "a1"),
+    "policies": ("policies.engine.process", "--name", "p1"),
+    "publisher": ("policies.engine.publisher", "--name", "u1"),
+    "api": ("api", "--name", "i1", "--port", "0"),
+}
+
+
+def settled(house: House) -> bool:
+    """Whether both accounts have their money, by the way of policies, and all is published."""
+    if _rows(house, "select to_regclass('balances')") == [(None,)]:  # the agent's first start makes it
+        return False
+    rows = dict(_rows(house, "select account, cents from balances"))
+    published = sum(topics.describe(house.plain, house.plain.public_topic).end.values())
+    return rows == {"ada": 60, "bob": 40} and published > 0
+
+
+def _rows(house: House, query: str) -> list[Any]:
+    with connect(house.plain, "test") as db:
+        return db.execute(query).fetchall()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_process_works_with_the_rights_that_are_printed(house: House, samefold: Samefold, tmp_path: Path) -> None:
     with ExitStack() as running:
-        if who == "handler":
-            return ended_with(running.enter_context(handler(settings)), SamefoldError)
-        with pytest.raises(SamefoldError) as ended, agent(settings) as started:
-            until(lambda: started.error is not None, "the agent ends")
-        return ended.value
+        for who, started in MODULES.items():
+            running.enter_context(process(house.of(who), tmp_path / f"{who}.log", *started))
+        transfer = {"source": "ada", "target": "bob", "cents": 40, "on": "2026-01-02"}
+        commands = [open_account("ada"), open_account("bob"), deposit("ada", "d1", 100)]
+        send(house.of("send"), *commands, command("transfers/t1", "t1", "RequestTransfer", **transfer))
+        until(lambda: settled(house), _logs(tmp_path), 60)
+        assert topics.describe(house.of("exporter"), house.plain.events_topic).id
+        for arguments in (
+            ["rebuild", "balances", "--engine", "local"],
+            ["rebuild", "balances", "--engine", "spark", "--master", "local[2,4]"],
+            ["verify", "--engine", "spark", "--master", "local[2,4]"],
+            ["switch"],
+            ["policies"],
+            ["history", "accounts/ada"],
+            ["doctor"],
+        ):
+            done = samefold(*arguments, settings=house.of("operator"), process_s=120)
+            assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+            assert PASSWORD not in done.stdout + done.stderr
+        for arguments in (["archive"], ["archive", "trim", "--yes"]):
+            done = samefold(*arguments, settings=house.of("archive", archive_restore_days=0), process_s=60)
+            assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        assert any(topics.describe(house.plain, house.plain.events_topic).first.values()), "something was trimmed"
+        for log in tmp_path.glob("*.log"):
+            text = log.read_text()
+            assert " WARNING " not in text, text
+            assert " ERROR " not in text, text
+            assert PASSWORD not in text
+
+
+def _logs(folder: Path) -> str:
+    return f"all is settled; logs are in {folder}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_an_agent_on_spark_reads_over_tls_and_shows_no_password(house: House, tmp_path: Path) -> None:
+    set_up(house.plain)
+    log, settings = tmp_path / "spark.log", house.of("agent")
+    with (
+        handler(house.of("handler")),
+        process(settings, log, "spark_jobs.agent", "--name", "s1", "--master", "local[2,4]") as spark,
+    ):
+        send(house.of("send"), open_account("ada"), deposit("ada", "d1", 7))
+        until(lambda: _rows(house, "select cents from balances where account = 'ada'") == [(7,)], "Spark folds", 100)
+        children = psutil.Process(spark.pid).children(recursive=True)
+        lines = [" ".join(child.cmdline()) for child in children]
+        assert any("spark" in line for line in lines)
+        assert not any(PASSWORD in line or "app-secret" in line for line in lines)
+        for child in children:  # of an orphaned JVM, a later test would wait for its port
+            child.kill()
+    said = log.read_text()
+    assert PASSWORD not in said
+    assert "app-secret" not in said
+
+
+@pytest.mark.slow
+def test_a_process_with_a_wrong_password_says_so_and_does_not_flood(house: House, tmp_path: Path) -> None:
+    set_up(house.plain)
+    settings = house.of("handler", kafka_sasl_password=SecretStr("wr0ng"))
+    log = tmp_path / "handler.log"
+    with process(settings, log, "commands.handler", "--name", "h1") as running:
+        assert running.wait(30) == 1
+    [line] = [line for line in log.read_text().splitlines() if line.strip()]
+    assert "kafka-refused" in line
+    assert f"refuses user '{house.name}-handler'" in line
+    assert "SAMEFOLD_KAFKA_SASL_PASSWORD" in line
+    assert "wr0ng" not in line
+
+
+# ── new certificates ──
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_certificates_of_a_new_authority_come_by_rolling_restarts(house: House, tmp_path: Path) -> None:
+    """First all clients trust both authorities, then the servers change, then the old one is not trusted any more."""
+    secure = house.secure
+    new, trusted = Authority("the next one"), tmp_path / "trusted.pem"
+    trusted.write_text(secure.authority.pem)
+
+    def of(who: str) -> Settings:
+        url = secure.database(house.name).replace(str(secure.ca), str(trusted))
+        return house.of(who, kafka_ssl_ca_location=trusted, database_url=url)
+
+    set_up(house.plain)
+    sent = 0
+
+    def life() -> None:
+        nonlocal sent
+        sent += 1
+        send(of("send"), deposit("ada", f"d{sent}", 1))
+        until(lambda: _rows(house, "select cents from balances") == [(sent,)], f"{sent} deposits are folded", 60)
+
+    def start(who: str) -> ExitStack:
+        running = ExitStack()
+        running.enter_context(process(of(who), tmp_path / f"{who}.log", *MODULES[who]))
+        return running
+
+    def trust(authorities: str) -> None:
+        trusted.write_text(authorities)
+        for who, before in [*running.items()]:
+            before.close()
+            running[who] = start(who)
+            life()
+
+    def show_certificates_of(authority: Authority) -> None:
+        for name in ("tls", "postgres"):
+            authority.write(secure.certificates, name)
+        secure.kafka.stop()
+        secure.kafka.start()
+        secure.execute("select pg_reload_conf()")
+
+    running = {who: start(who) for who in ("handler", "agent")}
+    try:
+        send(of("send"), open_account("ada"))
+        life()
+        trust(secure.authority.pem + new.pem)
+        show_certificates_of(new)
+        life()
+        trust(new.pem)
+        outdated = of("operator").model_copy(update={"kafka_ssl_ca_location": secure.ca})
+        with pytest.raises(KafkaRefused):
+            topics.describe(outdated, outdated.events_topic)
+    finally:
+        for one in running.values():
+            one.close()
+        show_certificates_of(secure.authority)
+    assert len(commits(house.plain)) == sent + 1
