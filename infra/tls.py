@@ -1,11 +1,38 @@
-"""Finds out why a server's certificate is not accepted: client libraries say only that it is not."""
+"""Says which connections are not protected, and why a certificate is not accepted: client libraries say only that it is not."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
+from collections.abc import Iterator
+
+from psycopg.conninfo import conninfo_to_dict
+
+from infra.settings import Settings
 
 TIMEOUT_S = 3.0
+
+
+def unprotected(settings: Settings) -> Iterator[str]:
+    """The connections that leave this machine without verified TLS, and what to set."""
+    brokers = [place.strip() for place in (settings.kafka_bootstrap or "").split(",") if place.strip()]
+    if not settings.kafka_security_protocol.endswith("SSL") and not all(map(_is_near, brokers)):
+        yield f"Kafka at {settings.kafka} is reached without TLS: set SAMEFOLD_KAFKA_SECURITY_PROTOCOL=SASL_SSL"
+    known = conninfo_to_dict(settings.database) if settings.database_url else {}
+    mode, host = known.get("sslmode") or "prefer", str(known.get("host") or "")
+    if mode != "verify-full" and not all(map(_is_near, host.split(","))):
+        yield f"PostgreSQL at {host} is reached with sslmode={mode}: add sslmode=verify-full to SAMEFOLD_DATABASE_URL"
+
+
+def _is_near(place: str) -> bool:
+    """Whether a host, with or without a port, is this machine; so is the folder of a socket."""
+    host = place.rpartition(":")[0] if place.count(":") == 1 or place.startswith("[") else place
+    host = host.strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("", "localhost") or host.startswith(("/", "@"))
 
 
 def fault(host: str, port: int, authorities: str | None, greeting: bytes = b"") -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,6 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from infra.processes.supervisor import Child
+
+log = logging.getLogger(__name__)
 
 run = typer.Typer(
     help="Run handlers, agents, policies and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly.",
@@ -178,6 +181,7 @@ def _supervise(
     from infra.processes.interrupts import ending_signals
     from infra.processes.supervisor import Supervisor, place
     from infra.settings import Settings
+    from infra.tls import unprotected
 
     settings = Settings(**({} if metrics_port is None else {"metrics_port": metrics_port}))
     if needs_port and settings.metrics_port is None:
@@ -185,6 +189,8 @@ def _supervise(
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
+    for where in unprotected(settings):
+        log.warning("%s: docs/on-the-wire.md", where)
     opening = {"api", "policies.engine.process"} if settings.webhooks else {"api"}
     if any(child.module in opening for child in children(name)) and has_personal_fields():
         masters(settings)

@@ -53,7 +53,7 @@ def acls(
         "agent": log,
         "policies": log | append | switches | keys if policies else {},
         "publisher": log | publish if public else {},
-        "api": log | append | keys,
+        "api": start | append | keys,
         "exporter": {events: ("Describe",)},
         "send": start | append | keys,
         "operator": log | switches | keys,

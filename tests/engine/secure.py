@@ -181,6 +181,7 @@ class House:
             session_timeout_ms=3_000,
         )
         """Past all locks."""
+        self.granted: list[AclBinding] = []
         secure.execute(f'create database "{self.name}" template "migrated"')
 
     def acls(self, samefold: Samefold) -> list[AclBinding]:
@@ -193,6 +194,7 @@ class House:
     def settle(self, acls: Iterable[AclBinding]) -> None:
         """Grant these rights, to users that have passwords."""
         admin, granted = self.secure.admin(), list(acls)
+        self.granted += granted
         users = {one.principal.removeprefix("User:") for one in granted}
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = [UserScramCredentialUpsertion(name, info, PASSWORD.encode()) for name in users]

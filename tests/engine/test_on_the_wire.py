@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AclOperation, ResourceType
+from confluent_kafka.admin import AclBinding, AclOperation, ResourceType
 from pydantic import SecretStr
 
 from api.requests import path_of
@@ -20,10 +20,19 @@ from infra.log import names, topics
 from infra.log.clients import KafkaRefused, ProducerRefused
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
+from policies.engine.policy import agent_of
 from tests.engine.api import agent, ready, serving
 from tests.engine.certificates import Authority
 from tests.engine.secure import HOST, PASSWORD, House, Secure, process
 from tests.engine.spine import command, commits, deposit, ended_with, handler, open_account, send, set_up, until
+
+MODULES = {
+    "handler": ("commands.handler", "--name", "h1"),
+    "agent": ("projections.engine.live.agent", "--agent", "core", "--name", "a1"),
+    "policies": ("policies.engine.process", "--name", "p1"),
+    "publisher": ("policies.engine.publisher", "--name", "u1"),
+    "api": ("api", "--name", "i1", "--port", "0"),
+}
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("secure"), pytest.mark.timeout(120)]
 
@@ -191,15 +200,57 @@ def _ended(house: House, who: str) -> SamefoldError:
     return ended.value
 
 
-# ── every process, as a process ──
+def test_a_right_to_write_another_topic_is_none_for_events(house: House) -> None:
+    """With any right to write, the producer gets its id, and each record is refused."""
+    [own] = [
+        one for one in house.granted if one.name == house.plain.events_topic and one.operation is AclOperation.WRITE
+    ]
+    house.revoke("handler", TOPIC, own.name, AclOperation.WRITE)
+    house.settle(
+        [AclBinding(TOPIC, "other", own.resource_pattern_type, own.principal, "*", own.operation, own.permission_type)]
+    )
+    error = _ended(house, "handler")
+    assert isinstance(error, KafkaRefused), error
+    assert f"Write of topic '{own.name}'" in error.message
 
-MODULES = {
-    "handler": ("commands.handler", "--name", "h1"),
-    "agent": ("projections.engine.live.agent", "--agent", "core", "--name", "a1"),
-    "policies": ("policies.engine.process", "--name", "p1"),
-    "publisher": ("policies.engine.publisher", "--name", "u1"),
-    "api": ("api", "--name", "i1", "--port", "0"),
+
+PUBLIC = lambda s: s.public_topic  # noqa: E731
+LOGGED: dict[str, Right] = {
+    "publisher writes its topic": ("publisher", TOPIC, PUBLIC, AclOperation.WRITE),
+    "publisher has transactions": (
+        "publisher",
+        TRANSACTIONS,
+        lambda s: names.transactions(s.group_prefix),
+        AclOperation.WRITE,
+    ),
+    "publisher joins its group": ("publisher", GROUP, lambda s: names.publisher(s.group_prefix), AclOperation.READ),
+    "policies join their groups": (
+        "policies",
+        GROUP,
+        lambda s: names.agents(s.group_prefix, agent_of("transfers")),
+        AclOperation.READ,
+    ),
+    "policies write commands": ("policies", TOPIC, COMMANDS, AclOperation.WRITE),
+    "api writes commands": ("api", TOPIC, COMMANDS, AclOperation.WRITE),
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.replace(" ", "-")) for case in LOGGED])
+def test_a_process_that_lacks_a_right_logs_which(house: House, case: str, tmp_path: Path) -> None:
+    who, resource, name_of, operation = LOGGED[case]
+    house.revoke(who, resource, name_of(house.plain), operation)
+    set_up(house.plain)
+    log = tmp_path / "log"
+    with handler(house.of("handler")), process(house.of(who), log, *MODULES[who]):
+        send(house.of("send"), open_account("ada"), deposit("ada", "d1", 1))
+        until(
+            lambda: "`samefold topics --acls`" in log.read_text() and f"'{house.name}-{who}'" in log.read_text(),
+            log.read_text(),
+        )
+
+
+# ── every process, as a process ──
 
 
 def balances(house: House) -> dict[str, int]:
