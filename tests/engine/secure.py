@@ -189,7 +189,7 @@ class House:
         printed = samefold("topics", "--acls", settings=self.plain)
         assert printed.returncode == 0, printed.stderr
         lines = (line for line in printed.stdout.splitlines() if not line.startswith("#"))
-        return [binding for line in lines for binding in _bindings(line)]
+        return [binding for line in lines for binding in bindings(line)]
 
     def settle(self, acls: Iterable[AclBinding]) -> None:
         """Grant these rights, to users that have passwords."""
@@ -248,7 +248,8 @@ def process(settings: Settings, log: Path, module: str, *arguments: str) -> Iter
         running.wait(30)
 
 
-def _bindings(command: str) -> Iterator[AclBinding]:
+def bindings(command: str) -> Iterator[AclBinding]:
+    """What a command of `kafka-acls` grants."""
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-server", "--command-config", "--allow-principal", "--resource-pattern-type"):
         parser.add_argument(name, default="literal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -15,15 +16,20 @@ from pydantic import SecretStr
 
 from api.requests import path_of
 from infra.database.connect import DatabaseRefused, connect
+from infra.dev.kafka import HOST
 from infra.errors import SamefoldError
 from infra.log import names, topics
+from infra.log.acls import acls
 from infra.log.clients import KafkaRefused, ProducerRefused
+from infra.personal.keys import Keys
+from infra.personal.masters import new_line
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
+from infra.testing.fixtures import ROOT, Samefold
+from infra.tls import unprotected
 from policies.engine.policy import agent_of
 from tests.engine.api import agent, ready, serving
 from tests.engine.certificates import Authority
-from tests.engine.secure import HOST, PASSWORD, House, Secure, process
+from tests.engine.secure import PASSWORD, House, Secure, bindings, process
 from tests.engine.spine import command, commits, deposit, ended_with, handler, open_account, send, set_up, until
 
 MODULES = {
@@ -72,6 +78,66 @@ def test_an_agent_may_not_write_events(house: House, idempotent: bool) -> None:
         forger.flush(10)
         assert [error.code() for error in refused] == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
     assert not any(topics.describe(house.plain, house.plain.events_topic).end.values())
+
+
+# ── the page ──
+
+PAGE = (ROOT / "docs" / "on-the-wire.md").read_text()
+
+
+def test_the_pages_settings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = PAGE.partition("```bash\n")[2].partition("```")[0]
+    for line in block.splitlines():
+        monkeypatch.setenv(*line.split("=", 1))
+    settings = Settings()
+    assert settings.kafka_security_protocol == "SASL_SSL"
+    assert [*unprotected(settings)] == []
+
+
+def test_the_page_shows_what_is_printed(samefold: Samefold) -> None:
+    block = PAGE.partition("```console\n")[2].partition("```")[0]
+    typed, *shown = block.splitlines()
+    given = Settings(kafka_bootstrap="kafka.example:9093")
+    printed = samefold(*typed.split()[2:], settings=given).stdout.splitlines()
+    assert [line for line in shown if line.startswith("#")] == [line for line in printed if line.startswith("#")]
+    assert shown[1].replace("…", "kafka.example:9093") == printed[1]
+    as_data = json.loads(samefold(*typed.split()[2:], "--json", settings=given).stdout)
+    assert len(as_data) == len([line for line in printed if line.startswith("kafka-acls")])
+    assert {one["process"] for one in as_data} == {line.removeprefix("# ") for line in printed if line.startswith("#")}
+    users = PAGE.partition("| user |")[2].partition("\n\n")[0]
+    assert all(f"`{one['process']}`" in users for one in as_data)
+
+
+def test_no_right_reaches_further_than_its_process() -> None:
+    """Only the handler may write the log, only admin creates topics, only archive deletes, and no group is another's."""
+    found = [*acls(Settings(), {"core"}, {"policy_a"}, public=True, personal=True)]
+    by = {(one.name, operation, one.process) for one in found for operation in one.operations}
+    assert {who for name, operation, who in by if (name, operation) == ("events", "Write")} == {"handler"}
+    assert {who for name, operation, who in by if (name, operation) == ("public", "Write")} == {"publisher"}
+    assert {who for name, operation, who in by if operation == "Delete"} == {"archive"}
+    assert {who for name, operation, who in by if operation == "Create"} == {"admin"}
+    joined = [(one.name, one.process) for one in found if one.resource == "group" and one.operations == ("Read",)]
+    assert len({name for name, _ in joined}) == len(joined) == 4
+    assert not any(one != other and one.startswith(other) for one, _ in joined for other, _ in joined)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, []),
+        ({"kafka_bootstrap": "127.0.0.1:9092,localhost:9093,[::1]:9094"}, []),
+        ({"kafka_bootstrap": "localhost:9092,kafka.example:9092"}, ["Kafka at localhost:9092,kafka.example:9092"]),
+        ({"kafka_bootstrap": "kafka.example:9092", "kafka_security_protocol": "SSL"}, []),
+        ({"database_url": "postgresql://a@/b?host=%2Frun"}, []),
+        ({"database_url": "postgresql://a:s3cret@db/b"}, ["sslmode=prefer"]),
+        ({"database_url": "postgresql://a:s3cret@db/b?sslmode=require"}, ["sslmode=require"]),
+        ({"database_url": "postgresql://a:s3cret@db/b?sslmode=verify-full"}, []),
+    ],
+)
+def test_connections_that_leave_the_machine_in_plain_text_are_named(settings: dict[str, Any], words: list[str]) -> None:
+    found = [*unprotected(Settings(**settings))]
+    assert len(found) == len(words)
+    assert all(word in line and "s3cret" not in line for word, line in zip(words, found, strict=True))
 
 
 # ── Kafka refuses, or is refused ──
@@ -214,6 +280,23 @@ def test_a_right_to_write_another_topic_is_none_for_events(house: House) -> None
     assert f"Write of topic '{own.name}'" in error.message
 
 
+def test_keys_of_personal_values_need_the_rights_that_are_printed_with_them(house: House, tmp_path: Path) -> None:
+    rights = acls(house.plain, {"core"}, set(), public=False, personal=True)
+    of_keys = [one.command(house.plain, house.name) for one in rights if one.name == house.plain.keys_topic]
+    house.settle(binding for command in of_keys for binding in bindings(command))
+    topics.ensure_keys(house.of("admin"))
+    (master := tmp_path / "master").write_text(new_line("first"))
+    master.chmod(0o600)
+    for who in ("api", "operator", "send"):
+        settings = house.of(who, master_key_file=master)
+        with connect(settings, "test") as db:
+            keys = Keys(settings)
+            keys.start(db)
+            assert keys.key_for(db, f"by-{who}")
+    with pytest.raises(KafkaRefused, match="keys"):
+        topics.describe(house.of("handler"), house.plain.keys_topic)
+
+
 PUBLIC = lambda s: s.public_topic  # noqa: E731
 LOGGED: dict[str, Right] = {
     "publisher writes its topic": ("publisher", TOPIC, PUBLIC, AclOperation.WRITE),
@@ -270,7 +353,7 @@ def test_every_process_works_with_the_rights_that_are_printed(house: House, same
     with ExitStack() as running:
         for who, started in MODULES.items():
             running.enter_context(process(house.of(who), tmp_path / f"{who}.log", *started))
-        transfer = {"source": "ada", "target": "bob", "cents": 40, "on": "2026-01-02"}
+        transfer: dict[str, Any] = {"source": "ada", "target": "bob", "cents": 40, "on": "2026-01-02"}
         send(house.of("send"), open_account("ada"), open_account("bob"), deposit("ada", "d1", 100))
         until(lambda: balances(house) == {"ada": 100, "bob": 0}, f"deposits are folded: {tmp_path}", 60)
         live = samefold("policies", "switch", "transfers", settings=house.of("operator"))
@@ -335,6 +418,17 @@ def test_a_process_with_a_wrong_password_says_so_and_does_not_flood(house: House
     assert f"refuses user '{house.name}-handler'" in line
     assert "SAMEFOLD_KAFKA_SASL_PASSWORD" in line
     assert "wr0ng" not in line
+
+
+@pytest.mark.slow
+def test_an_api_whose_password_for_postgresql_is_wrong_says_so(house: House) -> None:
+    set_up(house.plain)
+    wrong = house.of("api").database.replace("app-secret", "wr0ng")
+    with serving(house.of("api", database_url=wrong)) as api:
+        failures = api.services.stores.failures
+        until(lambda: isinstance(failures.get("database"), DatabaseRefused), "the API finds out")
+        assert "password authentication failed" in str(failures["database"])
+        assert api.client.get("/health/ready").status_code == 503
 
 
 # ── new certificates ──
