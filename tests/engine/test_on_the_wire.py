@@ -143,17 +143,17 @@ def test_connections_that_leave_the_machine_in_plain_text_are_named(settings: di
 # ── Kafka refuses, or is refused ──
 
 KAFKA: dict[str, tuple[Callable[[Secure], dict[str, Any]], str]] = {
-    "wrong CA": (lambda s: {"kafka_ssl_ca_location": s.wrong_ca}, "unable to get local issuer certificate"),
-    "wrong host": (lambda s: {"kafka_bootstrap": s.tls.replace(HOST, "localhost")}, "Hostname mismatch"),
+    "wrong-CA": (lambda s: {"kafka_ssl_ca_location": s.wrong_ca}, "unable to get local issuer certificate"),
+    "wrong-host": (lambda s: {"kafka_bootstrap": s.tls.replace(HOST, "localhost")}, "Hostname mismatch"),
     "expired": (lambda s: {"kafka_bootstrap": s.expired}, "certificate has expired"),
-    "wrong password": (lambda _: {"kafka_sasl_password": SecretStr("wr0ng")}, "invalid credentials"),
-    "unknown user": (lambda _: {"kafka_sasl_username": "mallory"}, "refuses user 'mallory'"),
-    "no TLS": (lambda _: {"kafka_security_protocol": "SASL_PLAINTEXT"}, "expects TLS"),
-    "no CA file": (lambda s: {"kafka_ssl_ca_location": s.certificates / "none.pem"}, "ssl.ca.location"),
+    "wrong-password": (lambda _: {"kafka_sasl_password": SecretStr("wr0ng")}, "invalid credentials"),
+    "unknown-user": (lambda _: {"kafka_sasl_username": "mallory"}, "refuses user 'mallory'"),
+    "no-TLS": (lambda _: {"kafka_security_protocol": "SASL_PLAINTEXT"}, "expects TLS"),
+    "no-CA-file": (lambda s: {"kafka_ssl_ca_location": s.certificates / "none.pem"}, "ssl.ca.location"),
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.replace(" ", "-")) for case in KAFKA])
+@pytest.mark.parametrize("case", KAFKA)
 @pytest.mark.slow_but("wrong-host", "wrong-password")
 def test_what_kafka_and_a_client_refuse_has_a_name(house: House, samefold: Samefold, case: str) -> None:
     change, words = KAFKA[case]
@@ -178,16 +178,16 @@ def test_a_topic_that_is_missing_is_refused_by_name_where_it_may_not_be_created(
 # ── PostgreSQL refuses, or is refused ──
 
 DATABASE: dict[str, tuple[Callable[[Secure, str], str], str]] = {
-    "wrong CA": (lambda s, url: url.replace(str(s.ca), str(s.wrong_ca)), "unable to get local issuer certificate"),
-    "wrong host": (lambda _, url: url.replace(HOST, "localhost"), "Hostname mismatch"),
-    "wrong password": (lambda _, url: url.replace("app-secret", "wr0ng"), "password authentication failed"),
-    "unknown user": (lambda _, url: url.replace("app:", "mallory:"), "'mallory'"),
-    "no TLS": (lambda _, url: url.replace("verify-full", "disable"), "no encryption"),
-    "no CA file": (lambda s, url: url.replace(str(s.ca), "/none.pem"), "/none.pem"),
+    "wrong-CA": (lambda s, url: url.replace(str(s.ca), str(s.wrong_ca)), "unable to get local issuer certificate"),
+    "wrong-host": (lambda _, url: url.replace(HOST, "localhost"), "Hostname mismatch"),
+    "wrong-password": (lambda _, url: url.replace("app-secret", "wr0ng"), "password authentication failed"),
+    "unknown-user": (lambda _, url: url.replace("app:", "mallory:"), "'mallory'"),
+    "no-TLS": (lambda _, url: url.replace("verify-full", "disable"), "no encryption"),
+    "no-CA-file": (lambda s, url: url.replace(str(s.ca), "/none.pem"), "/none.pem"),
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.replace(" ", "-")) for case in DATABASE])
+@pytest.mark.parametrize("case", DATABASE)
 def test_what_postgresql_and_a_client_refuse_has_a_name(secure: Secure, case: str) -> None:
     change, words = DATABASE[case]
     settings = Settings(database_url=SecretStr(change(secure, secure.database())))
@@ -226,19 +226,19 @@ COMMANDS, EVENTS = (lambda s: s.commands_topic), (lambda s: s.events_topic)
 TOPIC, GROUP, TRANSACTIONS = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
 
 MISSING: dict[str, Right] = {
-    "handler reads commands": ("handler", TOPIC, COMMANDS, AclOperation.READ),
-    "handler writes events": ("handler", TOPIC, EVENTS, AclOperation.WRITE),
-    "handler reads events": ("handler", TOPIC, EVENTS, AclOperation.READ),
-    "handler joins its group": ("handler", GROUP, lambda s: names.handlers(s.group_prefix) + ".", AclOperation.READ),
-    "handler sees topics' settings": ("handler", TOPIC, EVENTS, AclOperation.DESCRIBE_CONFIGS),
-    "handler has a coordinator": ("handler", GROUP, lambda s: names.readers(s.group_prefix), AclOperation.DESCRIBE),
-    "agent reads events": ("agent", TOPIC, EVENTS, AclOperation.READ),
-    "agent joins its group": ("agent", GROUP, lambda s: names.agents(s.group_prefix, "core"), AclOperation.READ),
-    "agent sees commands": ("agent", TOPIC, COMMANDS, AclOperation.DESCRIBE),
+    "handler-reads-commands": ("handler", TOPIC, COMMANDS, AclOperation.READ),
+    "handler-writes-events": ("handler", TOPIC, EVENTS, AclOperation.WRITE),
+    "handler-reads-events": ("handler", TOPIC, EVENTS, AclOperation.READ),
+    "handler-joins-its-group": ("handler", GROUP, lambda s: names.handlers(s.group_prefix) + ".", AclOperation.READ),
+    "handler-sees-settings-of-topics": ("handler", TOPIC, EVENTS, AclOperation.DESCRIBE_CONFIGS),
+    "handler-has-a-coordinator": ("handler", GROUP, lambda s: names.readers(s.group_prefix), AclOperation.DESCRIBE),
+    "agent-reads-events": ("agent", TOPIC, EVENTS, AclOperation.READ),
+    "agent-joins-its-group": ("agent", GROUP, lambda s: names.agents(s.group_prefix, "core"), AclOperation.READ),
+    "agent-sees-commands": ("agent", TOPIC, COMMANDS, AclOperation.DESCRIBE),
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.replace(" ", "-")) for case in MISSING])
+@pytest.mark.parametrize("case", MISSING)
 @pytest.mark.slow_but("handler-writes-events", "agent-joins-its-group")
 def test_a_process_that_lacks_a_right_ends_and_says_which(house: House, case: str) -> None:
     who, resource, name_of, operation = MISSING[case]
@@ -282,8 +282,7 @@ def test_a_right_to_write_another_topic_is_none_for_events(house: House) -> None
 
 def test_keys_of_personal_values_need_the_rights_that_are_printed_with_them(house: House, tmp_path: Path) -> None:
     rights = acls(house.plain, {"core"}, set(), public=False, personal=True)
-    of_keys = [one.command(house.plain, house.name) for one in rights if one.name == house.plain.keys_topic]
-    house.settle(binding for command in of_keys for binding in bindings(command))
+    house.settle(binding for one in rights for binding in bindings(one.command(house.plain, house.name)))
     topics.ensure_keys(house.of("admin"))
     (master := tmp_path / "master").write_text(new_line("first"))
     master.chmod(0o600)
@@ -299,27 +298,27 @@ def test_keys_of_personal_values_need_the_rights_that_are_printed_with_them(hous
 
 PUBLIC = lambda s: s.public_topic  # noqa: E731
 LOGGED: dict[str, Right] = {
-    "publisher writes its topic": ("publisher", TOPIC, PUBLIC, AclOperation.WRITE),
-    "publisher has transactions": (
+    "publisher-writes-its-topic": ("publisher", TOPIC, PUBLIC, AclOperation.WRITE),
+    "publisher-has-transactions": (
         "publisher",
         TRANSACTIONS,
         lambda s: names.transactions(s.group_prefix),
         AclOperation.WRITE,
     ),
-    "publisher joins its group": ("publisher", GROUP, lambda s: names.publisher(s.group_prefix), AclOperation.READ),
-    "policies join their groups": (
+    "publisher-joins-its-group": ("publisher", GROUP, lambda s: names.publisher(s.group_prefix), AclOperation.READ),
+    "policies-join-their-groups": (
         "policies",
         GROUP,
         lambda s: names.agents(s.group_prefix, agent_of("transfers")),
         AclOperation.READ,
     ),
-    "policies write commands": ("policies", TOPIC, COMMANDS, AclOperation.WRITE),
-    "api writes commands": ("api", TOPIC, COMMANDS, AclOperation.WRITE),
+    "policies-write-commands": ("policies", TOPIC, COMMANDS, AclOperation.WRITE),
+    "api-writes-commands": ("api", TOPIC, COMMANDS, AclOperation.WRITE),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.replace(" ", "-")) for case in LOGGED])
+@pytest.mark.parametrize("case", LOGGED)
 def test_a_process_that_lacks_a_right_logs_which(house: House, case: str, tmp_path: Path) -> None:
     who, resource, name_of, operation = LOGGED[case]
     house.revoke(who, resource, name_of(house.plain), operation)
