@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -15,12 +16,14 @@ from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command
 from infra.log.topics import Topic
-from infra.observability import metrics, tracing
+from infra.observability import logs, metrics, tracing
 from infra.processes.process_end import Parts
 from infra.settings import Settings
 
 if TYPE_CHECKING:
     from api.outcome_waits import Recorded
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 CLOSE_S = 2.0
@@ -88,6 +91,7 @@ class Appender:
         self._settings = settings
         self._connection = clients.Connection(name)
         self._name = name
+        self._status = logs.StatusLog(log, name)
         self._producer: clients.LastingProducer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -160,6 +164,9 @@ class Appender:
                 self._connection.seen()
                 append.end(None, offset)
             else:
+                if clients.is_denied(error):
+                    what = clients.denied(self._settings, error, f"Write of topic '{self._settings.commands_topic}'")
+                    self._status.wrong("append", str(what), level=logging.ERROR)
                 # after any other error an earlier try, whose report was lost, may have got through
                 known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
                 append.end((NotAppended if known else MaybeAppended)(error.str()))

@@ -187,6 +187,8 @@ class Sender:
         if missing:
             why = failed[0].str() if failed else "there is no acknowledgement"
             message.append(f"{len(missing)} of {count} commands may be missing in the log, {_ranges(missing)}: {why}.")
+            if failed and clients.is_denied(failed[0]):
+                hint.append(f"Add the missing ACL: {clients.ACLS}.")
             hint.append("Send the same file again: commands that are in the log already are not done twice.")
         if too_large:
             message.append(f"{len(too_large)} of {count} commands are too large for the log, {_ranges(too_large)}.")

@@ -292,6 +292,10 @@ class Handler:
             raise TopicsInconsistent(
                 f"Topic '{self.settings.commands_topic}' was deleted.", "Restore it: its id is part of every position."
             )
+        if clients.is_denied(error):
+            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            where = f"group '{self.group}'" if is_group else f"topic '{self.settings.commands_topic}'"
+            raise clients.denied(self.settings, error, f"Read of {where}")
         if clients.may_pass(error):
             return
         if partition not in self.writers:
@@ -507,6 +511,8 @@ class Handler:
             self._database_unavailable(error)
             return Wait("PostgreSQL is unavailable")
         except KafkaException as error:
+            if clients.is_denied(error.args[0]):
+                raise clients.denied(self.settings, error.args[0], f"Read of topic '{self._events}'") from error
             if not clients.may_pass(error.args[0]):
                 raise
             # seen once: after a broker was overloaded for minutes, it did not answer this client any more, but a new one
@@ -606,6 +612,7 @@ class Handler:
     def _acknowledged(self, writer: Writer, epoch: int, seq: int, error: KafkaError | None, message: Message) -> None:
         """A commit's report, for the writer in the epoch that appended it; in a later epoch it means nothing."""
         reach("commit acknowledged")
+        self._require_right(error)
         if writer.epoch == epoch:
             offset = None if error else message.offset()
             self._execute(writer, writer.on_acknowledged(seq, offset, time.monotonic()))
@@ -613,8 +620,13 @@ class Handler:
     def _opened(self, writer: Writer, opening: int, error: KafkaError | None, message: Message) -> None:
         """An opening's report, for the attempt that appended it."""
         reach("opening acknowledged")
+        self._require_right(error)
         if writer.openings == opening:
             self._execute(writer, writer.on_opened(None if error else message.offset()))
+
+    def _require_right(self, error: KafkaError | None) -> None:
+        if error is not None and clients.is_denied(error):
+            self._error = clients.denied(self.settings, error, f"Write of topic '{self._events}'")
 
     # ── the group ──
 
@@ -719,6 +731,7 @@ class Handler:
             log.log(level, "handler %s, partition %d: %s", self.name, writer.partition, what)
 
     def _close(self) -> None:
+        self._drop(list(self.writers))  # reports that still come must start nothing
         with suppress(KafkaException):
             self._producer.now.flush(5)
         if not self._confirming:

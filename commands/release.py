@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
+from infra.log import names
 from infra.log.topics import Admin
 from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, own_types
@@ -36,7 +37,7 @@ def group_of(prefix: str) -> str:
     """The consumer group of this code's handlers."""
     states = "".join(f".{name}-v{one.state_version}" for name, one in sorted(contexts().items()))
     types = sorted([*map(str, own_types()), *own_event_types()])
-    return f"{_stem(prefix)}{states}.{len(types)}-{hashlib.sha256(' '.join(types).encode()).hexdigest()[:8]}"
+    return f"{names.handlers(prefix)}{states}.{len(types)}-{hashlib.sha256(' '.join(types).encode()).hexdigest()[:8]}"
 
 
 def deciding(groups: Iterable[str], prefix: str, live: Mapping[str, int]) -> str:
@@ -47,7 +48,9 @@ def deciding(groups: Iterable[str], prefix: str, live: Mapping[str, int]) -> str
 def alive(admin: Admin, prefix: str) -> list[str]:
     """The handlers' groups that have members. Raises KafkaUnavailable, KafkaException."""
     return [
-        one.group_id for one in admin.ask(_groups) if one.state not in _GONE and one.group_id.startswith(_stem(prefix))
+        one.group_id
+        for one in admin.ask(_groups)
+        if one.state not in _GONE and one.group_id.startswith(names.handlers(prefix))
     ]
 
 
@@ -78,13 +81,9 @@ def _groups(client: AdminClient, within_s: float) -> list[ConsumerGroupListing]:
 
 def _rank(group: str, prefix: str, live: Mapping[str, int]) -> tuple[int, str]:
     """Larger for groups that know more types; smallest where the group does not fit the live write model."""
-    found = _NAME.fullmatch(group.removeprefix(_stem(prefix)))
+    found = _NAME.fullmatch(group.removeprefix(names.handlers(prefix)))
     if found is None:
         return -1, ""
     states = dict(one.rsplit("-v", 1) for one in found["contexts"].split(".") if one)
     fits = all(str(live.get(name)) == version for name, version in states.items())
     return (int(found["count"]), found["hash"]) if fits else (-1, "")
-
-
-def _stem(prefix: str) -> str:
-    return f"{prefix}-handler"

@@ -12,6 +12,7 @@ from infra.settings import PREFIX, Settings
 
 MIN_PYTHON = (3, 11)
 MIN_DISK_GB = 2
+KAFKA_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def examine() -> list[Finding]:
         ("PostgreSQL", lambda: _database(known)),
     ]
     findings += [_look(name, look) for name, look in more]
+    findings.insert(-2, _look("TLS", lambda: _tls(known)))
     if all(found.ok for found in findings[-2:]):  # else it would only repeat that they are unavailable
         findings.append(_look("archive", lambda: _archive(known)))
         findings.append(_look("personal values", lambda: _personal(known)))
@@ -136,22 +138,25 @@ def _stack(folder: Path) -> str:
     return "up" if up else "down (`samefold dev up` starts it)"
 
 
+def _tls(settings: Settings) -> str:
+    from infra.tls import unprotected
+
+    if found := [*unprotected(settings)]:
+        raise Unfit(f"{'; '.join(found)}.", "docs/on-the-wire.md shows how.")
+    return "whatever leaves this machine is encrypted, and its server's name is verified"
+
+
 def _not_yet(variable: str) -> str:
     """No fault either: that is how a fresh clone is."""
     return f"not configured yet (`samefold dev up` starts one; {PREFIX}{variable} names another)"
 
 
 def _kafka(settings: Settings) -> str:
-    from confluent_kafka import KafkaException
-
-    from infra.log.clients import admin, away
+    from infra.log.topics import Admin
 
     if settings.kafka_bootstrap is None:
         return _not_yet("KAFKA_BOOTSTRAP")
-    try:
-        metadata = admin(settings).list_topics(timeout=5)
-    except KafkaException as error:
-        raise away(settings, error) from None
+    metadata = Admin(settings, KAFKA_S).ask(lambda client, within_s: client.list_topics(timeout=within_s))
     missing = [name for name in (settings.commands_topic, settings.events_topic) if name not in metadata.topics]
     return f"{settings.kafka} answers" + (f"; not yet made: {', '.join(missing)}" if missing else "")
 

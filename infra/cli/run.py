@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,6 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from infra.processes.supervisor import Child
+
+log = logging.getLogger(__name__)
 
 run = typer.Typer(
     help="Run handlers, agents, policies and the HTTP API; they are restarted when they end. One Ctrl-C stops all cleanly.",
@@ -99,8 +102,9 @@ def policies(count: Count = 1, name: Name = "", metrics_port: MetricsPort = None
 def publisher(name: Name = "", metrics_port: MetricsPort = None) -> None:
     """Run the publisher: it writes what policies/public.py names into the public topic."""
     from infra.processes.supervisor import publisher
+    from policies.engine.policy import has_public
 
-    there = _has_public()
+    there = has_public()
     if not there:
         typer.echo(f"There is no policies/public.py; {IDLE} docs/policies.md shows one.", err=True)
     _supervise(name, metrics_port, lambda place: [publisher(place)] if there else [])
@@ -138,10 +142,11 @@ def run_all(
 ) -> None:
     """Run handlers, agents for every agent that a view names, policies and publisher if there are any, and the HTTP API."""
     from infra.processes.supervisor import agents, api, handlers, policies, publisher
+    from policies.engine.policy import has_public
 
     if with_api:
         _require_safe(host)
-    names, with_policies, with_public = _agents(), _has_policies(), _has_public()
+    names, with_policies, with_public = _agents(), _has_policies(), has_public()
     _supervise(
         name,
         metrics_port,
@@ -169,14 +174,6 @@ def _has_policies() -> bool:
     return bool(discover())
 
 
-def _has_public() -> bool:
-    from importlib.util import find_spec
-
-    from policies.engine.policy import PUBLIC
-
-    return find_spec(f"policies.{PUBLIC}") is not None
-
-
 def _require_safe(host: str | None) -> None:
     """Refuse at once what the API would refuse each time that it is started."""
     from api.safe_start import require_safe
@@ -196,6 +193,7 @@ def _supervise(
     from infra.processes.interrupts import ending_signals
     from infra.processes.supervisor import Supervisor, place
     from infra.settings import Settings
+    from infra.tls import unprotected
 
     settings = Settings(**({} if metrics_port is None else {"metrics_port": metrics_port}))
     if needs_port and settings.metrics_port is None:
@@ -203,6 +201,8 @@ def _supervise(
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
+    for where in unprotected(settings):
+        log.warning("%s: docs/on-the-wire.md", where)
     opening = {"api", "policies.engine.process"} if settings.webhooks else {"api"}
     if any(child.module in opening for child in children(name)) and has_personal_fields():
         masters(settings)

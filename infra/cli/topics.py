@@ -13,25 +13,40 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+Prefix = Annotated[
+    str | None, typer.Option(help="What principals' names begin with; by default SAMEFOLD_GROUP_PREFIX.")
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command()(topics)
 
 
 def topics(
     create: Annotated[bool, typer.Option("--create", help="Make the topics that are missing.")] = False,
+    acls: Annotated[
+        bool, typer.Option("--acls", help="Print the least rights that each process needs, as commands of kafka-acls.")
+    ] = False,
+    prefix: Prefix = None,
     as_json: Json = False,
 ) -> None:
     """Show and check the topics: ids, partitions, offsets, and whether their settings keep the promises. Exit code 1 if not."""
+    if acls:
+        _print_acls(prefix, as_json=as_json)
+        return
     from infra.domain_model.contexts import has_personal_fields
-    from infra.log.topics import Topic, check, describe, ensure, ensure_keys, ensure_policies
+    from infra.log.topics import Topic, check, describe, ensure, ensure_keys, ensure_policies, ensure_public
     from infra.settings import Settings
     from infra.terminal import plain, show, table
+    from policies.engine.policy import has_public
 
     settings = Settings()
     found: tuple[Topic, ...]
     if create:
         found = ensure(settings)
         ensure_policies(settings)
+        if has_public():
+            ensure_public(settings, found[1])
     else:
         found = describe(settings, settings.commands_topic), describe(settings, settings.events_topic)
         check(settings)
@@ -51,3 +66,26 @@ def topics(
 
     as_found = {topic["name"]: topic for topic in map(plain, found)}
     show(as_found, text, as_json=as_json)
+
+
+def _print_acls(prefix: str | None, *, as_json: bool) -> None:
+    from itertools import groupby
+
+    from infra.domain_model.contexts import has_personal_fields
+    from infra.log.acls import acls
+    from infra.settings import Settings
+    from infra.terminal import show
+    from policies.engine.policy import discover, has_public
+    from projections.engine.views.core_views import all_views
+
+    settings = Settings()
+    principals = prefix or settings.group_prefix
+    agents, policies = {view.agent for view in all_views().values()}, {policy.agent for policy in discover().values()}
+    found = [*acls(settings, agents, policies, public=has_public(), personal=has_personal_fields())]
+
+    def text(_: object) -> Iterator[str]:
+        for process, rights in groupby(found, lambda one: one.process):
+            yield f"# {process}"
+            yield from (one.command(settings, principals) for one in rights)
+
+    show([one._asdict() | {"principal": f"User:{principals}-{one.process}"} for one in found], text, as_json=as_json)

@@ -6,6 +6,7 @@ one for longer than `idle_in_transaction_timeout_ms`. No message made here holds
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
+from infra import tls
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
@@ -68,7 +70,12 @@ _NOT_FOR_US = (
     "no password supplied",
     "is not permitted to log in",
     "permission denied for database",
+    "certificate verify failed",
+    "does not match host name",
+    "server does not support SSL",
 )
+_ASKS_FOR_TLS = struct.pack("!ii", 8, 80877103)
+"""What a client of PostgreSQL sends first; the answer is `S` or `N`."""
 
 
 def connect(
@@ -222,6 +229,13 @@ def named(error: psycopg.Error, settings: Settings) -> SamefoldError:
             f"{place} refused this to {known.get('user') or 'this role'}: {text}",
             "Each process has a role of its own, and commands that change tables run as the migrator or the operator: "
             "docs/database-roles.md. `samefold db roles --apply` sets the rights again.",
+        )
+    if "certificate verify failed" in text or "does not match host name" in text:
+        host, port, authorities = (str(known.get(key) or "") for key in ("host", "port", "sslrootcert"))
+        wrong = tls.fault(host, int(port or 5432), authorities or None, _ASKS_FOR_TLS) if "," not in host else None
+        return DatabaseRefused(
+            f"The certificate of {place} is not accepted: {wrong or text.rstrip('.')}.",
+            f"Its authority must be in sslrootcert ({authorities or 'not set'}), and '{host}' among its names.",
         )
     return DatabaseRefused(f"{place} refused: {text}", "Check the database's name, user, password and rights.")
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -35,14 +35,34 @@ def _shut(connection: Connection) -> None:
 
 
 class Pool(AsyncConnectionPool[Connection]):
-    """A pool whose connections are lent for at most `seconds`; then their user gets psycopg.OperationalError."""
+    """A pool whose connections are lent for at most `seconds`; then their user gets psycopg.OperationalError.
+
+    Who gets none in time gets the error for which none could be made, if that is why.
+    """
 
     def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        pool = self
+
+        class Remembered(psycopg.AsyncConnection[Any]):
+            @classmethod
+            async def connect(cls, *arguments: Any, **options: Any) -> Any:
+                try:
+                    made = await super().connect(*arguments, **options)
+                except psycopg.Error as error:
+                    pool._failed = error
+                    raise
+                pool._failed = None
+                return made
+
+        self._failed: psycopg.Error | None = None
+        super().__init__(*arguments, connection_class=Remembered, **options)
         self._seconds = seconds
 
     @asynccontextmanager
     async def connection(self, timeout: float | None = None) -> AsyncIterator[Connection]:  # noqa: ASYNC109  # the pool's
-        async with super().connection(timeout) as connection:
-            with ended_after(connection, self._seconds):
-                yield connection
+        try:
+            async with super().connection(timeout) as connection:
+                with ended_after(connection, self._seconds):
+                    yield connection
+        except PoolTimeout as error:
+            raise self._failed or error from error

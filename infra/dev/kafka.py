@@ -8,8 +8,9 @@ import socket
 import tempfile
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import psutil
@@ -40,10 +41,12 @@ _LOGGING = """\
 
 
 class Front(NamedTuple):
-    """A second listener, for clients behind a proxy: its own port, and the proxy's, which it advertises."""
+    """A further listener: its own port, and the one that it advertises, a proxy's for one."""
 
     port: int
     advertised: int
+    name: str = "FRONT"
+    protocol: str = "PLAINTEXT"
 
 
 class Kafka:
@@ -52,12 +55,21 @@ class Kafka:
     name = "Kafka"
 
     def __init__(
-        self, folder: Path, jvm: Sequence[str] = (f"-XX:SharedArchiveFile={CLASSES}",), *, front: Front | None = None
+        self,
+        folder: Path,
+        jvm: Sequence[str] = (f"-XX:SharedArchiveFile={CLASSES}",),
+        *,
+        fronts: Sequence[Front] = (),
+        more: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """`folder` is this broker's own, absolute; made by `start`. A JVM does without an archive that does not fit it."""
+        """`folder` is this broker's own, absolute; made by `start`. A JVM does without an archive that does not fit it.
+
+        `more` are further lines of its configuration.
+        """
         self.folder = folder
         self.jvm = jvm
-        self.front = front
+        self.fronts = fronts
+        self.more = more
         self.log = folder / "broker.log"
         self.configuration = folder / "broker.properties"
         self._formatted = folder / "cluster-id"
@@ -86,7 +98,7 @@ class Kafka:
         broker, controller = self._ports()
         if not (broker and _is_free(broker) and _is_free(controller)):
             broker, controller = _free_ports()
-        self.configuration.write_text(_configuration(self.folder / "data", broker, controller, self.front))
+        self.configuration.write_text(_configuration(self.folder / "data", broker, controller, self.fronts, self.more))
         (self.folder / "log4j2.xml").write_text(_LOGGING)
         if not self._formatted.exists():
             self._format(claim)
@@ -154,13 +166,15 @@ def archive_classes() -> None:
         new.replace(CLASSES)
 
 
-def _configuration(data: Path, broker: int, controller: int, front: Front | None) -> str:
+def _configuration(
+    data: Path, broker: int, controller: int, fronts: Sequence[Front], more: Mapping[str, object]
+) -> str:
     listeners = advertised = f"PLAINTEXT://{HOST}:{broker},CONTROLLER://{HOST}:{controller}"
     protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
-    if front:
-        listeners += f",FRONT://{HOST}:{front.port}"
-        advertised += f",FRONT://{HOST}:{front.advertised}"
-        protocols += ",FRONT:PLAINTEXT"
+    for front in fronts:
+        listeners += f",{front.name}://{HOST}:{front.port}"
+        advertised += f",{front.name}://{HOST}:{front.advertised}"
+        protocols += f",{front.name}:{front.protocol}"
     values: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -193,6 +207,7 @@ def _configuration(data: Path, broker: int, controller: int, front: Front | None
         "num.network.threads": 2,
         "num.io.threads": 4,
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+        **more,
     }
     # Java reads such files as Latin-1, with JSON's escapes
     return "".join(f"{name}={json.dumps(str(value))[1:-1]}\n" for name, value in values.items())

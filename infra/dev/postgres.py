@@ -10,9 +10,11 @@ import pwd
 import shutil
 import signal
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import quote
 
 import psutil
@@ -55,9 +57,16 @@ class Postgres:
 
     name = "PostgreSQL"
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is this server's own, absolute; made by `start`."""
+    def __init__(
+        self, folder: Path, *, programs: Path | None = None, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`folder` is this server's own, absolute; made by `start`.
+
+        `programs` is the folder of other binaries than those of set-up, `more` are further settings.
+        """
         self.folder = folder
+        self.programs = programs
+        self.more = more
         self.data = folder / "data"
         self.log = folder / "server.log"
         self.socket_folder = self._socket_folder()
@@ -99,7 +108,7 @@ class Postgres:
         # PostgreSQL removes a dead server's locks itself, but not where their pid has gone to another process or a zombie.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         (self.socket_folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
-        settings = _SETTINGS | {"unix_socket_directories": str(self.socket_folder)}
+        settings = _SETTINGS | {"unix_socket_directories": str(self.socket_folder), **self.more}
         arguments = [argument for item in settings.items() for argument in ("-c", "=".join(item))]
         process.start_detached(self._unprivileged("postgres", "-D", str(self.data), *arguments), self.log, claim)
 
@@ -120,7 +129,7 @@ class Postgres:
         return Path(tempfile.gettempdir()).resolve() / f"samefold-{name}"
 
     def _unprivileged(self, program: str, *arguments: str) -> list[str]:
-        command = [str(binaries() / program), *arguments]
+        command = [str((self.programs or binaries()) / program), *arguments]
         if os.geteuid() != 0 and _has_name(os.geteuid()):
             return command
         return process.python_script("unprivileged.py", f"{self.folder}:{self.socket_folder}", *command)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,9 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, DeletedRecords
 
+from infra import tls
 from infra.errors import SamefoldError
+from infra.log import names
 from infra.log.partitioner import LIBRDKAFKA_NAME
 from infra.settings import Settings
 
@@ -29,12 +32,17 @@ TRANSACTION_MS = 10_000
 """Until the broker aborts the transaction of a producer that is silent. Meanwhile consumers wait."""
 SOON_S = 10.0
 """A new producer that fails within this time is not replaced again."""
+ACLS = "`samefold topics --acls` prints what each process needs"
 END_S = 5.0
 """For the reports of purged records, which come at once. A missing report times out, as any other."""
 
 
 class KafkaUnavailable(SamefoldError):
     """Kafka does not answer. Processes wait for it, commands end."""
+
+
+class KafkaRefused(SamefoldError):
+    """Kafka or this client refuses the other: a certificate, a password or a right is wrong. Waiting does not help."""
 
 
 class ProducerRefused(SamefoldError):
@@ -159,8 +167,8 @@ class LastingProducer:
                 return
             if time.monotonic() - self._renewed_at < SOON_S:
                 raise ProducerRefused(
-                    f"{self._who}: the producer failed, and so did the one that replaced it: {error.str()}.",
-                    "Read the broker's log. Check that this account may write to the topic, and with idempotence.",
+                    f"{self._who}: the producer{_of(self._settings)} failed, and so did the one that replaced it: {error.str()}.",
+                    f"Read the broker's log. Check that this account may write to the topic: {ACLS}.",
                 )
             self._renewed_at = time.monotonic()
             self.now = producer(self._settings, connection=self._connection)
@@ -202,7 +210,7 @@ def append_all(
     if may_pass(error) or error.code() == KafkaError._MSG_TIMED_OUT:
         raise away(settings, error)
     raise ProducerRefused(
-        f"Topic '{topic}' can't be written: {error.str()}.", "Check that this account may write to the topic."
+        f"Topic '{topic}' can't be written: {error.str()}.", f"Check that this account may write to the topic: {ACLS}."
     )
 
 
@@ -262,14 +270,18 @@ def range_consumer(settings: Settings, *, tells_ends: bool = True) -> Consumer:
     a record when it is resumed.
     """
     # a pending fetch of the partition before would delay the next one
-    only = {"group.id": f"{settings.group_prefix}-reader", "enable.partition.eof": tells_ends, "fetch.wait.max.ms": 5}
+    only = {
+        "group.id": names.readers(settings.group_prefix),
+        "enable.partition.eof": tells_ends,
+        "fetch.wait.max.ms": 5,
+    }
     return _consumer(settings, only)
 
 
 def agent_consumer(settings: Settings) -> Consumer:
     """A consumer for `assign`, which fetches new records for as long as the agent runs."""
     only = {
-        "group.id": f"{settings.group_prefix}-reader",
+        "group.id": names.readers(settings.group_prefix),
         # partitions share one queue: records of one that is far behind delay the others
         "queued.max.messages.kbytes": 8_192,
         # a pending fetch delays the next assignment
@@ -287,8 +299,15 @@ def assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
     consumer.assign(partitions)
 
 
-def admin(settings: Settings) -> AdminClient:
-    return AdminClient(_common(settings))
+def admin(settings: Settings, on_error: Callable[[KafkaError], None] | None = None) -> AdminClient:
+    """`on_error` gets the reasons of broken connections within `poll`. Raises KafkaRefused where it can't be made."""
+    try:
+        return AdminClient(_common(settings) | ({"error_cb": on_error} if on_error else {}))
+    except KafkaException as error:
+        raise KafkaRefused(
+            f"No client of Kafka can be made: {error.args[0].str()}.",
+            "Check SAMEFOLD_KAFKA_SSL_CA_LOCATION and the other settings of Kafka.",
+        ) from error
 
 
 def delete_records(client: AdminClient, before: list[TopicPartition]) -> dict[TopicPartition, Future[DeletedRecords]]:
@@ -329,6 +348,61 @@ _PASSING = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.REQUEST_TIMED_OUT,
 }
+
+
+_DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_PLACE = re.compile(r"(?:\w+://)?\[?([^/\[\]]+?)\]?:(\d+)/\S*: (.*)")
+"""How librdkafka begins an error of a connection: with the broker's address."""
+
+
+def is_denied(error: KafkaError) -> bool:
+    """Whether an ACL is missing."""
+    return error.code() in _DENIED
+
+
+def denied(settings: Settings, error: KafkaError, right: str) -> KafkaRefused:
+    """The error for a missing ACL; `right` says which, such as "Read of topic 'events'"."""
+    return KafkaRefused(f"An ACL of Kafka is missing{_of(settings)}: {right} ({error.str()}).", f"Add it: {ACLS}.")
+
+
+def _of(settings: Settings) -> str:
+    return f" for user '{settings.kafka_sasl_username}'" if settings.kafka_sasl_username else ""
+
+
+def refusal(settings: Settings, error: KafkaError) -> KafkaRefused | None:
+    """The named error for a connection that one side refuses; None for one that may come back by itself."""
+    found = _PLACE.match(error.str())
+    host, port, why = found.groups() if found else ("", "0", error.str())
+    why = re.sub(r" \(after .*", "", why)
+    place, ca = f"Kafka at {host}:{port}", settings.kafka_ssl_ca_location
+    # a proxy without its broker, or a broker that stops, breaks connections too, in any state: these pass
+    if error.code() == KafkaError._AUTHENTICATION and "Local:" not in why and "Disconnected" not in why:
+        return KafkaRefused(
+            f"{place} refuses user '{settings.kafka_sasl_username}': {why}.",
+            "Correct SAMEFOLD_KAFKA_SASL_USERNAME, SAMEFOLD_KAFKA_SASL_PASSWORD or SAMEFOLD_KAFKA_SASL_MECHANISM.",
+        )
+    if error.code() == KafkaError._SSL and (wrong := tls.fault(host, int(port), str(ca) if ca else None)):
+        return KafkaRefused(
+            f"The certificate of {place} is not accepted: {wrong}.",
+            f"Its authority must be in SAMEFOLD_KAFKA_SSL_CA_LOCATION ({ca or 'not set'}), and '{host}' among its names.",
+        )
+    is_plain = not settings.kafka_security_protocol.endswith("SSL")
+    if (
+        error.code() == KafkaError._TRANSPORT
+        and is_plain
+        and "security.protocol" in why
+        and tls.speaks(host, int(port))
+    ):
+        return KafkaRefused(
+            f"{place} expects TLS, but SAMEFOLD_KAFKA_SECURITY_PROTOCOL is {settings.kafka_security_protocol}.",
+            "Set it to SASL_SSL or SSL.",
+        )
+    return None
 
 
 def away(settings: Settings, error: KafkaException | KafkaError) -> KafkaUnavailable:

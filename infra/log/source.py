@@ -10,7 +10,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from infra.errors import SamefoldError
-from infra.log import clients
+from infra.log import clients, names
 from infra.log.partitioner import partition_of
 from infra.log.records import Commit, Headers, Record, decode_event, time_of
 from infra.log.rule import START, read
@@ -146,6 +146,14 @@ def named(settings: Settings, topic: str, partition: int, start: int, error: Kaf
     """The named error for an error of a consumer that was to read from `start` on."""
     if is_not_held(error):
         return NotHeld(f"{topic}[{partition}] does not hold offset {start} any more.", "Read it from the archive.")
+    if clients.is_denied(error):
+        what = "group" if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else "topic"
+        right = (
+            f"Describe of group '{names.readers(settings.group_prefix)}'"
+            if what == "group"
+            else f"Read of topic '{topic}'"
+        )
+        return clients.denied(settings, error, right)
     return clients.away(settings, error)
 
 

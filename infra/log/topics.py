@@ -82,28 +82,46 @@ class Admin:
     def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
         self._settings = settings
         self._timeout_s = timeout_s or TIMEOUT_S
-        self._client = clients.admin(settings)
+        self._broken: list[KafkaError] = []
+        """Why connections broke during the last attempt."""
+        self._client = self._new()
 
-    def ask(self, question: Callable[[AdminClient, float], T]) -> T:
-        """The result of `question`, which gets the client and a time-out in seconds. Raises KafkaUnavailable, KafkaException."""
+    def ask(self, question: Callable[[AdminClient, float], T], right: str = "") -> T:
+        """The result of `question`, which gets the client and a time-out in seconds; `right` is what it takes, in words.
+
+        Raises KafkaUnavailable, KafkaRefused, KafkaException.
+        """
         began = time.monotonic()
         within_s = TRY_S
-        with _naming(self._settings):
+        with _naming(self._settings, right):
             while True:
                 left = began + self._timeout_s - time.monotonic()
                 try:
                     return question(self._client, max(min(within_s, left), 0.1))
                 except (KafkaException, TimeoutError) as error:
                     code = KafkaError._TIMED_OUT if isinstance(error, TimeoutError) else error.args[0].code()
+                    self._require_welcome()
                     if code not in _SETTLING:
                         raise
                     is_unknown = code == KafkaError.UNKNOWN_TOPIC_OR_PART
                     if not is_unknown:
-                        self._client = clients.admin(self._settings)
+                        self._client = self._new()
                     if time.monotonic() - began > (SETTLE_S if is_unknown else self._timeout_s):
                         raise
                 within_s *= 2
                 time.sleep(0.05)
+
+    def _new(self) -> AdminClient:
+        self._broken.clear()
+        return clients.admin(self._settings, self._broken.append)
+
+    def _require_welcome(self) -> None:
+        """Raises KafkaRefused where a connection broke because one side refuses the other."""
+        self._client.poll(0)
+        for error in self._broken:
+            if refused := clients.refusal(self._settings, error):
+                raise refused
+        self._broken.clear()
 
 
 def ensure(settings: Settings) -> tuple[Topic, Topic]:
@@ -163,13 +181,14 @@ def _create(
     settings: Settings, admin: Admin, names: Sequence[str], partitions: int, config: dict[str, str] | None = None
 ) -> list[Topic]:
     """Create the missing topics of these, with this configuration or that of the log, and return all."""
+    # without those that this user may not describe
     existing = admin.ask(lambda client, within_s: client.list_topics(timeout=within_s).topics)
     config = config or _promised(settings)
     missing = [
         NewTopic(name, partitions, settings.replication_factor, config=config) for name in names if name not in existing
     ]
     if missing:
-        admin.ask(lambda client, within_s: _make(client, missing, within_s))
+        admin.ask(lambda client, within_s: _make(settings, client, missing, within_s))
     return [describe(settings, name, admin=admin) for name in names]
 
 
@@ -192,11 +211,17 @@ def ensure_public(settings: Settings, events: Topic) -> tuple[Topic, int]:
     return public, int(found["max.message.bytes"])
 
 
-def _make(client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
+def _make(settings: Settings, client: AdminClient, missing: list[NewTopic], within_s: float) -> None:
     for name, future in client.create_topics(missing, operation_timeout=within_s).items():
         try:
             future.result(within_s)
         except KafkaException as error:
+            if clients.is_denied(error.args[0]):
+                raise TopicMissing(
+                    f"Topic '{name}' does not exist, or user '{settings.kafka_sasl_username}' may not see it; it may not "
+                    "create it either.",
+                    f"Create it with an account that may, by `samefold topics --create`; {clients.ACLS}.",
+                ) from error
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise TopicMissing(
                     f"Topic '{name}' does not exist and can't be created: {error.args[0].str()}.",
@@ -207,7 +232,9 @@ def _make(client: AdminClient, missing: list[NewTopic], within_s: float) -> None
 def describe(settings: Settings, name: str, *, admin: Admin | None = None) -> Topic:
     """A topic's id, partitions and offsets. Raises TopicMissing, KafkaUnavailable."""
     try:
-        return (admin or Admin(settings)).ask(lambda client, within_s: _describe(client, name, within_s))
+        return (admin or Admin(settings)).ask(
+            lambda client, within_s: _describe(client, name, within_s), f"Describe of topic '{name}'"
+        )
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise TopicMissing(
@@ -292,7 +319,8 @@ def _configs(admin: Admin, names: Iterable[str]) -> dict[str, dict[str, str]]:
         lambda client, within_s: {
             resource.name: {key: entry.value for key, entry in future.result(within_s).items()}
             for resource, future in client.describe_configs(resources, request_timeout=within_s).items()
-        }
+        },
+        f"DescribeConfigs of topics {', '.join(names)}",
     )
 
 
@@ -338,11 +366,13 @@ def _fits(key: str, found: str, wanted: str) -> bool:
 
 
 @contextmanager
-def _naming(settings: Settings) -> Iterator[None]:
-    """Raises KafkaUnavailable for Kafka's errors that may pass."""
+def _naming(settings: Settings, right: str) -> Iterator[None]:
+    """Raises KafkaUnavailable for Kafka's errors that may pass, KafkaRefused where this right is missing."""
     try:
         yield
     except KafkaException as error:
+        if clients.is_denied(error.args[0]):
+            raise clients.denied(settings, error.args[0], right or "see Kafka's authorizer log") from error
         if clients.may_pass(error.args[0]):
             raise clients.away(settings, error) from error
         raise

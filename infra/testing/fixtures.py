@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import hypothesis
 import pytest
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infra.dev.stack import Stack
     from spark_jobs.engine import Spark
 
+StackT = TypeVar("StackT", bound="Stack")
 SEED = int(os.environ.setdefault("TEST_SEED", str(random.randrange(2**32))))
 RUN = os.environ.setdefault("TEST_RUN", str(os.getpid()))
 """Both also in the environment, from which the workers of `pytest -n` take them."""
@@ -179,13 +180,21 @@ def _in_this_process(
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator["Stack"]:
-    """One Kafka and one PostgreSQL for the whole run, in a folder with a short name that is gone afterwards."""
-    from infra.dev.process import StartFailed
+    """One Kafka and one PostgreSQL for the whole run."""
     from infra.dev.stack import Stack
+
+    with started(Stack) as stack:
+        yield stack
+
+
+@contextmanager
+def started(make: Callable[[Path], StackT]) -> Iterator[StackT]:
+    """A stack that runs in a folder with a short name, which is gone afterwards."""
+    from infra.dev.process import StartFailed
 
     folder = Path(tempfile.mkdtemp(prefix=f"samefold-{RUN}-", dir=_in_memory()))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
-    stack = Stack(folder)
+    stack = make(folder)
     # The JVM's second compiler would take twice what the tests' own work in the broker does.
     stack.kafka.jvm = (*stack.kafka.jvm, "-XX:TieredStopAtLevel=1")
 

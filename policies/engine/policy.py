@@ -6,6 +6,7 @@ Nothing is registered. The module's name is the policy's name, and the annotatio
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
@@ -87,6 +88,11 @@ def discover() -> dict[str, Policy]:
     """All policies by name. Raises BadPolicy, BadContext."""
     names = sorted(info.name for info in pkgutil.iter_modules(policies.__path__) if not info.ispkg)
     return {name: policy_of(importlib.import_module(f"policies.{name}")) for name in names if name != PUBLIC}
+
+
+def has_public() -> bool:
+    """Whether this service publishes anything."""
+    return importlib.util.find_spec(f"policies.{PUBLIC}") is not None
 
 
 def policy_of(module: ModuleType) -> Policy:

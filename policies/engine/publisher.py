@@ -17,7 +17,7 @@ from typing import NoReturn
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from infra.errors import SamefoldError
-from infra.log import clients, topics
+from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.observability import logs, metrics
 from infra.processes.garbage_collector import collect_seldom
@@ -47,7 +47,7 @@ class Publisher:
     def __init__(self, settings: Settings, publication: Publication, name: str) -> None:
         self.settings = settings
         self.name = name
-        self.group = f"{settings.group_prefix}-publisher"
+        self.group = names.publisher(settings.group_prefix)
         self._publication = publication
         self._stopping = threading.Event()
         self._error: SamefoldError | None = None
@@ -118,6 +118,8 @@ class Publisher:
             self._on_finished(raised.args[0])
             return
         if message is not None and (error := message.error()) is not None and not clients.may_pass(error):
+            if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise clients.denied(self.settings, error, f"Read of group '{self.group}'")
             self._status.wrong("group", error.str(), error.name())
 
     def _on_finished(self, error: KafkaError) -> None:

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
-from infra.log import clients, topics
+from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Headers, Record, UnreadableRecord
 from infra.log.rule import START, Counted, Reading, read_readable
@@ -84,6 +84,7 @@ class Lane:
         self.reading: Reading | None = None
         """How far it has published."""
         self._work = work
+        self._transactional_id = names.transactions(work.settings.group_prefix) + str(partition)
         self._report = report
         self._writer = Writer(work.settings, work.publication, work.events.id, work.most_bytes)
         self._status = logs.StatusLog(log, f"publisher, partition {partition}")
@@ -110,6 +111,9 @@ class Lane:
                     self._status.wrong("kafka", error.message, "away")
                 except KafkaException as raised:
                     why: KafkaError = raised.args[0]
+                    if clients.is_denied(why):
+                        of = f"topic '{self._work.public.name}' and transactional id '{self._transactional_id}'"
+                        raise clients.denied(self._work.settings, why, f"Write of {of}") from raised
                     self._status.wrong("kafka", f"starts again with a new producer: {why.str()}", why.name())
                 self._stopping.wait(RETRY_S)
         except (EngineStop, UnreadableRecord) as stop:  # other partitions go on
@@ -124,7 +128,7 @@ class Lane:
         reader = LogReader(work.settings, work.events.name, clients.agent_consumer(work.settings))
         self._disturbed = False
         producer = clients.transactional_producer(
-            work.settings, f"{work.settings.group_prefix}-publisher-{self.partition}", work.most_bytes, self._on_error
+            work.settings, self._transactional_id, work.most_bytes, self._on_error
         )
         try:
             producer.init_transactions(WITHIN_S)

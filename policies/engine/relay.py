@@ -330,6 +330,8 @@ class Relay:
                 bury(connection, row, why)
                 following = self._sender.refused(row)
                 log.error("relay %s: command %s for %s became a dead letter: %s", self.name, row.id, row.target, why)
+            elif clients.is_denied(error):
+                raise clients.denied(self.settings, error, f"Write of topic '{self.settings.commands_topic}'")
             else:
                 self._status.wrong("append", f"commands can't be appended, trying again: {error.str()}", error.name())
                 self._sender.failed(row)

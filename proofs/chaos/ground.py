@@ -40,7 +40,7 @@ class Ground:
     def __init__(self, folder: Path) -> None:
         self.stack = Stack(folder)
         back, front = _free_ports()
-        self.stack.kafka = Kafka(self.stack.folder / "kafka", front=Front(back, front))
+        self.stack.kafka = Kafka(self.stack.folder / "kafka", fronts=[Front(back, front)])
         self._sockets = self.stack.folder / "front"
         self.kafka = Proxy((HOST, front), (HOST, back), KafkaWire)
         self.postgres = Proxy(self._sockets / SOCKET, self.stack.postgres.socket_folder / SOCKET, PostgresWire)

@@ -1,15 +1,18 @@
 """What Samefold's own tests share beside `infra.testing.fixtures`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from infra.settings import Settings
+from infra.testing.fixtures import Samefold, started
 from tests.engine.service_trees import data, home, hotel, made, source  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
     from tests.engine.api import Api
+    from tests.engine.secure import House, Secure
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +22,32 @@ def api(shared_world: Settings) -> Iterator["Api"]:
 
     with everything(shared_world) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def secure() -> Iterator["Secure"]:
+    """Kafka with TLS, SCRAM and ACLs, PostgreSQL with TLS and SCRAM, for the whole run."""
+    from infra.database import migrate
+    from tests.engine.secure import NoPostgresWithTls, Secure
+
+    try:
+        with started(Secure) as stack:
+            stack.execute("create role app login superuser password 'app-secret'")
+            stack.execute('create database "migrated"')
+            migrate.upgrade(stack.settings(database_url=stack.postgres.url("migrated")))
+            yield stack
+    except NoPostgresWithTls as error:
+        pytest.skip(f"not checked: {error}")
+
+
+@pytest.fixture
+def house(secure: "Secure", samefold: Samefold, tmp_path: Path) -> Iterator["House"]:
+    """A piece of the secure stack: topics, and for each process a user with exactly the rights that are printed."""
+    from tests.engine.secure import House
+
+    house = House(secure, tmp_path)
+    house.settle(house.acls(samefold))
+    created = samefold("topics", "--create", settings=house.of("admin"))
+    assert created.returncode == 0, created.stderr
+    yield house
+    secure.execute(f'drop database "{house.name}" with (force)')

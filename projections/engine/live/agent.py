@@ -24,11 +24,12 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import faust
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from aiokafka.helpers import create_ssl_context
+from confluent_kafka import KafkaError
 from faust.app import BootStrategy
 from faust.serializers import codecs
 
 from infra.database.connect import DatabaseUnavailable
-from infra.log import clients, topics
+from infra.log import clients, names, topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Record
 from infra.observability import logs, metrics
@@ -84,7 +85,7 @@ class Agent:
         self.settings = settings
         self.name = name
         self.code = reader.code
-        self.group = f"{settings.group_prefix}-{work.agent}-{what_it_knows(self.code, own_event_types())}"
+        self.group = names.agents(settings.group_prefix, work.agent) + what_it_knows(self.code, own_event_types())
         self.work = work
         self.lanes = [_Thread("database") for _ in range(reader.lanes)]
         self.reader = reader
@@ -183,6 +184,9 @@ class Agent:
                     # returns no records, but raises the group's errors
                     await self.consumer.getmany(timeout_ms=GROUP_CHECK_MS)
                     self._status.well("group", "a member of Kafka's group again")
+            except errors.GroupAuthorizationFailedError:
+                denied = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+                raise clients.denied(self.settings, denied, f"Read of group '{self.group}'") from None
             except errors.KafkaError as error:
                 what = f"Kafka's group is unavailable, joining again until it succeeds: {error}"
                 self._status.wrong("group", what, type(error).__name__)
