@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from enum import StrEnum
@@ -191,11 +192,13 @@ def _supervise(
     # refuse at once what every child would refuse
     _ = settings.kafka, settings.database, revisions.heads()
     logs.configure(settings.log_level, settings.log_format)
+    for file in settings.exposed_files():
+        logging.getLogger(__name__).warning("every user of this machine may read the secret in %s", file)
     opening = {"api", "policies.engine.process"} if settings.webhooks else {"api"}
     if any(child.module in opening for child in children(name)) and has_personal_fields():
         masters(settings)
     with place(settings.group_prefix) as here:
-        supervisor = Supervisor(children(name or here), metrics_port=settings.metrics_port)
+        supervisor = Supervisor(children(name or here), settings.secret_files(), metrics_port=settings.metrics_port)
         for number in ending_signals():
             signal.signal(number, lambda *_: supervisor.stop())
         supervisor.run()
