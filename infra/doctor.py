@@ -48,6 +48,7 @@ def examine() -> list[Finding]:
         return findings
     known = settings
     more: list[tuple[str, Callable[[], str]]] = [
+        ("files of secrets", lambda: _secrets(known)),
         ("data folder", lambda: _data_folder(known.data_dir)),
         ("development stack", lambda: _stack(known.data_dir)),
         ("Kafka", lambda: _kafka(known)),
@@ -107,6 +108,15 @@ def _files() -> str:
     if found is None:
         return f"this is Samefold itself (no {MANIFEST})"
     return f"{len(found)} changed here: {', '.join(found)}" if found else "none changed here"
+
+
+def _secrets(settings: Settings) -> str:
+    if exposed := settings.exposed_files():
+        raise Unfit(
+            f"Every user of this machine may read {', '.join(map(str, exposed))}.",
+            "`chmod 600` them; in Kubernetes set the volume's defaultMode to 0400.",
+        )
+    return "none, or only their owner reads them"
 
 
 def _data_folder(folder: Path) -> str:

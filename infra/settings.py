@@ -4,6 +4,10 @@ The first source that has a value counts: an argument, the environment (`SAMEFOL
 the file `dev.env` in the data folder (written by `samefold dev up`), the service's own defaults in pyproject.toml
 (`[tool.samefold]`), the default.
 
+A secret may come from a file instead: `SAMEFOLD_DATABASE_URL_FILE=/run/secrets/database_url`, or as `samefold_database_url` in the
+folder `SAMEFOLD_SECRETS_DIR`. The file's whole content counts, without the newline at its end. A secret that is given twice is
+refused, from whichever sources: a value and a file, or two files.
+
 `.env` and the default data folder `.samefold` are in the service's root, from whichever of its folders a command is run; outside of
 the service, in the working directory. Relative paths in a file are relative to the file's folder, those of
 arguments and the environment to the working directory.
@@ -47,7 +51,17 @@ from infra.errors import BadSettings, NotConfigured
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
 SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
-PATHS = "data_dir", "archive_url", "kafka_ssl_ca_location", "master_key_file", "jwt_keys"
+SECRETS = "kafka_sasl_password", "database_url", "webhooks"
+"""Each has a setting `<name>_file` beside it."""
+PATHS = (
+    "data_dir",
+    "archive_url",
+    "kafka_ssl_ca_location",
+    "master_key_file",
+    "secrets_dir",
+    "jwt_keys",
+    *(f"{name}_file" for name in SECRETS),
+)
 HINT = "All settings, with what they mean: .env.example."
 
 _CREDENTIALS = re.compile(r"://[^/@]*:[^@]*@|\?")
@@ -124,14 +138,20 @@ class Settings(BaseSettings):
         description="Where the development stack keeps its data and dev.env",
     )
 
+    secrets_dir: Path | None = Field(
+        None, description="Folder with files of secrets, which are called as the variables, in lower case"
+    )
+
     kafka_bootstrap: str | None = Field(None, description="Kafka's brokers: host:port, several with commas")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     kafka_sasl_username: str | None = None
     kafka_sasl_password: SecretStr | None = None
+    kafka_sasl_password_file: Path | None = None
     kafka_ssl_ca_location: Path | None = Field(None, description="File with the certificates of the brokers' authority")
 
     database_url: SecretStr | None = Field(None, description="PostgreSQL: postgresql://… or a libpq conninfo string")
+    database_url_file: Path | None = None
     statement_timeout_ms: int = Field(
         30_000, ge=100, le=86_400_000, description="One SQL statement; long ones set their own"
     )
@@ -238,6 +258,7 @@ class Settings(BaseSettings):
         default_factory=dict,
         description='Endpoints of webhooks by name, as JSON: {"billing": {"url": "https://…", "secret": "whsec_…"}}',
     )
+    webhooks_file: Path | None = None
 
     master_key_file: Path | None = Field(
         None, description="File with the master key, which personal values need: `samefold keys new` prints its line"
@@ -266,6 +287,32 @@ class Settings(BaseSettings):
             raise BadSettings(f"Wrong settings: {told}.", HINT) from None
         except (OSError, RuntimeError) as error:  # a file that may not be read, or `~` of nobody
             raise BadSettings(f"The settings can't be read: {error}.", HINT) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secrets(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Secrets from their files, and files from their folder."""
+        given = {name: value for name, value in given.items() if value is not None}
+        if "secrets_dir" in given:
+            for path in _secrets_in(Path(given["secrets_dir"]).expanduser()):
+                name = path.name.removeprefix(PREFIX.lower())
+                if name not in SECRETS:
+                    raise ValueError(
+                        f"the file {path} is not one of {', '.join(PREFIX.lower() + one for one in SECRETS)}"
+                    )
+                file = Path(given.setdefault(f"{name}_file", path)).expanduser()
+                if file.absolute() != path.absolute():
+                    raise ValueError(f"{PREFIX}{name.upper()} is given twice: by {file} and by {path}")
+        for name in SECRETS:
+            if f"{name}_file" in given:
+                file = given[f"{name}_file"] = Path(given[f"{name}_file"]).expanduser().absolute()
+                if name in given:
+                    raise ValueError(
+                        f"{PREFIX}{name.upper()} is given twice: by the file {file} and as a value, in the environment, "
+                        f".env or the data folder's {DEV_ENV}"
+                    )
+                given[name] = _secret_of(file)
+        return given
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Self:
@@ -315,9 +362,24 @@ class Settings(BaseSettings):
         )
 
     def environment(self) -> dict[str, str]:
-        """These very settings, secrets too, as the environment of another process."""
-        values = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return {PREFIX + name.upper(): _plain(value) for name, value in values if value is not None}
+        """These very settings, secrets too, as the environment of another process. What is in a file stays there."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        filed = {name for name in SECRETS if values[f"{name}_file"]}
+        return {
+            PREFIX + name.upper(): _plain(value)
+            for name, value in values.items()
+            if value is not None and name not in filed
+        }
+
+    def secret_files(self) -> dict[str, str]:
+        """The files that secrets came from, as an environment in which each process may be given its own."""
+        files = {f"{name}_file": getattr(self, f"{name}_file") for name in SECRETS}
+        return {f"{PREFIX}SECRETS_DIR": ""} | {PREFIX + name.upper(): str(file) for name, file in files.items() if file}
+
+    def exposed_files(self) -> list[Path]:
+        """Files of secrets that every user of this machine may read."""
+        files = [getattr(self, f"{name}_file") for name in SECRETS] + [self.master_key_file]
+        return [file for file in files if file and file.exists() and file.stat().st_mode & 0o004]
 
     @classmethod
     def settings_customise_sources(
@@ -344,7 +406,28 @@ def _plain(value: object) -> str:
         return value.get_secret_value()
     if isinstance(value, dict):
         return json.dumps({name: {key: _plain(part) for key, part in endpoint} for name, endpoint in value.items()})
-    return str(value)
+    return str(value.absolute() if isinstance(value, Path) else value)
+
+
+def _secrets_in(folder: Path) -> list[Path]:
+    """The files of secrets in a folder. Others keep theirs there, too."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.name.lower().startswith(PREFIX.lower()))
+    except OSError as error:
+        raise ValueError(f"{PREFIX}SECRETS_DIR: {folder} can't be read: {error.strerror}") from None
+
+
+def _secret_of(file: Path) -> str:
+    """The text of a file, without its last newline. No error quotes it."""
+    try:
+        text = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise ValueError(f"the file {file} can't be read: {error.strerror}") from None
+    except ValueError:
+        raise ValueError(f"the file {file} is not text in UTF-8") from None
+    if not text.strip():
+        raise ValueError(f"the file {file} is empty")
+    return text
 
 
 def _paths(source: PydanticBaseSettingsSource, root: Path) -> InitSettingsSource:

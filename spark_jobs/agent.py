@@ -36,6 +36,7 @@ from infra.processes.code_identity import CODE
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import Parts, exit_code_of
 from infra.processes.services import Services, WrongDatabase
+from infra.processes.supervisor import own_secrets
 from infra.settings import Settings
 from projections.engine.fold.errors import UnknownEvent
 from projections.engine.live.reader import BACKOFF_S, BATCH_BYTES, LOOK_AGAIN_S, Newer
@@ -308,7 +309,7 @@ def main() -> NoReturn:
         logging.getLogger("psycopg").setLevel(logging.CRITICAL)
     collect_seldom()
     # Spark's local processes are our children and take their settings from the environment
-    os.environ.update(settings.environment())
+    os.environ.update(own_secrets("spark_jobs.agent", settings.environment()))
     stack = ExitStack()
 
     def work() -> None:

@@ -203,11 +203,13 @@ def _supervise(
     logs.configure(settings.log_level, settings.log_format)
     for where in unprotected(settings):
         log.warning("%s: docs/on-the-wire.md", where)
+    for file in settings.exposed_files():
+        log.warning("every user of this machine may read the secret in %s", file)
     opening = {"api", "policies.engine.process"} if settings.webhooks else {"api"}
     if any(child.module in opening for child in children(name)) and has_personal_fields():
         masters(settings)
     with place(settings.group_prefix) as here:
-        supervisor = Supervisor(children(name or here), metrics_port=settings.metrics_port)
+        supervisor = Supervisor(children(name or here), settings.secret_files(), metrics_port=settings.metrics_port)
         for number in ending_signals():
             signal.signal(number, lambda *_: supervisor.stop())
         supervisor.run()

@@ -26,6 +26,12 @@ HEALTHY_S = 30.0
 GRACE_S = 15.0
 LOOK_S = 0.05
 
+_SECRETS_OF = {
+    "webhooks": {"policies.engine.process"},
+    "master_key_file": {"policies.engine.process", "api"},
+}
+"""The modules that need these; all need Kafka's password and the database's. No other child gets them in its environment."""
+
 
 @dataclass(slots=True)
 class Child:
@@ -100,7 +106,7 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=os.environ | self.environment | ports,
+                env=own_secrets(child.module, os.environ | self.environment) | ports,
                 start_new_session=True,
             )
         child.starts += 1
@@ -188,6 +194,13 @@ def spark_agent(place: str, agent: str, master: str) -> Child:
 def exporter(place: str) -> Child:
     """The process that exposes the lag if there is no API."""
     return Child("exporter", "projections.engine.live.exporter", ("--name", f"{place}-exporter"))
+
+
+def own_secrets(module: str, environment: dict[str, str]) -> dict[str, str]:
+    """The environment without the secrets that this module does not use."""
+    foreign = [PREFIX + name.upper() for name, modules in _SECRETS_OF.items() if module not in modules]
+    hidden = {*foreign, *(f"{name}_FILE" for name in foreign)}
+    return {name: value for name, value in environment.items() if name.upper() not in hidden}
 
 
 def _ended(code: int) -> str:

@@ -1,0 +1,311 @@
+"""Secrets come from files, each process gets its own, and nothing that is printed holds one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from base64 import b64encode
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import SecretStr
+
+from infra import doctor
+from infra.errors import BadSettings, SamefoldError
+from infra.processes.supervisor import Child, Supervisor
+from infra.settings import PREFIX, SECRETS, Settings
+from infra.testing.fixtures import ROOT, Samefold
+from tests.engine.spine import beside, until
+
+CANARY = "c4n4ry-s3cret"
+SIGNING = "whsec_" + b64encode(f"{CANARY}-signs-webhooks".encode()).decode()
+ENDPOINT = {"billing": {"url": f"https://hooks.example.com/{CANARY}", "secret": SIGNING}}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def file_of(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+def test_every_secret_may_come_from_a_file() -> None:
+    secret = {name for name, field in Settings.model_fields.items() if "SecretStr" in repr(field.annotation)}
+    assert secret | {"webhooks"} == set(SECRETS)  # an endpoint holds two
+    assert {f"{name}_file" for name in SECRETS} <= set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_secret_is_the_whole_file_without_its_last_newline(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(f" {CANARY} \nä{end}".encode())
+    monkeypatch.setenv("SAMEFOLD_KAFKA_SASL_PASSWORD_FILE", str(file))
+    assert Settings().kafka_sasl_password == SecretStr(f" {CANARY} \nä")
+
+
+def test_a_folder_holds_secrets_under_the_names_of_their_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    file_of(folder, "samefold_database_url", f"host=h password={CANARY}\n")
+    file_of(folder, "samefold_webhooks", json.dumps(ENDPOINT))
+    file_of(folder, "tls.key", "of another program")
+    (folder / "..data").mkdir()  # Kubernetes
+    (tmp_path / ".env").write_text("SAMEFOLD_SECRETS_DIR=secrets\n")
+    found = Settings()
+    assert found.database == f"host=h password={CANARY}"
+    assert found.webhooks["billing"].secret.get_secret_value() == SIGNING
+    monkeypatch.setenv("SAMEFOLD_SECRETS_DIR", "secrets")
+    assert Settings().database == found.database
+
+
+def test_a_file_in_dot_env_is_relative_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
+    file_of(tmp_path, "url", "host=h")
+    (tmp_path / ".env").write_text("SAMEFOLD_DATABASE_URL_FILE=url\n")
+    (tmp_path / "domain").mkdir()
+    monkeypatch.chdir(tmp_path / "domain")
+    assert (Settings().database, Settings().database_url_file) == ("host=h", tmp_path / "url")
+
+
+def wrong(tmp_path: Path, case: str) -> dict[str, str]:
+    """An environment that must be refused."""
+    good = file_of(tmp_path, "good", CANARY)
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    match case:
+        case "a value and a file":
+            return {"DATABASE_URL": CANARY, "DATABASE_URL_FILE": str(good)}
+        case "a value and the folder":
+            file_of(folder, "samefold_database_url", CANARY)
+            return {"DATABASE_URL": CANARY, "SECRETS_DIR": str(folder)}
+        case "a file and the folder":
+            file_of(folder, "samefold_database_url", CANARY)
+            return {"DATABASE_URL_FILE": str(good), "SECRETS_DIR": str(folder)}
+        case "no such setting":
+            file_of(folder, "samefold_databse_url", CANARY)
+            return {"SECRETS_DIR": str(folder)}
+        case "no secret":
+            file_of(folder, "samefold_partitions", CANARY)
+            return {"SECRETS_DIR": str(folder)}
+        case "no folder":
+            return {"SECRETS_DIR": str(tmp_path / "none")}
+        case "a file as the folder":
+            return {"SECRETS_DIR": str(good)}
+        case "no file":
+            return {"DATABASE_URL_FILE": str(tmp_path / "none")}
+        case "a folder as the file":
+            return {"DATABASE_URL_FILE": str(folder)}
+        case "empty":
+            return {"DATABASE_URL_FILE": str(file_of(tmp_path, "empty", "\n"))}
+        case "not text":
+            (tmp_path / "binary").write_bytes(CANARY.encode() + b"\xff")
+            return {"DATABASE_URL_FILE": str(tmp_path / "binary")}
+        case "not JSON":
+            return {"WEBHOOKS_FILE": str(good)}
+        case "a wrong endpoint":
+            text = json.dumps({"billing": {"url": CANARY, "secret": CANARY, "timeout_s": CANARY}})
+            return {"WEBHOOKS_FILE": str(file_of(tmp_path, "hooks", text))}
+        case _:
+            raise ValueError(case)
+
+
+CASES = {
+    "a value and a file": "SAMEFOLD_DATABASE_URL is given twice: by the file .* and as a value",
+    "a value and the folder": "SAMEFOLD_DATABASE_URL is given twice: by the file .* and as a value",
+    "a file and the folder": "SAMEFOLD_DATABASE_URL is given twice: by .*good and by ",
+    "no such setting": "samefold_databse_url is not one of .*samefold_database_url",
+    "no secret": "samefold_partitions is not one of ",
+    "no folder": "SAMEFOLD_SECRETS_DIR: .*No such file",
+    "a file as the folder": "SAMEFOLD_SECRETS_DIR: .*Not a directory",
+    "no file": "none can't be read: No such file",
+    "a folder as the file": "can't be read: Is a directory",
+    "empty": "is empty",
+    "not text": "is not text in UTF-8",
+    "not JSON": "SAMEFOLD_WEBHOOKS: it is not JSON",
+    "a wrong endpoint": "SAMEFOLD_WEBHOOKS, billing, url: ",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_file_is_refused_and_never_quoted(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samefold: Samefold
+) -> None:
+    for name, value in wrong(tmp_path, case).items():
+        monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(BadSettings, match=CASES[case]) as refused:
+        Settings()
+    told = traceback.TracebackException.from_exception(refused.value, capture_locals=False)
+    assert CANARY not in f"{refused.value!r} {''.join(told.format())}"
+    done = samefold("doctor", "--json")
+    assert done.returncode != 0
+    assert CANARY not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_file_without_rights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_of(tmp_path, "url", CANARY).chmod(0)
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", "url")
+    with pytest.raises(BadSettings, match="can't be read: Permission denied"):
+        Settings()
+
+
+def test_the_doctor_names_a_file_that_everybody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_of(tmp_path, "hooks", json.dumps(ENDPOINT))
+    monkeypatch.setenv("SAMEFOLD_WEBHOOKS_FILE", str(file))
+
+    def finding() -> doctor.Finding:
+        return next(found for found in doctor.examine() if found.name == "files of secrets")
+
+    assert finding().ok
+    file.chmod(0o644)
+    assert not finding().ok
+    assert str(file) in finding().found
+    assert "chmod 600" in finding().hint
+
+
+def test_another_process_is_told_the_file_and_not_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", str(file_of(tmp_path, "url", CANARY)))
+    environment = Settings().environment()
+    assert CANARY not in repr(environment)
+    monkeypatch.chdir("/")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Settings().database == CANARY
+
+
+SHOWS = """
+import os, time
+print(*sorted(name for name, value in os.environ.items() if name.startswith("SAMEFOLD_") and value), flush=True)
+time.sleep(600)
+"""
+
+
+def test_each_process_gets_only_the_secrets_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From variables, and from a folder, which is split into the files of each."""
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    file_of(folder, "samefold_database_url", f"host=h password={CANARY}")
+    file_of(folder, "samefold_webhooks", json.dumps(ENDPOINT))
+    given = {"SECRETS_DIR": str(folder), "MASTER_KEY_FILE": str(tmp_path / "master")}
+    for name, value in given.items():
+        monkeypatch.setenv(PREFIX + name, value)
+    modules = {
+        "commands.handler": set(),
+        "projections.engine.live.agent": set(),
+        "policies.engine.publisher": set(),
+        "api": {"SAMEFOLD_MASTER_KEY_FILE"},
+        "policies.engine.process": {"SAMEFOLD_MASTER_KEY_FILE", "SAMEFOLD_WEBHOOKS_FILE"},
+    }
+    programs = tmp_path / "programs"
+    # a program in each one's place, which says what it was given
+    for module in modules:
+        path = programs.joinpath(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SHOWS)
+        for package in path.relative_to(programs).parents:
+            (programs / package / "__init__.py").touch()
+    (programs / "infra").symlink_to(ROOT / "infra")
+    children = [Child(module, module) for module in modules]
+    supervisor = Supervisor(children, Settings().secret_files() | {"PYTHONPATH": str(programs)}, tmp_path)
+    with beside(supervisor.run, supervisor.stop):
+        for module, own in modules.items():
+            log = tmp_path / f"{module}.log"
+            until(lambda log=log: log.is_file() and log.read_text().endswith("\n"), module)  # type: ignore[misc]
+            assert set(log.read_text().split()) == own | {"SAMEFOLD_DATABASE_URL_FILE"}
+
+
+COMMANDS = [
+    ("doctor",),
+    ("doctor", "--json"),
+    ("dev", "status", "--json"),
+    ("dev", "run"),
+    ("db", "upgrade"),
+    ("views", "--json"),
+    ("outbox", "list", "--json"),
+    ("policies", "--json"),
+    ("parked", "list", "--json"),
+    ("verify", "--json"),
+    ("run", "handler", "--name", "x", "--metrics-port", "none"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_no_command_shows_a_secret(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samefold: Samefold
+) -> None:
+    """With services that are unreachable, so that libraries' own errors are shown as well."""
+    values = {
+        "KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "KAFKA_SASL_MECHANISM": "PLAIN",
+        "KAFKA_SASL_USERNAME": "samefold",
+        "KAFKA_SASL_PASSWORD": CANARY,
+        "DATABASE_URL": f"postgresql://u:{CANARY}@127.0.0.1:1/d",
+        "WEBHOOKS": json.dumps(ENDPOINT),
+        "DATA_DIR": str(tmp_path),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(PREFIX + name, value)
+    done = samefold(*words)
+    shown = done.stdout + done.stderr
+    assert shown
+    assert CANARY not in shown
+    assert SIGNING not in shown
+
+
+@pytest.mark.parametrize("wrong", ["postgresql://u:{}@[/d", "host=h pass{}", "{}"])
+def test_a_malformed_connection_string_is_not_quoted(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, samefold: Samefold
+) -> None:
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL", wrong.format(CANARY))
+    done = samefold("db", "upgrade")
+    assert "is not a connection string" in done.stderr
+    assert CANARY not in done.stdout + done.stderr
+
+
+def test_a_running_process_shows_no_secret(world: Settings, tmp_path: Path) -> None:
+    """Neither in its arguments nor in its environment nor in its log, if the secret comes from a file."""
+    url = file_of(tmp_path, "url", f"{world.database}&password={CANARY}")
+    settings = Settings(**_others(world) | {"database_url_file": url, "data_dir": tmp_path})
+    children = [
+        Child("handler", "commands.handler", ("--name", "h")),
+        Child("agent", "projections.engine.live.agent", ("--agent", "core", "--name", "a")),
+    ]
+    environment = settings.environment() | {"PYTHONPATH": str(ROOT), "SAMEFOLD_LOG_LEVEL": "DEBUG"}
+    supervisor = Supervisor(children, environment, tmp_path, metrics_port=0)
+    with beside(supervisor.run, supervisor.stop):
+        for child in children:
+            log = tmp_path / f"{child.name}.log"
+            until(lambda log=log: log.is_file() and log.read_text().count("\n") > 2, child.name)  # type: ignore[misc]
+            until(lambda child=child: child.pid is not None, child.name)  # type: ignore[misc]
+            process = psutil.Process(child.pid)
+            assert sys.executable in process.cmdline()[0]
+            assert CANARY not in repr(process.cmdline()) + repr(process.environ())
+    for child in children:
+        assert CANARY not in (tmp_path / f"{child.name}.log").read_text()
+
+
+def _others(world: Settings) -> dict[str, object]:
+    return {name: getattr(world, name) for name in world.model_fields_set - {"database_url"}}
+
+
+def test_no_error_of_ours_holds_the_settings() -> None:
+    """A traceback with local variables shows them by their repr."""
+    settings = Settings(database_url=f"host=127.0.0.1 port=1 password={CANARY}", kafka_bootstrap="127.0.0.1:1")
+    from infra.database.connect import connect
+
+    with pytest.raises(SamefoldError) as caught:
+        connect(settings, "test")
+    assert CANARY not in f"{caught.value!r} {caught.value.__cause__!r} {settings!r}"
