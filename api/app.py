@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -37,10 +38,11 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
         async with services:
             yield
 
-    docs = {} if settings.shows_docs else {"openapi_url": None}
-    app = FastAPIOffline(
-        title="Samefold", version=VERSION, lifespan=lifespan, redoc_url=None, redirect_slashes=False, **docs
-    )
+    options: dict[str, Any] = {"title": "Samefold", "version": VERSION, "lifespan": lifespan, "redirect_slashes": False}
+    if settings.shows_docs:
+        app = FastAPIOffline(redoc_url=None, **options)
+    else:
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, **options)
     app.state.services = services
     app.state.readiness = Readiness(settings, services.stores, services.keys, services.issuer)
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
