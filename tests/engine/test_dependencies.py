@@ -41,7 +41,7 @@ def licence_of(package: str) -> str:
     found = metadata(package)
     kinds = [kind.rpartition(" :: ")[2] for kind in found.get_all("Classifier") or []]
     by_kind = " OR ".join(sorted({SPDX[kind] for kind in kinds if kind in SPDX}))
-    return found.get("License-Expression") or by_kind or found["License"]
+    return next(iter(found.get_all("License-Expression") or []), "") or by_kind or found["License"]
 
 
 def test_each_has_the_licence_that_its_metadata_says() -> None:
