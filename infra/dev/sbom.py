@@ -24,7 +24,9 @@ def licences() -> dict[str, tuple[str, str]]:
 
 def bom() -> dict[str, Any]:
     """The document."""
-    found: dict[str, Any] = _cyclonedx("requirements", "--pyproject", ROOT / "pyproject.toml", ROOT / "requirements" / "spark.txt")
+    found: dict[str, Any] = _cyclonedx(
+        "requirements", "--pyproject", ROOT / "pyproject.toml", ROOT / "requirements" / "spark.txt"
+    )
     installed = {one["purl"]: one for one in _cyclonedx("environment", sys.executable)["components"] if "purl" in one}
     for component in found["components"]:
         del component["description"]  # the very line of the requirements, hashes and all

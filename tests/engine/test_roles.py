@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from infra.dev.stack import Stack
@@ -78,6 +79,9 @@ def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tm
                         client.post("/accounts/ada/open-account", json=body, headers=key).json()["outcome"]
                         == "accepted"
                     )
+                    ports = {name: listening(process.pid) for name, process in zip(lasting, processes, strict=True)}
+                    assert ports.pop("api") == [("0.0.0.0", port)]
+                    assert [(name, len(found)) for name, found in ports.items() if len(found) != 1] == []  # of metrics
                     assert client.get("/views/balances/ada").json()["row"]["cents"] == 0
             finally:
                 for process in processes:
@@ -90,6 +94,13 @@ def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tm
         assert {path: path.stat().st_mtime_ns for path in image.rglob("*")} == before
         passwords = {secrets[name].read_text().rpartition("=")[2].strip() for name in secrets}
         assert not [password for password in passwords if password in told]
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """Addresses and ports of a process and its children."""
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    found = [one for process in processes for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
+    return [(one.laddr.ip, one.laddr.port) for one in found]
 
 
 def copy_of_the_image(folder: Path) -> Path:
