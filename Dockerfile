@@ -1,4 +1,5 @@
-# The processes of docker-compose.yml, with the very packages that the tests ran with, and no others:
+# The processes of docker-compose.yml, with the very packages that the tests ran with, and no others. They run as a user without a name or
+# home and write nothing but locks, in /tmp. No health check: `run` restarts what ends, and only the API (docker-compose.yml) has more to say.
 # PACKAGES=run for commands, handlers, agents and the API; PACKAGES=spark for what runs on Spark, with Java and the connector's jars.
 ARG PACKAGES=run
 
@@ -17,13 +18,15 @@ RUN pip install --require-hashes --requirement requirements/build.txt \
     && pip install --require-hashes --no-build-isolation --requirement requirements/$PACKAGES.txt
 COPY . .
 RUN pip install --no-deps --no-build-isolation --editable . \
-    && if [ "$PACKAGES" = spark ]; then python -m infra.dev.jars; fi
+    && if [ "$PACKAGES" = spark ]; then python -m infra.dev.jars; fi \
+    && python -m compileall -q . \
+    && pip uninstall --yes setuptools wheel pip
 
 FROM base
-RUN useradd --system --no-create-home samefold
+RUN pip uninstall --yes --root-user-action=ignore setuptools wheel pip
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /app
-USER samefold
+USER 10001:10001
 ENTRYPOINT ["samefold"]

@@ -1,7 +1,7 @@
 # One folder, .venv, holds all that set-up installs; delete it (or `make clean`) to start over.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-all check clean demo mutants chaos bench
+.PHONY: help setup run test test-all check sbom audit clean demo mutants chaos bench
 
 PYTHON ?= python3
 # Compiled files are kept: without them each process that a test starts would compile all modules first. Set-up compiles
@@ -14,6 +14,8 @@ REQUIREMENTS := $(firstword $(wildcard requirements/samefold.txt) requirements/d
 PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
 # Fewer examples of each property than in `make test-all`.
 QUICK = --hypothesis-profile=quick
+# Tools for the supply chain: what they need must not decide what the service runs on.
+TOOLS = $(VENV)/supply-chain
 # pip can't build PySpark where its cache, in HOME, can't be written.
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet $(shell test -w "$${PIP_CACHE_DIR:-$$HOME}" || echo --no-cache-dir)
 
@@ -28,7 +30,7 @@ run: setup ## Kafka, PostgreSQL and all processes of the service on this machine
 test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
 	@$(PYTEST) $(QUICK) -m "not slow" $(ARGS)
 
-test-all: setup ## all tests: searches, chaos, clusters, whole demos and benchmarks, too (what CI runs)
+test-all: setup $(TOOLS)/.installed ## all tests: searches, chaos, clusters, whole demos and benchmarks, too (what CI runs)
 	@$(PYTEST) $(ARGS)
 
 check: setup ## lint, format, types, released events and the tests that need no Kafka or PostgreSQL: a minute
@@ -38,11 +40,23 @@ check: setup ## lint, format, types, released events and the tests that need no 
 	@$(BIN)/samefold events check
 	@$(PYTEST) $(QUICK) -m "not integration and not slow" $(ARGS)
 
+sbom: setup $(TOOLS)/.installed ## what the service is made of, as CycloneDX, into sbom.cdx.json
+	@$(BIN)/python -m infra.dev.sbom sbom.cdx.json
+
+audit: setup $(TOOLS)/.installed ## known vulnerabilities of the pinned packages; fails where they can't be checked
+	@$(BIN)/python -m infra.dev.audit $(addprefix -r ,$(REQUIREMENTS) requirements/build.txt requirements/supply-chain.txt) $(ARGS)
+
 -include demo/demo.mk proofs/proofs.mk benchmarks/bench.mk
 
 clean: ## stop the development stack, remove its data (asks first) and .venv
 	@if [ -x $(BIN)/samefold ] && [ -d .samefold ]; then $(BIN)/samefold dev reset; fi
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(TOOLS)/.installed: $(VENV)/.packages requirements/supply-chain.txt
+	@echo "tools for make sbom and make audit into $(TOOLS)"
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(PIP) --python $(TOOLS)/bin/python install --no-compile --require-hashes --requirement requirements/supply-chain.txt
+	@touch $@
 
 $(VENV)/.packages: requirements/build.txt $(REQUIREMENTS)
 	@sh infra/dev/prerequisites.sh $(PYTHON)

@@ -3,13 +3,19 @@
 import re
 import subprocess
 import sys
-from importlib.metadata import packages_distributions
+from importlib.metadata import metadata, packages_distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("run", "spark", "development", "samefold", "build")
+SPDX = {
+    "MIT License": "MIT",
+    "Apache Software License": "Apache-2.0",
+    "BSD License": "BSD-3-Clause",
+    "Python Software Foundation License": "PSF-2.0",
+}
+NAMES = ("run", "spark", "development", "samefold", "build", "supply-chain")
 
 
 def named(text: str, pattern: str) -> set[str]:
@@ -26,8 +32,27 @@ def pinned(name: str) -> set[str]:
 
 
 def test_each_is_explained_and_nothing_else_is() -> None:
-    rows = named((ROOT / "docs" / "dependencies.md").read_text(), r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \|$")
+    rows = named((ROOT / "docs" / "dependencies.md").read_text(), r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \| [^|]+ \|$")
     assert {name for row in rows for name in row.split(", ")} == set().union(*map(wanted, NAMES))
+
+
+def licence_of(package: str) -> str:
+    """As its own metadata says."""
+    found = metadata(package)
+    kinds = [kind.rpartition(" :: ")[2] for kind in found.get_all("Classifier") or []]
+    by_kind = " OR ".join(sorted({SPDX[kind] for kind in kinds if kind in SPDX}))
+    return next(iter(found.get_all("License-Expression") or []), "") or by_kind or found["License"]
+
+
+def test_each_has_the_licence_that_its_metadata_says() -> None:
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    rows = re.findall(r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \| ([^|]+) \|$", text, re.MULTILINE)
+    installed = [
+        (names.split(", "), said) for names, said in rows if wanted("supply-chain").isdisjoint(names.split(", "))
+    ]
+    assert [
+        (names, said) for names, said in installed if said != ", ".join(dict.fromkeys(map(licence_of, names)))
+    ] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
