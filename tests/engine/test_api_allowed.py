@@ -380,7 +380,7 @@ def test_a_command_sent_again_by_its_sender_gets_its_answer(api: Api, shared_wor
     problem(post(api, "ada", name, "credit-interest", "i2", cents=5), 403, "not-allowed")
     problem(post(api, "bob", name, "credit-interest", "i1", cents=5), 403, "not-allowed")
     problem(post(api, "ada", name, "credit-interest", "i1", cents=6), 422, "key-reused")
-    assert scalar(shared_world, "select cents from balances_v1 where account = %s", name) == 5
+    assert scalar(shared_world, "select cents from balances_v2 where account = %s", name) == 5
 
 
 def test_who_sent_a_command_stands_in_commit_outcome_and_history(

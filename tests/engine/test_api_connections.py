@@ -141,7 +141,7 @@ def test_reads_that_hang_are_told_so_and_never_make_the_process_unready(
         ThreadPoolExecutor(8) as many,
     ):
         assert api.client.get("/views/balances").status_code == 200
-        locking.execute("lock table balances_v1 in access exclusive mode")
+        locking.execute("lock table balances_v2 in access exclusive mode")
         reads = [many.submit(ask, api.server.port, head("GET", "/views/balances")) for _ in range(8)]
         until(lambda: sum(one.done() for one in reads) >= 6, "those that got no connection are answered")
         assert [one.result().json["code"] for one in reads if one.done()] == ["too-many-readers"] * 6

@@ -70,10 +70,10 @@ object                select                      insert               update   
 balances              reader                      -                    -             -
 streams_accounts      -                           -                    -             -
 command_outcomes      -                           -                    -             -
-balances_v1           agent api                   agent                agent         agent
-statement_v1          agent api                   agent                agent         agent
-streams_accounts_v2   agent handler               agent                agent         agent
-command_outcomes_v1   agent handler api           agent                agent         agent
+balances_v2           agent api                   agent                agent         agent
+statement_v2          agent api                   agent                agent         agent
+streams_accounts_v3   agent handler               agent                agent         agent
+command_outcomes_v2   agent handler api           agent                agent         agent
 positions             agent policy handler api    agent policy         agent policy  -
 live                  agent policy handler api    agent                -             -
 topics                agent policy handler api    agent policy handler  -            -
@@ -111,7 +111,7 @@ BY_COLUMN = {
     ("agent", "lock table live in share row exclusive mode"): True,
     ("agent", "lock table positions in access exclusive mode"): True,  # who may update may lock
     ("handler", "lock table live in row exclusive mode"): False,
-    ("reader", "lock table balances_v1 in access share mode"): False,
+    ("reader", "lock table balances_v2 in access share mode"): False,
 }
 DDL = (
     "create table mine (a int)",
@@ -123,16 +123,16 @@ DDL = (
     "create type mine as enum ('a')",
     "create sequence mine",
     "create role mine",
-    "create index on balances_v1 (cents)",
-    "create rule mine as on insert to balances_v1 do nothing",
-    "alter table balances_v1 add column mine int",
+    "create index on balances_v2 (cents)",
+    "create rule mine as on insert to balances_v2 do nothing",
+    "alter table balances_v2 add column mine int",
     "alter view balances owner to {login}",
     "alter role {operator} password 'mine'",
     "alter database {database} set lock_timeout = 1",
-    "comment on table balances_v1 is 'mine'",
-    "drop table balances_v1",
+    "comment on table balances_v2 is 'mine'",
+    "drop table balances_v2",
     "drop view balances",
-    "truncate balances_v1",
+    "truncate balances_v2",
     "truncate outbox",
     "grant {owner} to {login}",
     "set role {owner}",
@@ -182,7 +182,11 @@ def whole(place: RoleWorld, kind: str, name: str) -> str:
 def test_the_matrix_names_every_table(shared: RoleWorld) -> None:
     with shared.connected() as db:
         found = {name for (name,) in db.execute("select tablename from pg_tables where schemaname = 'public'")}
-    others = {name for name in found if re.fullmatch(r"(streams_|daily_totals|transfers).*_v\d+", name)}
+    others = {
+        name
+        for name in found
+        if re.fullmatch(r"(streams_|daily_totals|transfers).*_v\d+|(balances|statement|command_outcomes)_v1", name)
+    }
     assert found - others <= {row[0] for row in ROWS}
 
 
@@ -270,21 +274,21 @@ def test_what_rebuilds_make_has_the_owner_and_the_rights_of_its_name(place: Role
     keeper.life(["1", "2"], 3)
     fold_all(place.admin)
     settings = place.of("operator") if by == "operator" else place.admin
-    before = {name: all_rights(place, name) for name in ("statement", "statement_v1", "streams_accounts_v2")}
+    before = {name: all_rights(place, name) for name in ("statement", "statement_v2", "streams_accounts_v3")}
     owner = place.role("owner")
     assert {who for who, _ in before.values()} == {owner}
     rebuild(settings, ["statement"], agent_views("core"), processes=1)
     made = {view: live_table(place.admin, view) for view in ("statement", "streams_accounts")}
-    assert made == {"statement": "statement_v1_r2", "streams_accounts": "streams_accounts_v2_r2"}
-    assert all_rights(place, "statement_v1_r2") == before["statement_v1"]
-    assert all_rights(place, "streams_accounts_v2_r2") == before["streams_accounts_v2"]
+    assert made == {"statement": "statement_v2_r2", "streams_accounts": "streams_accounts_v3_r2"}
+    assert all_rights(place, "statement_v2_r2") == before["statement_v2"]
+    assert all_rights(place, "streams_accounts_v3_r2") == before["streams_accounts_v3"]
     assert all_rights(place, "statement") == before["statement"]
     with place.connected() as db:  # columns that differ: the SQL view is not replaced but made again
         db.execute("drop view statement")
         replace_sql_view(db, "statement")
     upgrade(settings)
     assert all_rights(place, "statement") == before["statement"]
-    drop_tables(settings, droppable(settings, "statement", "statement_v1"), None)
+    drop_tables(settings, droppable(settings, "statement", "statement_v2"), None)
     with place.connected("reader") as db:
         assert db.execute("select count(distinct account) from statement").fetchone() == (2,)
     keeper.life(["1", "2"], 2)
@@ -300,7 +304,7 @@ def test_tables_of_the_past_are_for_people(place: RoleWorld, samefold: Samefold)
     now = datetime.now(UTC).isoformat()
     done = samefold("rebuild", "balances", "--no-switch", "--as-of", now, settings=place.of("operator"))
     assert done.returncode == 0, done.stderr
-    [table] = re.findall(r"balances_v1_asof_\d+", done.stdout)[:1]
+    [table] = re.findall(r"balances_v2_asof_\d+", done.stdout)[:1]
     assert may(place, "reader", f"select * from {table}", unlocked=False)
     assert not may(place, "api", f"select * from {table}")
 
@@ -334,7 +338,7 @@ def test_a_process_that_may_not_is_told_what_may(place: RoleWorld, samefold: Sam
     set_up(place.admin)
     refused = [
         samefold(*command, settings=place.of("agent"))
-        for command in (("db", "upgrade"), ("rebuild", "balances"), ("views", "drop", "balances", "balances_v1_r2"))
+        for command in (("db", "upgrade"), ("rebuild", "balances"), ("views", "drop", "balances", "balances_v2_r2"))
     ]
     refused.append(samefold("parked", "list", settings=place.of("handler")))
     refused.append(samefold("outbox", "list", settings=place.of("api")))
@@ -434,7 +438,7 @@ def test_an_existing_database_is_handed_over(stack: Stack) -> None:
             assert not may(place, role, "select answer()")
             assert not may(place, role, "select * from odd")
         assert not may(place, "reader", "select * from positions")
-        assert may(place, "agent", "select * from balances_v1")
+        assert may(place, "agent", "select * from balances_v2")
 
 
 def test_an_administrator_need_not_be_a_superuser(stack: Stack) -> None:
@@ -452,7 +456,7 @@ def test_an_administrator_need_not_be_a_superuser(stack: Stack) -> None:
         place.apply()
         assert all_rights(place, "positions")[0] == place.role("owner")
         assert may(place, "reader", "select * from balances", unlocked=False)
-        assert not may(place, "reader", "select * from balances_v1")
+        assert not may(place, "reader", "select * from balances_v2")
 
 
 def test_a_right_too_many_is_taken_back(place: RoleWorld) -> None:

@@ -93,7 +93,7 @@ def test_people_see_the_document_without_anything_from_elsewhere(api: Api) -> No
 
 
 def test_every_kind_of_problem_is_explained() -> None:
-    explained = PAGE + (ROOT / "docs" / "reading.md").read_text()
+    explained = PAGE + "".join((ROOT / "docs" / name).read_text() for name in ("reading.md", "access.md"))
     assert [code for code in problems.KINDS if f"`{code}`" not in explained] == []
 
 
