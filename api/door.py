@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.caller_limits import TOO_MANY_REQUESTS, Bucket, CallerLimits
-from api.issuer import BadToken, Issuer, KeysNotKnown, Verified
+from api.issuer import Issuer, KeysNotKnown, TokenRefused, Verified
 from api.problems import Problem, kind, kind_of, problem_of
 from api.requests import BAD_HEADER
 from infra.access import Caller
@@ -69,12 +69,12 @@ class Door:
             return await self._issuer.caller_of(_token(scope["headers"]))
         except KeysNotKnown as error:
             raise problem_of(error) from None
-        except BadToken as error:
+        except TokenRefused as error:
             problem = NOT_AUTHENTICATED(error.message, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
             self._log(scope, error)
             raise problem from None
 
-    def _log(self, scope: Scope, error: BadToken) -> None:
+    def _log(self, scope: Scope, error: TokenRefused) -> None:
         if self._logged.take():
             self._not_logged += 1
             return
@@ -104,5 +104,5 @@ def _token(headers: Iterable[tuple[bytes, bytes]]) -> str:
     if len(given) > 1:
         raise BAD_HEADER(f"Authorization comes {len(given)} times; it must come once.")
     if (found := _BEARER(given[0])) is None:
-        raise BadToken("The header Authorization holds no bearer token.")
+        raise TokenRefused("The header Authorization holds no bearer token.")
     return found[1].decode()

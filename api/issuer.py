@@ -43,7 +43,7 @@ MAX_SUBJECT_BYTES = 200
 """Subjects are stored with each command."""
 
 
-class BadToken(SamefoldError):
+class TokenRefused(SamefoldError):
     """The token is not valid."""
 
 
@@ -79,11 +79,11 @@ class Issuer:
     async def keep_reading(self) -> None:
         """Read the keys now and then, for ever."""
         while True:
-            await self._refresh(AGAIN_S)
+            await self._refresh()
             await asyncio.sleep(FRESH_S if self._read[1] is None else AGAIN_S)
 
     async def caller_of(self, token: str) -> Verified:
-        """Who shows the token. Raises BadToken, KeysNotKnown."""
+        """Who shows the token. Raises TokenRefused, KeysNotKnown."""
         digest = hashlib.sha256(token.encode()).digest()
         found = self._remembered.get(digest)
         if found is None:
@@ -92,21 +92,21 @@ class Issuer:
                 del self._remembered[next(iter(self._remembered))]
             self._remembered[digest] = found
         if found.until <= time.time():
-            raise BadToken("The token has expired.")
+            raise TokenRefused("The token has expired.")
         return found
 
     async def _key_of(self, token: str) -> PyJWK:
         try:
             ident = jwt.get_unverified_header(token).get("kid")
         except jwt.InvalidTokenError:
-            raise BadToken("The token is not a JWT.") from None
+            raise TokenRefused("The token is not a JWT.") from None
         if ident not in self._keys:
-            await self._refresh(AGAIN_S)
+            await self._refresh()
         if (key := self._keys.get(ident)) is not None:
             return key
         if (wrong := self._read[1]) is not None:
             raise wrong
-        raise BadToken("The token is signed with a key that is not one of the issuer's.")
+        raise TokenRefused("The token is signed with a key that is not one of the issuer's.")
 
     def _verified(self, token: str, key: PyJWK) -> Verified:
         settings = self._settings
@@ -122,18 +122,18 @@ class Issuer:
             )
             until = float(claims["exp"]) + LEEWAY_S
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
-            raise BadToken(_WRONG.get(type(error), "The token is not valid.")) from None
+            raise TokenRefused(_WRONG.get(type(error), "The token is not valid.")) from None
         subject = claims["sub"]
         size = len(subject.encode(errors="replace"))
         if not 0 < size <= MAX_SUBJECT_BYTES or not subject.isprintable() or subject.startswith("policy:"):
-            raise BadToken("The token's subject is not a name that this service can keep.")
+            raise TokenRefused("The token's subject is not a name that this service can keep.")
         caller = Caller(subject, _names(_at(claims, settings.jwt_roles_claim)), _names(claims.get("scope")), claims)
         return Verified(caller, until)
 
-    async def _refresh(self, not_within_s: float) -> None:
+    async def _refresh(self) -> None:
         """Read the keys, unless someone else just has."""
         async with self._reading:
-            if time.monotonic() - self._read[0] < not_within_s:
+            if time.monotonic() - self._read[0] < AGAIN_S:
                 return
             try:
                 keys = _usable(await _keys_of(self._settings))

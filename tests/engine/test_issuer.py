@@ -17,7 +17,7 @@ import jwt
 import pytest
 
 from api import issuer as issuers
-from api.issuer import BadToken, Issuer, KeysNotKnown
+from api.issuer import Issuer, KeysNotKnown, TokenRefused
 from infra.access import Caller
 from infra.settings import Settings
 from tests.engine.tokens import AUDIENCE, IssuerServer, Keys, issuer_server, key_file, locked
@@ -155,7 +155,7 @@ def _signed(keys: Keys, **claims: Any) -> str:
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_token_is_refused_with_the_reason(issuer: Issuer, keys: Keys, name: str) -> None:
     make, why = BAD[name]
-    with pytest.raises(BadToken, match=why):
+    with pytest.raises(TokenRefused, match=why):
         caller(issuer, make(keys))
 
 
@@ -173,7 +173,7 @@ def test_a_remembered_token_ends_too(issuer: Issuer, keys: Keys, monkeypatch: py
     token, now = keys.token(), time.time()
     assert caller(issuer, token).subject == "ada"
     monkeypatch.setattr(time, "time", lambda: now + 60 + issuers.LEEWAY_S + 1)
-    with pytest.raises(BadToken, match="expired"):
+    with pytest.raises(TokenRefused, match="expired"):
         caller(issuer, token)
 
 
@@ -224,7 +224,7 @@ def test_unknown_keys_make_the_issuer_be_asked_now_and_then_only(server: IssuerS
 
     async def ask() -> None:
         found = await asyncio.gather(*map(issuer.caller_of, strangers), return_exceptions=True)
-        assert {type(one) for one in found} == {BadToken}
+        assert {type(one) for one in found} == {TokenRefused}
 
     asyncio.run(ask())
     assert server.asked == ["/jwks"]
@@ -241,9 +241,9 @@ def test_a_key_that_was_withdrawn_is_worth_nothing_even_for_remembered_tokens(
     del keys.private["one"]
     server.serve(keys)
     clock.now += issuers.FRESH_S
-    with pytest.raises(BadToken, match="not one of"):
+    with pytest.raises(TokenRefused, match="not one of"):
         caller(issuer, keys.token("two", headers={"kid": "unheard"}))  # makes the keys be read again
-    with pytest.raises(BadToken, match="not one of"):
+    with pytest.raises(TokenRefused, match="not one of"):
         caller(issuer, token)
 
 

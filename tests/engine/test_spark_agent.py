@@ -30,7 +30,7 @@ from infra.log.source import LogTrimmed
 from infra.processes.faultpoints import AgentPoint
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, SEED, Samefold
+from infra.testing.fixtures import SEED, Samefold
 from projections.engine.fold.errors import OutOfStep, UnreadableEvent
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
@@ -43,6 +43,7 @@ from spark_jobs.stream_source import SecretUnfit
 from tests.engine.bankviews import live_table, make_tables, rows
 from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, start
 from tests.engine.spark_armed import Armed, order, views_of
+from tests.engine.spawned import spawned
 from tests.engine.spine import delete, handler, in_a_transaction, produce, scalar, send, set_up, until, withdraw
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
                 wait_for_commits_of(world, f"spark-{number}")
         with (
             process("projections.engine.live.agent", world, tmp_path, "faust") as faust,
-            spawned(world, tmp_path, "supervisor", *run_on_spark) as spark,
+            spawned(world, tmp_path / "supervisor.log", *run_on_spark) as spark,
         ):
             wait_for_commits_of(world, "faust")
             until(lambda: "starting on Spark" in (tmp_path / "supervisor.log").read_text(), "Spark starts", PATIENCE_S)
@@ -542,28 +543,10 @@ UNFIT: Any = make_dataclass("MoneyDeposited", [("cents", str, "many")])
 
 
 @contextmanager
-def spawned(world: Settings, folder: Path, name: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of a world, which is killed at the end of the block."""
-    with (folder / f"{name}.log").open("ab") as output:
-        running = subprocess.Popen(
-            command,
-            env=os.environ | world.environment() | {"PYTHONPATH": str(ROOT)},
-            cwd=folder,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield running
-    finally:
-        running.kill()
-        running.wait(30)
-
-
-@contextmanager
 def process(module: str, world: Settings, folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent's process."""
     where = ("--master", "local[2,4]") if module == "spark_jobs.agent" else ()
-    with spawned(world, folder, name, sys.executable, "-m", module, "--name", name, *where) as running:
+    with spawned(world, folder / f"{name}.log", sys.executable, "-m", module, "--name", name, *where) as running:
         yield running
 
 
