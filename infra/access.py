@@ -19,7 +19,7 @@ MODULE = "access"
 
 
 class BadAccess(SamefoldError):
-    """`access.py` is missing, or what it says can't be applied."""
+    """The rules of who may do what are missing, or can't be applied."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def test_the_next_release_is_this_code_with_an_event_and_a_view_changed(tmp_path
     [version, column, of_event, file] = subprocess.check_output(
         [sys.executable, "-c", program], cwd=ROOT, env=os.environ | tree.environment(tmp_path / "next"), text=True
     ).split()
-    assert (version, column, of_event) == ("2", "deposited", "2")
+    assert (version, column, of_event) == ("3", "deposited", "2")
     assert Path(file).is_relative_to(tmp_path), "and not the tree from which it was started"
 
 

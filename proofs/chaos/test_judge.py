@@ -276,4 +276,4 @@ def test_void_records_have_no_effect() -> None:
         v: r for v, r in late.lines.items() if v not in times
     }
     assert late.readers[0].void == 3
-    assert good.lines["balances"] == {("ada",): "ada\t110\t100\t2026-01-01\t2026-01-02\t2\t\t0"}
+    assert good.lines["balances"] == {("ada",): "ada\t110\t100\t2026-01-01\t2026-01-02\t2\t\t\t0"}

@@ -251,8 +251,8 @@ def database() -> Database:
     server.stop()
     server.start()
     settings = Settings(database_url=server.url(), kafka_bootstrap="model:9092", events_topic=TOPIC)
-    make_tables(settings, code(1, more=True))
     make_tables(settings, {"balances": code(2)["balances"]})
+    make_tables(settings, code(1, more=True))  # last: the SQL view is over the table that the first start makes live
     found = Database(settings)
     atexit.register(found.observer.close)
     return found

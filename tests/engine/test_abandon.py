@@ -175,9 +175,9 @@ def test_a_frozen_builder_is_ended_and_does_no_harm_when_it_wakes(bank: Bookkeep
         was = {name: rows(world, name) for name in ("balances", "statement")}
         assert wakes_up(frozen) == (3, "build-abandoned")
     for name, before in was.items():
-        assert live_table(world, name) == f"{name}_v1_r3"
+        assert live_table(world, name) == f"{all_views()[name].table_name}_r3"
         assert rows(world, name) == before
-        assert build_states(world, name)[f"{name}_v1_r2"] == "abandoned"
+        assert build_states(world, name)[f"{all_views()[name].table_name}_r2"] == "abandoned"
     assert verify(world, all_views()).differences == 0
 
 

@@ -177,7 +177,7 @@ def test_it_holds_while_another_set_is_live(log: Log, tmp_path: Path) -> None:
             db.execute("update live set version = 7 where view = 'balances'")
             db.execute("update positions set generation = %s", [uuid4()])
         log.deposit("a", 1)
-        until(lambda: one.says("balances is live as v7, this code has v1"), "it says what is live")
+        until(lambda: one.says("balances is live as v7, this code has v2"), "it says what is live")
         assert one.says("samefold rebuild balances")
         assert transactions(log.settings) == {"a": 1}
         assert one.process.poll() is None

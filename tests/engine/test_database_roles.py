@@ -35,7 +35,7 @@ from projections.engine.rebuild.dropping import drop_tables, droppable
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.command_types import make_types_live
 from projections.engine.verify.verify import verify
-from projections.engine.views.core_views import agent_views
+from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.sql_views import replace_sql_view
 from tests.engine.bankviews import live_table
 from tests.engine.bookkeeper import Bookkeeper, fold_all
@@ -640,7 +640,7 @@ def test_each_process_runs_as_its_role(
                     lambda: client.get("/views/balances/bob").json()["row"]["cents"] == 100, "a policy moved the money"
                 )
                 run("rebuild", "balances", "statement")
-                run("switch", "balances", "1")
+                run("switch", "balances", str(all_views()["balances"].version))
                 send("/accounts/bob/deposit", cents=1, on="2026-11-22")
                 assert client.get("/views/balances/bob").json()["row"]["cents"] == 101
                 until(lambda: bool(records_of(world, world.public_topic)), "it is published")

@@ -20,7 +20,7 @@ from projections.engine.rebuild.workers import Advance
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from spark_jobs.engine import Spark
-from tests.engine.bankviews import build_states, rows
+from tests.engine.bankviews import build_states, live_table, rows
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.spark_tasks import Staged, load_staged, load_without_parts, seen
 from tests.engine.spine import scalar, set_up, until
@@ -67,7 +67,7 @@ def _written(world: Settings, made: Sequence[Build]) -> dict[str, list[tuple[obj
 
 
 def _live(world: Settings) -> dict[str, list[tuple[object, ...]]]:
-    return {name: rows(world, f"{name}_v1") for name in VIEWS}
+    return {name: rows(world, live_table(world, name)) for name in VIEWS}
 
 
 @pytest.mark.parametrize("point", [BEFORE, AFTER])

@@ -421,8 +421,8 @@ def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: B
     found = _look(world, {}, "balances", "statement")
     assert found.tables == {"balances": "balances_v2_asof_2", "statement": "statement_v2_asof_2"}
     for view_name in ("balances", "statement"):
-        assert build_states(world, view_name)[f"{view_name}_v1_asof_1"] == "abandoned"
-        assert scalar(world, f"select to_regclass('{view_name}_v1_asof_1')") is None
+        assert build_states(world, view_name)[f"{view_name}_v2_asof_1"] == "abandoned"
+        assert scalar(world, f"select to_regclass('{view_name}_v2_asof_1')") is None
         assert rows(world, found.tables[view_name]) == rows(world, live_table(world, view_name))
     assert verify(world, all_views()).differences == 0
 

@@ -75,7 +75,7 @@ def test_an_attempt_that_comes_on_is_waited_for(part: tuple[Part, Build], monkey
 
 
 LINE = ("somebody",)
-REST = (date(2026, 1, 1), "kind", *["x" * 50] * 4, 1, 1)
+REST = (date(2026, 1, 1), "kind", *["x" * 50] * 4, 1, 1, "")
 WAITING = """
 select count(*) from pg_stat_activity
  where datname = current_database() and starts_with(application_name, 'samefold build') and wait_event_type = 'Lock'

@@ -215,7 +215,7 @@ def test_each_module_that_decodes_folds_or_writes_is_code() -> None:
         f"processes/{name}"
         for name in ("__init__", "code_identity", "faultpoints", "garbage_collector", "process_end", "services")
     }
-    others |= {f"database/{name}" for name in ("__init__", "connect", "own_tables", "revisions")}
+    others |= {f"database/{name}" for name in ("__init__", "connect", "own_tables", "revisions", "roles")}
     told = (
         "import sys, projections.engine.rebuild.rebuild, projections.engine.verify.verify, infra.archive.jobs, spark_jobs.stream\n"
         "projections.engine.views.core_views.all_views()\n"

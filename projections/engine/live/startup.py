@@ -24,6 +24,7 @@ from projections.engine.store.command_types import add_types
 from projections.engine.store.event_types import record_event_types
 from projections.engine.store.positions import Positions, read_positions, set_generation
 from projections.engine.views.core_views import code_set
+from projections.engine.views.sql_views import is_in_sql_view
 from projections.engine.views.view import CORE, View
 
 log = logging.getLogger(__name__)
@@ -172,13 +173,10 @@ def _start(connection: Connection, agent: str, views: Mapping[str, View], contra
 
 
 def _warn_of_missing_sql_views(connection: Connection, views: Mapping[str, View]) -> None:
-    """Commands and the API do without them, and to make them is not an agent's right."""
-    missing = connection.execute(
-        "select view from live where view = any(%s) and to_regclass(quote_ident(view)) is null order by view",
-        [list(views)],
-    ).fetchall()
-    if missing:
-        names = ", ".join(name for (name,) in missing)
+    """Or that lack the live table. Commands and the API do without them, and to make them is not an agent's right."""
+    live = connection.execute("select view, table_name from live where view = any(%s) order by view", [list(views)])
+    if missing := [view for view, table in live.fetchall() if not is_in_sql_view(connection, view, table)]:
+        names = ", ".join(missing)
         log.warning(
             "there is no SQL view for people of %s: run `samefold db upgrade`, which makes what is missing", names
         )
