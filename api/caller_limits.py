@@ -66,8 +66,9 @@ class CallerLimits:
     def _bucket(self, subject: str) -> Bucket:
         bucket = self._buckets.get(subject)
         if bucket is None:
+            if len(self._buckets) >= MOST_CALLERS:  # the one who has been silent for longest and waits for nothing
+                idle = (one for one, known in self._buckets.items() if not known.running)
+                self._buckets.pop(next(idle, ""), None)
             bucket = self._buckets[subject] = Bucket(self._rate, max(1, 2 * self._rate))
-            if len(self._buckets) > MOST_CALLERS:  # the one who has been silent for longest and waits for nothing
-                del self._buckets[next(one for one, idle in self._buckets.items() if not idle.running)]
         self._buckets.move_to_end(subject)
         return bucket

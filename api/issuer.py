@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import httpx
 import jwt
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures only: no `none`, and no HMAC, whose secret could be a public key."""
+KINDS = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+"""The kind of key that an algorithm needs, by its first two letters."""
 LEEWAY_S = 30
 """How far the issuer's clock and this one may be apart."""
 FRESH_S = 300
@@ -37,7 +40,8 @@ AGAIN_S = 10
 READ_S = 5
 """How long reading them may take."""
 MOST_BYTES = 1_000_000
-MOST_REMEMBERED = 10_000
+MAX_TOKEN_BYTES = 8_192
+MOST_REMEMBERED = 2_000
 """Tokens that were found good; to check a signature takes longer than all the rest of the door."""
 MAX_SUBJECT_BYTES = 200
 """Subjects are stored with each command."""
@@ -53,6 +57,10 @@ class KeysNotKnown(SamefoldError):
     is_public = True
 
 
+Keys: TypeAlias = dict[tuple[str | None, str], dict[str, Any]]
+"""The issuer's public keys, as JWKs (RFC 7517), by id and kind."""
+
+
 class Verified(NamedTuple):
     """A good token's caller, and until when the token is one, in seconds since the epoch."""
 
@@ -65,7 +73,7 @@ class Issuer:
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
-        self._keys: dict[str | None, PyJWK] = {}
+        self._keys: Keys = {}
         self._read: tuple[float, SamefoldError | None] = -AGAIN_S, KeysNotKnown("The issuer's keys were not read yet.")
         """When the keys were last asked for, by the monotonic clock, and what was wrong."""
         self._reading = asyncio.Lock()
@@ -84,6 +92,8 @@ class Issuer:
 
     async def caller_of(self, token: str) -> Verified:
         """Who shows the token. Raises TokenRefused, KeysNotKnown."""
+        if len(token) > MAX_TOKEN_BYTES:
+            raise TokenRefused(f"The token has more than {MAX_TOKEN_BYTES} bytes.")
         digest = hashlib.sha256(token.encode()).digest()
         found = self._remembered.get(digest)
         if found is None:
@@ -97,15 +107,23 @@ class Issuer:
 
     async def _key_of(self, token: str) -> PyJWK:
         try:
-            ident = jwt.get_unverified_header(token).get("kid")
+            header = jwt.get_unverified_header(token)
         except jwt.InvalidTokenError:
             raise TokenRefused("The token is not a JWT.") from None
-        if ident not in self._keys:
+        algorithm = str(header.get("alg"))
+        if algorithm not in ALGORITHMS:
+            raise TokenRefused("The token's algorithm is not allowed.")
+        name = header.get("kid"), KINDS[algorithm[:2]]
+        if name not in self._keys:
             await self._refresh()
-        if (key := self._keys.get(ident)) is not None:
-            return key
+        if (key := self._keys.get(name)) is not None:
+            try:
+                return PyJWK(key, key.get("alg", algorithm))
+            except jwt.PyJWTError:
+                raise TokenRefused("The token's algorithm is not that of the key.") from None
         if (wrong := self._read[1]) is not None:
-            raise wrong
+            # a new one: an error that is raised again keeps the frames of all requests
+            raise KeysNotKnown(wrong.message, wrong.hint)
         raise TokenRefused("The token is signed with a key that is not one of the issuer's.")
 
     def _verified(self, token: str, key: PyJWK) -> Verified:
@@ -127,7 +145,12 @@ class Issuer:
         size = len(subject.encode(errors="replace"))
         if not 0 < size <= MAX_SUBJECT_BYTES or not subject.isprintable() or subject.startswith("policy:"):
             raise TokenRefused("The token's subject is not a name that this service can keep.")
-        caller = Caller(subject, _names(_at(claims, settings.jwt_roles_claim)), _names(claims.get("scope")), claims)
+        caller = Caller(
+            subject,
+            _names(_at(claims, settings.jwt_roles_claim)),
+            _names(claims.get("scope")),
+            MappingProxyType(claims),
+        )
         return Verified(caller, until)
 
     async def _refresh(self) -> None:
@@ -138,16 +161,14 @@ class Issuer:
             try:
                 keys = _usable(await _keys_of(self._settings))
                 wrong = None if keys else KeysNotKnown("The issuer names no key that signatures can be checked with.")
-            except (httpx.HTTPError, OSError, ValueError, msgspec.DecodeError, TimeoutError) as error:
+            except Exception as error:  # whatever an issuer may answer with: known keys stay good
                 keys, wrong = {}, KeysNotKnown("The issuer's keys can't be read.", "See the log of this process.")
                 self._status.wrong(
                     "keys", f"the issuer's keys can't be read: {type(error).__name__}: {error}", "unread"
                 )
             if wrong is None:
                 self._status.well("keys", "the issuer's keys can be read again")
-                if {ident: key.key for ident, key in keys.items()} != {
-                    ident: key.key for ident, key in self._keys.items()
-                }:
+                if keys != self._keys:
                     self._remembered.clear()  # a key that the issuer has withdrawn signs nothing any more
                 self._keys = keys
             self._read = time.monotonic(), wrong
@@ -191,21 +212,22 @@ async def _json(client: httpx.AsyncClient, url: str) -> Mapping[str, Any]:
     return msgspec.json.decode(body, type=dict[str, Any])
 
 
-def _usable(key_set: Any) -> dict[str | None, PyJWK]:
-    """By key id, those that signatures can be checked with. A single key may be named by None, too."""
-    found: dict[str | None, PyJWK] = {}
+def _usable(key_set: Any) -> Keys:
+    """Those that signatures can be checked with. A kind's only key may be named by None, too."""
+    found: Keys = {}
     listed = key_set.get("keys") if isinstance(key_set, dict) else None
     for one in listed if isinstance(listed, list) else ():
         if not isinstance(one, dict) or one.get("use", "sig") != "sig" or not isinstance(one.get("kid"), str | None):
             continue
         try:
-            key = PyJWK(one)
+            algorithm = PyJWK(one).algorithm_name
         except (jwt.PyJWTError, ValueError, TypeError):
             continue  # of a kind that this library does not know
-        if key.algorithm_name in ALGORITHMS:
-            found[key.key_id] = key
-    if len(found) == 1:
-        found[None] = next(iter(found.values()))
+        if algorithm in ALGORITHMS and "verify" in one.get("key_ops", ["verify"]):
+            found[one.get("kid"), KINDS[algorithm[:2]]] = one
+    for kind in {kind for _, kind in found}:
+        if len(keys := [key for name, key in found.items() if name[1] == kind]) == 1:
+            found[None, kind] = keys[0]
     return found
 
 

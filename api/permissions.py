@@ -29,7 +29,7 @@ def rows_for(request: Request, view: View) -> Rows | None:
     allowed = _access(services_of(request)).may_read(caller, view.name)
     if allowed is True:
         return None
-    if not isinstance(allowed, Rows):
+    if not (isinstance(allowed, Rows) and allowed):
         raise _denied(caller, f"read {view.name}")
     allowed_values(view, allowed)
     return allowed
@@ -41,7 +41,7 @@ def readable(request: Request, views: Mapping[str, View]) -> list[View]:
         return list(views.values())
     may_read = _access(services_of(request)).may_read
     found = ((view, may_read(caller, view.name)) for view in views.values())
-    return [view for view, allowed in found if allowed is True or isinstance(allowed, Rows)]
+    return [view for view, allowed in found if allowed is True or (isinstance(allowed, Rows) and allowed)]
 
 
 async def require_may_send(services: Services, caller: Caller, stream: str, command_id: str, command: object) -> None:
@@ -64,7 +64,8 @@ async def _exists(services: Services, row: Row) -> bool:
     if view is None or missing:  # a value may be one of the command's, and is not logged
         why = f"lacks the key's column '{missing[0]}'" if view else "is of a view that there is not"
         raise BadAccess(f"access.py: Row('{row.view}') {why}.", "Name a view, and all columns of its key.")
-    only = _rows(row)
+    if not (only := Rows(**row.columns)):
+        return False
     values = dict(zip(only.shape[0], allowed_values(view, only), strict=True))
     key = tuple(values[column.name] for column in view.key)
     stream = stream_of(view, key)
@@ -74,13 +75,6 @@ async def _exists(services: Services, row: Row) -> bool:
 
 def _access(services: Services) -> Access:
     return services.access or access()
-
-
-def _rows(row: Row) -> Rows:
-    try:
-        return Rows(**row.columns)
-    except ValueError as error:
-        raise BadAccess(f"access.py: Row('{row.view}'): {error}.", "Deny it instead.") from None
 
 
 def _denied(caller: Caller, what: str) -> Problem:

@@ -20,6 +20,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from infra.access import BadAccess
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
@@ -112,6 +113,8 @@ def problem_of(error: SamefoldError, **members: Any) -> Problem:
 def kind_of(error: type[SamefoldError]) -> Kind:
     """The kind of a named error. Its title is the first sentence of the docstring of its class."""
     title = " ".join((error.__doc__ or error.code).split()).partition(". ")[0].rstrip(".")
+    if issubclass(error, BadAccess):  # sent again, it fails again
+        return Kind(500, error.code, f"{title}.")
     return Kind(503, error.code, f"{title}.", RETRY_AFTER_S)
 
 
@@ -171,7 +174,7 @@ async def _named(_request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     if not error.is_public:  # what the client does not learn is logged
         problem = traceable(problem)
-        log.warning("answered 503 %s: %s", error.code, error)
+        log.warning("answered %d %s: %s", problem.kind.status, error.code, error)
     return problem.response()
 
 

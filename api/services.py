@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
+from weakref import WeakValueDictionary
 
 from fastapi import Request
 
@@ -68,6 +69,15 @@ class Slots:
     def give_back(self) -> None:
         self.taken -= 1
         self._free.release()
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """A slot for the time of a block. Raises Problem 429."""
+        await self.take()
+        try:
+            yield
+        finally:
+            self.give_back()
 
 
 class DatabaseBusy(SamefoldError):
@@ -143,6 +153,7 @@ class Services:
         self.views = ViewReader(settings, ReadersPool(self.pool, settings.api_connections), self.positions, self.keys)
         # half of the connections are for lists that no index leads to; they would block all other reads
         self.searches = Slots(settings.api_connections // 2, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
+        self._searching: WeakValueDictionary[str, Slots] = WeakValueDictionary()
         self.subscribers = Slots(settings.api_max_live, TOO_MANY_SUBSCRIBERS)
         self._feeds: dict[str, RowFeed] = {}
 
@@ -155,6 +166,14 @@ class Services:
     def events(self) -> Topic:
         """The log. Raises Problem 503 where it can't be used."""
         return self._topics()[1]
+
+    @asynccontextmanager
+    async def searching(self, caller: str | None) -> AsyncIterator[None]:
+        """For the time of a search; of one caller there is one at a time, so that others have theirs. Raises Problem 429."""
+        slot = Slots(1, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
+        own = slot if caller is None else self._searching.setdefault(caller, slot)
+        async with own.one(), self.searches.one():
+            yield
 
     def feed(self, view: View) -> RowFeed:
         """The live rows of that view."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from inspect import Parameter
-from itertools import takewhile
 from typing import Annotated, Any, NotRequired
 from urllib.parse import urlencode
 
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from api import openapi
-from api.door import valid_for_s
+from api.door import caller_of, valid_for_s
 from api.live_rows import EventStream
 from api.openapi import JSON, Json, Parked, Position, Route, parameter, responses
 from api.permissions import DENIED, readable, rows_for
@@ -188,16 +188,12 @@ def _page(view: View) -> Route:
     async def route(request: Request) -> Response:
         only, asked = rows_for(request, view), question_of(view, request)
         most, services = asked.limit + 1, services_of(request)
-        searches = services.searches if any(is_search(view, one) for one in _filtered(asked.filters, only)) else None
-        if searches:
-            await searches.take()
-        try:
+        caller = caller_of(request)
+        is_one = any(is_search(view, one) for one in _filtered(asked.filters, only))
+        async with services.searching(caller.subject if caller else None) if is_one else nullcontext():
             found = await found_by(
                 view, request, lambda: services.views.page(view, asked.filters, asked.after_key, most, only)
             )
-        finally:
-            if searches:
-                searches.give_back()
         rows = (await services.views.shown(found))[: asked.limit]
         next_page = None
         if len(found.rows) > asked.limit:
@@ -256,8 +252,8 @@ async def found_by(view: View, request: Request, read: Callable[[], Awaitable[Fo
 
 
 def is_search(view: View, filtered: Collection[str]) -> bool:
-    """Whether a page is filtered by other columns than the first of the key, so that no index helps."""
-    return not set(filtered) <= set(takewhile(lambda name: name in filtered, (column.name for column in view.key)))
+    """Whether a page is filtered, and not by the key's first column, so that no index helps."""
+    return bool(filtered) and view.key[0].name not in filtered
 
 
 def _filtered(filters: Mapping[str, Any], rows: Rows | None) -> list[set[str]]:

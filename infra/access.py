@@ -38,12 +38,15 @@ class Rows:
     __slots__ = ("any_of",)
 
     def __init__(self, **columns: Any) -> None:
-        """Values are of the column's own type, and not None: a row without a value belongs to nobody."""
+        """Values are of the column's own type. With None there are no rows: one without a value belongs to nobody."""
         if not columns:
             raise ValueError("Rows() names no column: return True for all rows")
-        if wrong := [name for name, value in columns.items() if value is None]:
-            raise ValueError(f"Rows({wrong[0]}=None): a row without a value belongs to nobody")
-        self.any_of: tuple[tuple[tuple[str, Any], ...], ...] = (tuple(sorted(columns.items())),)
+        is_nobodys = any(value is None for value in columns.values())
+        self.any_of: tuple[tuple[tuple[str, Any], ...], ...] = () if is_nobodys else (tuple(sorted(columns.items())),)
+
+    def __bool__(self) -> bool:
+        """Whether there can be any."""
+        return bool(self.any_of)
 
     def __or__(self, other: Rows) -> Rows:
         both = object.__new__(Rows)
@@ -57,7 +60,8 @@ class Rows:
         return hash(self.any_of)
 
     def __repr__(self) -> str:
-        return " | ".join(f"Rows({', '.join(f'{name}={value!r}' for name, value in one)})" for one in self.any_of)
+        found = (f"Rows({', '.join(f'{name}={value!r}' for name, value in one)})" for one in self.any_of)
+        return " | ".join(found) or "no rows"
 
     @property
     def shape(self) -> tuple[tuple[str, ...], ...]:

@@ -48,6 +48,7 @@ def examine() -> list[Finding]:
         return findings
     known = settings
     more: list[tuple[str, Callable[[], str]]] = [
+        ("who asks", lambda: _who_asks(known)),
         ("files of secrets", lambda: _secrets(known)),
         ("data folder", lambda: _data_folder(known.data_dir)),
         ("development stack", lambda: _stack(known.data_dir)),
@@ -108,6 +109,14 @@ def _files() -> str:
     if found is None:
         return f"this is Samefold itself (no {MANIFEST})"
     return f"{len(found)} changed here: {', '.join(found)}" if found else "none changed here"
+
+
+def _who_asks(settings: Settings) -> str:
+    if settings.auth == "jwt":
+        return f"callers with tokens of {settings.jwt_issuer}"
+    if settings.auth_in_front:
+        return "something in front of the API does (SAMEFOLD_AUTH_IN_FRONT): it lets in whoever reaches it"
+    return "nobody (SAMEFOLD_AUTH=off): the API listens on this machine only"
 
 
 def _secrets(settings: Settings) -> str:

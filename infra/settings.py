@@ -50,6 +50,8 @@ from infra.errors import BadSettings, NotConfigured
 
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
+ISSUER = frozenset({"jwt_issuer", "jwt_audience", "jwt_keys"})
+"""They belong together: where one is named, the development stack gives none of the others."""
 SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
 SECRETS = "kafka_sasl_password", "database_url", "webhooks"
 """Each has a setting `<name>_file` beside it."""
@@ -397,7 +399,10 @@ class Settings(BaseSettings):
         # the data folder, where dev.env is, may come from any of the sources
         data_dir = next((found for source in (*before, *after) if (found := source().get("data_dir"))), None)
         folder = Path(data_dir).expanduser() if data_dir else _root() / ".samefold"
-        return (*before, DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV), *after)
+        stack = DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV)()
+        if any(ISSUER & source().keys() for source in before):  # another issuer's tokens, with the development keys
+            stack = {name: value for name, value in stack.items() if name not in ISSUER}
+        return (*before, InitSettingsSource(settings_cls, stack), *after)
 
 
 def _plain(value: object) -> str:

@@ -21,6 +21,7 @@ from demo.generate import ACCOUNTS, TRANSACTIONS, Totals, generate, totals, writ
 from domain.accounts import ChargeFee, CreditInterest, Deposit, Details, State, Withdraw, decide, evolve
 from domain.language import Refusal
 from infra.domain_model.contexts import contexts
+from infra.domain_model.versions import stored_type
 from infra.log.records import Command
 from tests.engine.oracle import judge
 
@@ -64,7 +65,9 @@ KNOWN = {
 
 Bank = tuple[Path, Figures]
 
-DOOR: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(cls) for name, cls in contexts()["accounts"].commands.items()}
+DOOR: dict[str, TypeAdapter[Any]] = {
+    stored_type(command): TypeAdapter(command) for command in contexts()["accounts"].commands.values()
+}
 
 
 @pytest.fixture(scope="module")

@@ -194,15 +194,22 @@ def _rights(prefix: str, roles: Iterable[str], relations: Iterable[_Relation]) -
 
 
 def _relations(connection: Connection) -> list[_Relation]:
+    """Tables of views by their comments, too: others may have tables with such names in the schema."""
     found = connection.execute(
-        "select relname, relkind = 'v', pg_get_userbyid(relowner) from pg_class where relkind in ('r', 'v') "
+        "select relname, relkind = 'v', pg_get_userbyid(relowner), coalesce(obj_description(oid, 'pg_class'), '') "
+        "from pg_class where relkind in ('r', 'v') "
         "and relnamespace = (select oid from pg_namespace where nspname = current_schema()) order by relname"
     ).fetchall()
-    views = {match["view"] for name, is_view, _ in found if not is_view and (match := VIEW_TABLE.fullmatch(name))}
+    views = {
+        name: match["view"]
+        for name, is_view, _, comment in found
+        if not is_view and (match := VIEW_TABLE.fullmatch(name)) and comment.startswith(f"view {match['view']},")
+    }
+    known = {*OWN_TABLES, "alembic_version", *views}
     return [
         _Relation(name, _kind(name, is_view), is_view, owner)
-        for name, is_view, owner in found
-        if (name in views if is_view else name in (*OWN_TABLES, "alembic_version") or VIEW_TABLE.fullmatch(name))
+        for name, is_view, owner, _ in found
+        if (name in views.values() if is_view else name in known)
     ]
 
 

@@ -131,8 +131,8 @@ NOT_THERE: dict[str, tuple[str, Callable[[Settings], Settings]]] = {
         lambda world: elsewhere(world, host="127.0.0.1", port="1").model_copy(update={"kafka_bootstrap": NOWHERE}),
     ),
     "no such host": ("database-unavailable", lambda world: elsewhere(world, host="db.intern.invalid")),
-    "no such user": ("database-unavailable", lambda world: elsewhere(world, user="nobody_of_ours")),
-    "no such database": ("database-unavailable", lambda world: elsewhere(world, dbname="nothing_of_ours")),
+    "no such user": ("database-refused", lambda world: elsewhere(world, user="nobody_of_ours")),
+    "no such database": ("database-refused", lambda world: elsewhere(world, dbname="nothing_of_ours")),
     "no tables": ("database-behind", lambda world: elsewhere(world, dbname="postgres")),
 }
 

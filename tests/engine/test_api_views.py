@@ -16,7 +16,8 @@ from pydantic import SecretStr
 
 from api import app, view_reader
 from api import services as api_services
-from api.services import TOO_MANY_SEARCHES, Slots
+from api.problems import Problem
+from api.services import TOO_MANY_SEARCHES, Services, Slots
 from api.view_questions import Question
 from api.views import is_search
 from infra.database.connect import connect
@@ -225,13 +226,33 @@ def test_lists_that_no_key_leads_to_leave_room_for_others(
     api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     balances, statement = all_views()["balances"], all_views()["statement"]
-    assert [is_search(balances, names) for names in ([], ["account"], ["account", "cents"])] == [False, False, True]
-    assert [is_search(statement, names) for names in (["account", "line"], ["line"])] == [False, True]
+    assert [is_search(balances, names) for names in ([], ["account"], ["account", "cents"])] == [False] * 3
+    assert [is_search(statement, names) for names in (["account", "line"], ["line"], ["cents"])] == [False, True, True]
     folded(shared_world, open_account("search"))
     monkeypatch.setattr(api.services, "searches", Slots(0, TOO_MANY_SEARCHES, wait_s=0.05))
     problem(get(api, "/views/balances?cents=0"), 429, "too-many-searches")
     assert get(api, "/views/balances?account=search").status_code == 200
     assert get(api, "/views/balances").status_code == 200
+
+
+def test_searches_of_one_caller_leave_room_for_those_of_others(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_services, "SEARCH_WAIT_S", 0.05)
+
+    async def search() -> None:
+        services = Services(world, "searching")
+        async with services.searching("mallory"):
+            for _ in range(9):
+                with pytest.raises(Problem, match="too-many-searches"):
+                    async with services.searching("mallory"):
+                        pass
+            async with services.searching("ada"), services.searching("bob"), services.searching(None):
+                pass
+        async with services.searching("mallory"):
+            pass
+
+    asyncio.run(search())
 
 
 # what a client has at hand

@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api.caller_limits import Bucket
+from api import caller_limits
+from api.caller_limits import Bucket, CallerLimits
 from api.door import DOCS, OPEN
+from api.problems import Problem
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from tests.engine.api import Api, agent, ready, serving
@@ -145,6 +147,20 @@ def test_a_caller_waits_for_tokens_of_its_bucket(monkeypatch: pytest.MonkeyPatch
     now[0] = 1_000
     assert [bucket.take() for _ in range(3)] == [0, 0, 0]
     assert bucket.take() > 0
+
+
+def test_of_many_callers_the_idle_are_forgotten_and_never_the_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller_limits, "MOST_CALLERS", 2)
+    limits = CallerLimits(rate=1, at_once=1)
+    with limits.taking("a"), limits.taking("b"), limits.taking("c"):
+        for busy in ("a", "b", "c"):
+            with pytest.raises(Problem, match="too-many-requests"), limits.taking(busy):
+                pass
+    for number in range(9):
+        with limits.taking(f"other {number}"):
+            pass
+    with limits.taking("a"), pytest.raises(Problem), limits.taking("a"):
+        pass
 
 
 def test_what_one_caller_has_too_many_of_the_next_has_none_less(world: Settings, keys: Keys) -> None:

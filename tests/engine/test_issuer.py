@@ -109,11 +109,12 @@ BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
     "empty": (lambda _: "", "not a JWT"),
     "a word": (lambda _: "letmein", "not a JWT"),
     "garbage": (lambda _: "a.b.c", "not a JWT"),
-    "dots": (lambda _: "." * 50_000, "not a JWT"),
-    "a deep header": (lambda _: f"{base64.urlsafe_b64encode(b'[' * 40_000).decode()}.e30.e30", "not a JWT"),
+    "dots": (lambda _: "." * 8_000, "not a JWT"),
+    "a deep header": (lambda _: f"{base64.urlsafe_b64encode(b'[' * 6_000).decode()}.e30.e30", "not a JWT"),
+    "a long one, though good": (lambda keys: keys.token(text="x" * 8_192), "8192 bytes"),
     "no algorithm": (unsigned, "algorithm"),
     "HMAC with the public key": (signed_with_the_public_key, "algorithm"),
-    "another key's algorithm": (lambda keys: keys.token("key-RS256", headers={"kid": "key-ES256"}), "algorithm"),
+    "another key's algorithm": (lambda keys: keys.token("key-RS256", headers={"kid": "key-ES256"}), "not one of"),
     "another RSA padding": (lambda keys: keys.token("key-RS256", headers={"kid": "key-PS256"}), "algorithm"),
     "a stranger's key under a known id": (of_a_stranger, "signature"),
     "another payload": (other_payload, "signature"),
@@ -191,6 +192,26 @@ def test_a_single_key_needs_no_id(server: IssuerServer) -> None:
     assert caller(Issuer(locked(Settings(), keys), "api"), keys.token(headers={"kid": None})).subject == "ada"
 
 
+def of_algorithm(algorithm: str, key: Any) -> str:
+    now = int(time.time())
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": now + 60}
+    return jwt.encode(claims, key, algorithm, {"kid": "one"})
+
+
+def test_a_key_is_found_by_its_id_and_kind_and_may_leave_the_algorithm_open(tmp_path: Path) -> None:
+    rsa, ec, closed = Keys(ISSUER, one="RS256"), Keys(ISSUER, one="ES256"), Keys(ISSUER, one="EdDSA")
+    file = tmp_path / "keys.json"
+    listed = [{name: value for name, value in rsa.jwk("one").items() if name != "alg"}, ec.jwk("one")]
+    listed.append(closed.jwk("one") | {"key_ops": ["encrypt"]})
+    file.write_text(json.dumps({"keys": listed}))
+    issuer = Issuer(locked(Settings(), rsa, file), "api")
+    for algorithm in ("RS256", "RS512", "PS256"):
+        assert caller(issuer, of_algorithm(algorithm, rsa.private["one"][1])).subject == "ada"
+    assert caller(issuer, of_algorithm("ES256", ec.private["one"][1])).subject == "ada"
+    with pytest.raises(TokenRefused, match="not one of"):
+        caller(issuer, of_algorithm("EdDSA", closed.private["one"][1]))
+
+
 class Clock:
     """Replaces the monotonic clock of the issuer's module."""
 
@@ -260,6 +281,34 @@ def test_while_the_issuer_is_down_known_keys_stay_good_and_unknown_ones_are_not_
         caller(issuer, keys.token("one", headers={"kid": "new"}))
     assert caller(issuer, keys.token("one", sub="bob")).subject == "bob"
     assert issuer.unready() is None
+
+
+def odd_answers(url: str) -> dict[str, dict[str, Any]]:
+    """What an issuer's server may answer, by path."""
+    metadata = "/.well-known/openid-configuration"
+    uris = {"no host name": "https://xn--é/", "a control character": f"{url}/\x07", "long": f"{url}/{'x' * 70_000}"}
+    return {
+        **{f"a URI with {name}": {metadata: {"issuer": url, "jwks_uri": uri}} for name, uri in uris.items()},
+        "deep keys": {"/jwks": b'{"keys":' + b"[" * 100_000},
+        "a list for metadata": {metadata: []},
+    }
+
+
+@pytest.mark.parametrize("name", odd_answers(""))
+def test_whatever_an_issuer_answers_its_known_keys_stay_good(server: IssuerServer, clock: Clock, name: str) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    issuer = Issuer(locked(Settings(), keys), "api")
+    caller(issuer, keys.token())
+    server.answers |= odd_answers(server.url)[name]
+    clock.now += issuers.FRESH_S
+    errors = []
+    for _ in range(2):
+        with pytest.raises(KeysNotKnown) as refused:
+            caller(issuer, keys.token(headers={"kid": "new"}))
+        errors.append(refused.value)
+    assert errors[0] is not errors[1], "an error holds the frames of all requests that it was raised in"
+    assert caller(issuer, keys.token(sub="bob")).subject == "bob"
 
 
 def key_sets(keys: Keys) -> dict[str, Any]:

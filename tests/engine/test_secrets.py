@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import sys
 import traceback
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -153,12 +157,30 @@ def test_a_wrong_file_is_refused_and_never_quoted(
     assert CANARY not in done.stdout + done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_a_file_without_rights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file_of(tmp_path, "url", CANARY).chmod(0)
-    monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", "url")
-    with pytest.raises(BadSettings, match="can't be read: Permission denied"):
-        Settings()
+@contextmanager
+def not_root() -> Iterator[None]:
+    """Root reads every file: it is somebody else for a while."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_file_without_rights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        monkeypatch.chdir(folder)
+        file = file_of(Path(folder), "url", CANARY)
+        monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", "url")
+        file.chmod(0o644)
+        with not_root():
+            assert Settings().database_url == SecretStr(CANARY)
+        file.chmod(0)
+        with not_root(), pytest.raises(BadSettings, match="can't be read: Permission denied"):
+            Settings()
 
 
 def test_the_doctor_names_a_file_that_everybody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,22 @@ def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(tmp_path
     assert Settings().kafka_bootstrap is None
 
 
+@pytest.mark.parametrize("named", ["ISSUER", "AUDIENCE", "KEYS"])
+def test_another_issuer_gets_nothing_of_the_development_stacks(tmp_path: Path, named: str) -> None:
+    names = ("ISSUER", "AUDIENCE", "KEYS")
+    folder = tmp_path / ".samefold"
+    folder.mkdir()
+    (folder / "dev.env").write_text("".join(f"SAMEFOLD_JWT_{name}=https://dev\n" for name in names))
+
+    def found() -> list[str | None]:
+        settings = Settings()
+        return [settings.jwt_issuer, settings.jwt_audience, settings.jwt_keys]
+
+    assert found() == ["https://dev"] * 3
+    (tmp_path / ".env").write_text(f"SAMEFOLD_JWT_{named}=https://mine\n")
+    assert found() == ["https://mine" if name == named else None for name in names]
+
+
 def test_a_folder_in_the_service_has_the_settings_of_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
     (tmp_path / ".samefold").mkdir()
