@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.caller_limits import Bucket
+from api.caller_limits import Bucket, CallerLimits
 from api.door import DOCS, OPEN
+from api.problems import Problem
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from tests.engine.api import Api, agent, ready, serving
@@ -145,6 +146,27 @@ def test_a_caller_waits_for_tokens_of_its_bucket(monkeypatch: pytest.MonkeyPatch
     now[0] = 1_000
     assert [bucket.take() for _ in range(3)] == [0, 0, 0]
     assert bucket.take() > 0
+
+
+def test_so_much_is_remembered_of_callers_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new name costs memory: who has been silent for longest is forgotten, but nobody who is being answered."""
+    monkeypatch.setattr("api.caller_limits.MOST_CALLERS", 2)
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    limits = CallerLimits(rate=1, at_once=1)
+
+    def ask(subject: str) -> str:
+        try:
+            with limits.taking(subject):
+                return ""
+        except Problem as problem:
+            return problem.detail
+
+    with limits.taking("held"):
+        assert [ask("ada"), ask("ada")] == ["", ""]
+        assert "a second" in ask("ada")
+        assert ask("bob") == ""
+        assert ask("ada") == ""
+        assert "being answered" in ask("held")
 
 
 def test_what_one_caller_has_too_many_of_the_next_has_none_less(world: Settings, keys: Keys) -> None:
