@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import traceback
 from base64 import b64encode
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from pydantic import SecretStr
 
 from infra import doctor
+from infra.dev.process import python_script
 from infra.errors import BadSettings, SamefoldError
 from infra.processes.supervisor import Child, Supervisor
 from infra.settings import PREFIX, SECRETS, Settings
@@ -153,12 +156,18 @@ def test_a_wrong_file_is_refused_and_never_quoted(
     assert CANARY not in done.stdout + done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_a_file_without_rights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file_of(tmp_path, "url", CANARY).chmod(0)
-    monkeypatch.setenv("SAMEFOLD_DATABASE_URL_FILE", "url")
-    with pytest.raises(BadSettings, match="can't be read: Permission denied"):
-        Settings()
+def test_a_file_without_rights_is_refused() -> None:
+    """As a user who is not root, who may read every file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = file_of(Path(folder), "url", CANARY)
+        file.chmod(0)
+        command = python_script(
+            "unprivileged.py", folder, sys.executable, "-c", "import infra.settings as s; s.Settings()"
+        )
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATABASE_URL_FILE": str(file)}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert "BadSettings" in done.stderr
+    assert "url can't be read: Permission denied" in done.stderr
 
 
 def test_the_doctor_names_a_file_that_everybody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
