@@ -2,7 +2,8 @@
 
 The first source that has a value counts: an argument, the environment (`SAMEFOLD_PARTITIONS=4`), the file `.env`,
 the file `dev.env` in the data folder (written by `samefold dev up`), the service's own defaults in pyproject.toml
-(`[tool.samefold]`), the default.
+(`[tool.samefold]`), the default. Where one before `dev.env` names an issuer of tokens, an audience or keys, it gives none
+of the three.
 
 A secret may come from a file instead: `SAMEFOLD_DATABASE_URL_FILE=/run/secrets/database_url`, or as `samefold_database_url` in the
 folder `SAMEFOLD_SECRETS_DIR`. The file's whole content counts, without the newline at its end. A secret that is given twice is
@@ -53,6 +54,8 @@ DEV_ENV = "dev.env"
 SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
 SECRETS = "kafka_sasl_password", "database_url", "webhooks"
 """Each has a setting `<name>_file` beside it."""
+ISSUER = "jwt_issuer", "jwt_audience", "jwt_keys"
+"""They come from the development stack together, or not at all."""
 PATHS = (
     "data_dir",
     "archive_url",
@@ -397,7 +400,10 @@ class Settings(BaseSettings):
         # the data folder, where dev.env is, may come from any of the sources
         data_dir = next((found for source in (*before, *after) if (found := source().get("data_dir"))), None)
         folder = Path(data_dir).expanduser() if data_dir else _root() / ".samefold"
-        return (*before, DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV), *after)
+        dev = DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV)()
+        if any(source().get(name) for source in before for name in ISSUER):  # none is checked with the development keys
+            dev = {name: value for name, value in dev.items() if name not in ISSUER}
+        return (*before, InitSettingsSource(settings_cls, dev), *after)
 
 
 def _plain(value: object) -> str:

@@ -40,6 +40,31 @@ def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(tmp_path
     assert Settings().kafka_bootstrap is None
 
 
+@pytest.mark.parametrize("name", ["issuer", "audience", "keys"])
+@pytest.mark.parametrize("nearer", [".env", "environment", "argument"])
+def test_an_issuer_gets_nothing_of_the_development_stacks(
+    name: str, nearer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens checked with the development keys would be anybody's who can read these."""
+    (tmp_path / ".samefold").mkdir()
+    development = {"JWT_ISSUER": "dev", "JWT_AUDIENCE": "dev", "JWT_KEYS": "/dev/keys", "KAFKA_BOOTSTRAP": "there:1"}
+    lines = "".join(f"SAMEFOLD_{one}={value}\n" for one, value in development.items())
+    (tmp_path / ".samefold" / "dev.env").write_text(lines)
+
+    def of_issuer(settings: Settings) -> dict[str, str | None]:
+        return {"issuer": settings.jwt_issuer, "audience": settings.jwt_audience, "keys": settings.jwt_keys}
+
+    assert of_issuer(Settings()) == {"issuer": "dev", "audience": "dev", "keys": "/dev/keys"}
+    real = "https://login.example.com"
+    if nearer == ".env":
+        (tmp_path / ".env").write_text(f"SAMEFOLD_JWT_{name.upper()}={real}\n")
+    elif nearer == "environment":
+        monkeypatch.setenv(f"SAMEFOLD_JWT_{name.upper()}", real)
+    found = Settings(**{f"jwt_{name}": real} if nearer == "argument" else {})
+    assert of_issuer(found) == dict.fromkeys(of_issuer(found)) | {name: real}
+    assert found.kafka == "there:1"
+
+
 def test_a_folder_in_the_service_has_the_settings_of_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
     (tmp_path / ".samefold").mkdir()
