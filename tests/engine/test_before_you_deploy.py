@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from infra.dev.issuer import AUDIENCE, ISSUER
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
+from tests.engine.api import serving
+from tests.engine.curl import curl
 from tests.engine.pages import matches
 from tests.engine.role_worlds import role_world
 from tests.engine.spine import set_up
@@ -24,9 +28,10 @@ TABLE = (ROOT / "docs" / "security.md").read_text()
 def test_the_checklist_from_the_first_line_to_the_last(
     stack: Stack, migrated: str, samefold: Samefold, tmp_path: Path
 ) -> None:
-    with role_world(stack, migrated, "samefold") as place:
-        common = place.admin.model_dump(exclude_none=True) | {"archive_url": str(tmp_path / "archive")}
-        settings = Settings(**common)
+    of_issuer = {"auth": "jwt", "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_keys": str(stack.issuer.keys)}
+    with role_world(stack, migrated, "samefold") as place, ExitStack() as running:
+        common = place.admin.model_dump(exclude_none=True) | {"archive_url": str(tmp_path / "archive")} | of_issuer
+        settings, url = Settings(**common), ""
         types = [
             line
             for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -39,13 +44,19 @@ def test_the_checklist_from_the_first_line_to_the_last(
             if words[0] == "export":
                 [role] = re.findall(r"//(samefold_\w+)@", words[1])
                 settings = place.settings(role, Settings(**common))
+            elif words == ["samefold", "run", "api"]:
+                url = running.enter_context(serving(settings)).url
+            elif words[0] == "curl":
+                token = samefold("dev", "token", "--subject", "ada", "--role", "teller", settings=settings).stdout
+                answer = curl(line.removeprefix("$ ").replace("$TOKEN", token.strip()), url)
+                assert matches(answer.text, expected.strip()), (line, answer.text)
             elif words[0] == "make":
                 subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
             else:
                 done = samefold(*words[1:], settings=settings, given="secret\n")
                 assert done.returncode == 0, (line, done.stdout, done.stderr)
                 assert matches(done.stdout, expected.strip()), (line, done.stdout)
-        assert len(types) == 19
+        assert len(types) == 23
 
 
 def test_each_test_that_is_named_exists() -> None:

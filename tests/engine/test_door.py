@@ -17,6 +17,7 @@ from api import caller_limits
 from api.caller_limits import Bucket, CallerLimits
 from api.door import DOCS, OPEN
 from api.problems import Problem
+from api.safe_start import ListensToAll, require_safe
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from tests.engine.api import Api, agent, ready, serving
@@ -231,6 +232,8 @@ def test_the_document_tells_of_the_door(world: Settings) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "bank.example", "127.0.0.1.example.com"])
 def test_off_does_not_listen_beyond_this_machine(samefold: Samefold, world: Settings, host: str) -> None:
     off = world.model_copy(update={"auth": "off"})
+    with pytest.raises(ListensToAll):
+        require_safe(off, host)
     done = samefold("run", "api", "--host", host, settings=off)
     assert done.returncode == 2
     assert "SAMEFOLD_AUTH=jwt" in done.stderr

@@ -149,6 +149,7 @@ KAFKA: dict[str, tuple[Callable[[Secure], dict[str, Any]], str]] = {
     "wrong-password": (lambda _: {"kafka_sasl_password": SecretStr("wr0ng")}, "invalid credentials"),
     "unknown-user": (lambda _: {"kafka_sasl_username": "mallory"}, "refuses user 'mallory'"),
     "no-TLS": (lambda _: {"kafka_security_protocol": "SASL_PLAINTEXT"}, "expects TLS"),
+    "broker-without-TLS": (lambda s: {"kafka_bootstrap": s.kafka.bootstrap}, "kafka-unavailable"),
     "no-CA-file": (lambda s: {"kafka_ssl_ca_location": s.certificates / "none.pem"}, "ssl.ca.location"),
 }
 
