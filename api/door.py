@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.caller_limits import TOO_MANY_REQUESTS, Bucket, CallerLimits
+from api.caller_limits import TOO_MANY_REQUESTS, CallerLimits
 from api.issuer import Issuer, KeysNotKnown, TokenRefused, Verified
 from api.problems import Problem, kind, kind_of, problem_of
 from api.requests import BAD_HEADER
 from infra.access import Caller
+from infra.observability.logs import Sparing
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
+log.addFilter(Sparing(10))
 
 NOT_AUTHENTICATED = kind(401, "not-authenticated", "Who asks is not known.")
 NOT_ALLOWED = kind(403, "not-allowed", "You may not do that.")
@@ -31,8 +33,6 @@ OPEN = frozenset({"/health/live", "/health/ready"})
 DOCS = re.compile(r"/docs|/openapi\.json|/static-offline-docs/.*").fullmatch
 METRICS = "metrics"
 """The scope that the path of the same name needs."""
-MOST_LOGGED = 10
-"""Refused tokens a second that have a log line each; the next line tells how many had none."""
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE).fullmatch
 _CALLER, _UNTIL = "samefold.caller", "samefold.until"
 
@@ -45,8 +45,6 @@ class Door:
         self._issuer = issuer
         self._limits = CallerLimits(settings.api_caller_rate, settings.api_caller_requests)
         self._shows_docs = settings.shows_docs
-        self._logged = Bucket(MOST_LOGGED, 10 * MOST_LOGGED)
-        self._not_logged = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_open(scope["path"]):
@@ -70,18 +68,10 @@ class Door:
         except KeysNotKnown as error:
             raise problem_of(error) from None
         except TokenRefused as error:
-            problem = NOT_AUTHENTICATED(error.message, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
-            self._log(scope, error)
-            raise problem from None
-
-    def _log(self, scope: Scope, error: TokenRefused) -> None:
-        if self._logged.take():
-            self._not_logged += 1
-            return
-        more = f" ({self._not_logged} others before it were not logged)" if self._not_logged else ""
-        self._not_logged = 0
-        client = (scope.get("client") or ("?",))[0]
-        log.warning("refused a token from %s: %s%s", client, error.message, more)
+            log.warning("refused a token from %s: %s", (scope.get("client") or ("?",))[0], error.message)
+            raise NOT_AUTHENTICATED(
+                error.message, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'}
+            ) from None
 
 
 def caller_of(request: Request) -> Caller | None:

@@ -73,6 +73,8 @@ class Problem(Exception):
         self.members = members
 
     def response(self) -> Response:
+        # by way of the frames that raised it, it could keep itself, and with it the request, until a collection, which is rare
+        self.__traceback__ = self.__context__ = None
         kind, detail = self.kind, {"detail": self.detail} if self.detail else {}
         body = {"type": kind.type, "title": kind.title, "status": kind.status} | detail | {"code": kind.code}
         return Response(msgspec.json.encode(body | self.members), kind.status, self.headers, MEDIA_TYPE)

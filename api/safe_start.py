@@ -26,6 +26,11 @@ def require_safe(settings: Settings, host: str) -> None:
             )
         return
     access()
+    if not (settings.jwt_issuer and settings.jwt_audience):
+        raise BadSettings(
+            "Wrong settings: auth=jwt needs jwt_issuer and jwt_audience.",
+            "docs/access.md; `samefold dev up` starts a stack that has an issuer, too.",
+        )
     name, where = ("JWT_KEYS", settings.jwt_keys) if settings.jwt_keys else ("JWT_ISSUER", settings.jwt_issuer or "")
     if name == "JWT_KEYS" and "://" not in where:
         return

@@ -22,6 +22,7 @@ from api.safe_start import require_safe
 from api.services import Services
 from infra.errors import SamefoldError
 from infra.observability import metrics
+from infra.observability.logs import Sparing
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
     """
     require_safe(settings, host)
     app = create_app(settings, name)
+    logging.getLogger("uvicorn.error").filters[:] = [Sparing(10)]
     bounds = {
         "within_s": settings.api_read_timeout_s,
         "most": _most_connections(settings),

@@ -132,16 +132,16 @@ class StoreChecks:
         """(commands, events). Raises the named error that makes them unusable; an unavailable PostgreSQL does not."""
         for subject in ("topics", "contract"):
             if error := self.failures.get(subject):
-                raise error
+                raise error.with_traceback(None)  # else it would keep the frames of all requests that it is raised in
         if self._topics is None:
-            raise self.failures.get("kafka") or self.failures["start"]
+            raise (self.failures.get("kafka") or self.failures["start"]).with_traceback(None)
         return self._topics
 
     def require(self, *views: str) -> None:
         """Raises the named error of a subject that is wrong, NotLooked last; of views, only these count."""
         wrong = (error for subject, error in self.failures.items() if subject != "views")
         for error in sorted(wrong, key=lambda error: isinstance(error, NotLooked)):
-            raise error
+            raise error.with_traceback(None)
         self.require_live(*views)
 
     def require_live(self, *views: str) -> None:

@@ -53,6 +53,8 @@ from projections.engine.views.token import BadToken, OtherLog
 from projections.engine.views.view import Kind, View
 
 LONGEST_TAG = 100
+LONGEST_FEED_S = 300.0
+"""A client asks again then, so that a right or a key that was withdrawn ends its feed too."""
 _ETAG = re.compile(r'(?:W/)?"([!#-~\x80-\xff]*)"')
 
 NO_ROW = kind(404, "no-row", "The view has no row with this key.")
@@ -225,7 +227,8 @@ def _live(view: View) -> Route:
         await slots.take()
         watcher = feed.watch(key, seen or None, only)
         valid_s = valid_for_s(request)
-        expiry = None if valid_s is None else asyncio.get_running_loop().call_later(valid_s, watcher.end)
+        end_s = None if valid_s is None else min(valid_s, LONGEST_FEED_S)
+        expiry = None if end_s is None else asyncio.get_running_loop().call_later(end_s, watcher.end)
 
         def end() -> None:
             if expiry is not None:

@@ -116,7 +116,7 @@ def _who_asks(settings: Settings) -> str:
         return f"callers with tokens of {settings.jwt_issuer}"
     if settings.auth_in_front:
         return "something in front of the API does (SAMEFOLD_AUTH_IN_FRONT): it lets in whoever reaches it"
-    return "nobody (SAMEFOLD_AUTH=off): the API listens on this machine only"
+    return "nobody (SAMEFOLD_AUTH=off), and the API listens on this machine only"
 
 
 def _secrets(settings: Settings) -> str:

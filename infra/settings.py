@@ -327,8 +327,6 @@ class Settings(BaseSettings):
             raise ValueError("api_wait_s must not be above api_max_wait_s")
         if self.archive_url and _CREDENTIALS.search(self.archive_url):
             raise ValueError("archive_url holds credentials: give them in the environment of the store's own library")
-        if self.auth == "jwt" and not (self.jwt_issuer and self.jwt_audience):
-            raise ValueError("auth=jwt needs jwt_issuer and jwt_audience")
         sasl = self.kafka_security_protocol.startswith("SASL")
         if sasl and not (self.kafka_sasl_mechanism and self.kafka_sasl_username and self.kafka_sasl_password):
             raise ValueError(f"{self.kafka_security_protocol} needs kafka_sasl_mechanism, _username and _password")

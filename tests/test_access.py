@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from access import may_read, may_send
 from domain.accounts import Withdraw
+from domain.transfers import RequestTransfer
 from infra.access import Caller, Row, Rows
 from infra.domain_model.contexts import contexts
 from infra.testing.facts import facts
@@ -62,8 +63,15 @@ def test_who_may_send_what(context: str, command: type[Any], data: st.DataObject
         about = {"owner": OWNERS[account], "overdraft_limit": 0, "source": account, "hold": ""}
         given = data.draw(facts(command))
         given = replace(given, **{field.name: about[field.name] for field in fields(given) if field.name in about})
-        stream = f"{context}/{account if context == 'accounts' else 'x1'}"
+        stream = f"{context}/{account if context == 'accounts' else f'{caller.subject}-1'}"
         assert is_allowed(may_send(caller, stream, given)) == (name in MAY.get(command.__name__, ())), name
+
+
+@pytest.mark.parametrize("name", ["bob-1", "ada-x-1", "ada", "1", "-1", "adam-1"])
+def test_a_transfer_of_a_holder_bears_its_name(name: str) -> None:
+    command = RequestTransfer(source="7", target="9", cents=1, on=date(2026, 11, 21))
+    assert may_send(ADA, f"transfers/{name}", command) is False
+    assert may_send(TELLER, f"transfers/{name}", command) is True
 
 
 @pytest.mark.parametrize("caller", [ADA, TELLER, AUDITOR])

@@ -95,8 +95,8 @@ def password(role: Annotated[str, typer.Argument(help="A role's whole name, e.g.
     if sys.stdin.isatty():
         secret = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
-        secret = sys.stdin.readline().rstrip("\n")
-    if not secret or "\x00" in secret:
+        secret = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    if not (secret and secret.isprintable()):
         raise typer.BadParameter("it is empty, or holds a character that no password may", param_hint="the password")
     settings = Settings()
     with connect(settings, "samefold db password") as connection:

@@ -65,4 +65,4 @@ class Pool(AsyncConnectionPool[Connection]):
                 with ended_after(connection, self._seconds):
                     yield connection
         except PoolTimeout as error:
-            raise self._failed or error from error
+            raise (self._failed or error).with_traceback(None) from error

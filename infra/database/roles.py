@@ -17,7 +17,7 @@ from infra.database.own_tables import OWN_TABLES, VIEW_TABLE
 from infra.errors import SamefoldError
 from infra.settings import Settings
 
-PREFIX = re.compile(r"[a-z][a-z0-9_-]{0,49}")
+PREFIX = re.compile(r"(?!pg(_|$))[a-z][a-z0-9_-]{0,49}")
 
 ROWS, STATES, OUTCOMES = "tables of views", "tables of states", "tables of outcomes"
 PEOPLE = "SQL views, and tables of the past"
@@ -97,7 +97,7 @@ def script(connection: Connection, prefix: str) -> list[sql.Composed]:
     if not PREFIX.fullmatch(prefix):
         raise BadPrefix(
             f"Roles can't be called {prefix}_….",
-            "A prefix has at most 50 lower-case letters, digits, _ and -, a letter first.",
+            "A prefix has at most 50 lower-case letters, digits, _ and -, a letter first. PostgreSQL keeps pg_ for itself.",
         )
     return list(_script(connection, prefix))
 

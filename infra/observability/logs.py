@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
@@ -64,6 +65,31 @@ def _text(event: Event) -> str:
     line = printable(f"{event['time']} {event['level']:<7} {event['message']}{''.join(ids)}")
     trace = event["exception"].split("\n") if "exception" in event else ()
     return "\n".join([line, *(f"  | {printable(one)}" for one in trace)])
+
+
+class Sparing(logging.Filter):
+    """Of what anybody may cause, lets so many warnings a second through; the next one tells how many it kept back."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self._second = 0
+        self._let = 0
+        self._kept_back = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        if (second := int(time.monotonic())) != self._second:
+            self._second, self._let = second, 0
+        self._let += 1
+        if self._let > self._most:
+            self._kept_back += 1
+            return False
+        if self._kept_back:
+            record.msg, record.args = f"{record.getMessage()} ({self._kept_back} others before it were not logged)", ()
+            self._kept_back = 0
+        return True
 
 
 class StatusLog:

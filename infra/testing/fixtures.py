@@ -264,6 +264,8 @@ def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
         database_url=stack.postgres.url(database),
         partitions=4,
         session_timeout_ms=3_000,
+        auth="off",  # whatever the service's own settings say
+        api_host="127.0.0.1",
     )
     _execute(stack, f'drop database "{database}" with (force)')
 

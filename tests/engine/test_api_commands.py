@@ -25,9 +25,11 @@ from api.requests import path_of
 from commands.outcomes import outcomes_query
 from domain.language import Refusal
 from infra.access import Access
+from infra.database.connect import connect
 from infra.domain_model.contexts import RECORDED, BadContext, contexts, refusals_of
 from infra.log import topics
 from infra.settings import Settings
+from projections.engine.store.positions import channel
 from projections.engine.views.token import Token
 from tests.engine.api import Api, Producer, agent, everything, ready, serving
 from tests.engine.spine import commits, handler, project, scalar, send, set_up, until, withdraw
@@ -476,6 +478,17 @@ def test_a_repeated_command_is_looked_up_at_once(shared_world: Settings, monkeyp
         name = opened(seldom)
         for _ in range(3):
             assert deposit(seldom, name, 5, "again", Prefer="wait=20").status_code == 200
+
+
+@pytest.mark.parametrize("payload", ["1:" + "9" * 5_000, "x", "1:", "1:2:3", "-1:5", "", "²:1"])
+def test_a_notification_of_somebody_elses_ends_nothing(api: Api, shared_world: Settings, payload: str) -> None:
+    """Every role of the database may notify."""
+    heard: list[object] = []
+    api.services.notifications.subscribe(lambda _, moved: heard.append(moved))
+    with connect(shared_world, "test") as db:
+        db.execute("select pg_notify(%s, %s)", (channel("core"), payload))
+    until(lambda: bool(heard), "it is heard")
+    assert api.client.get("/health/ready").status_code == 200
 
 
 @pytest.mark.slow

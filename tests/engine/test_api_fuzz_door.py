@@ -41,10 +41,11 @@ def api(shared_world: Settings, keys: Keys, tmp_path_factory: pytest.TempPathFac
     with everything(locked(shared_world, keys, file, api_docs=True, api_caller_rate=10_000.0)) as api:
         until(lambda: httpx.get(f"{api.url}/health/ready").status_code == 200, "the issuer's keys are read")
         for name in HOLDERS:
-            for command, body in {
+            commands: dict[str, dict[str, Any]] = {
                 "open-account": {"overdraft_limit": 0, "owner": name},
                 "deposit": {"cents": 5},
-            }.items():
+            }
+            for command, body in commands.items():
                 path = f"/accounts/{name}/{command}"
                 sent = api.client.post(path, json={"on": ON} | body, headers=bearer(keys.token(sub="tess")))
                 assert sent.status_code == 200, sent.text

@@ -381,7 +381,7 @@ def test_what_is_printed_is_what_is_applied(stack: Stack, migrated: str, samefol
         assert "alter table" not in left
 
 
-@pytest.mark.parametrize("prefix", ["", "A", "1a", 'a"; drop table live; --', "a b", "a" * 51, "é"])
+@pytest.mark.parametrize("prefix", ["", "A", "1a", 'a"; drop table live; --', "a b", "a" * 51, "é", "pg"])
 def test_an_odd_prefix_is_refused(shared: RoleWorld, samefold: Samefold, prefix: str) -> None:
     refused = samefold("db", "roles", "--apply", "--prefix", prefix, settings=shared.admin)
     assert refused.returncode == 2
@@ -539,7 +539,7 @@ def asking_passwords(place: RoleWorld) -> Iterator[None]:
         until(lambda: loaded(0) and not asks(), "passwords are not asked for any more")
 
 
-@pytest.mark.parametrize("given", ["", "\n", "a\0b\n"])
+@pytest.mark.parametrize("given", ["", "\n", "a\0b\n", "one\ntwo\n", "\udcff\n"])
 def test_no_password_is_refused(shared: RoleWorld, samefold: Samefold, given: str) -> None:
     assert samefold("db", "password", shared.role("api"), settings=shared.admin, given=given).returncode == 2
 

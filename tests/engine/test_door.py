@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -124,6 +126,41 @@ def test_a_live_feed_ends_with_its_token(api: Api, keys: Keys, monkeypatch: pyte
 
 def _soon() -> dict[str, Any]:
     return {"exp": time.time() + 2}
+
+
+def test_a_refused_request_leaves_nothing_behind(api: Api, keys: Keys) -> None:
+    """A problem that kept itself would keep its request, too, until a collection: these are rare."""
+    good, other = bearer(keys.token(roles=[])), keys.token(iss="https://evil.example")
+    asked: list[tuple[str, str, dict[str, str]]] = [
+        ("GET", "/views", {}),
+        ("GET", "/views", bearer("letmein")),
+        ("GET", "/views", bearer(other)),
+        ("GET", "/metrics", good),
+        ("GET", "/views/transfers", good),
+        ("GET", "/views/balances/nobody", good),
+        ("GET", "/nowhere", good),
+        ("POST", "/accounts/nobodys/deposit", good),
+        ("POST", "/accounts/nobodys/charge-fee", good),
+    ]
+    gc.collect()
+    gc.disable()
+    try:
+        for method, path, headers in asked * 3:
+            body = DEPOSIT if method == "POST" else None
+            answer = api.client.request(method, path, json=body, headers=headers | {"Long": "x" * 30_000})
+            assert answer.status_code >= 400
+        until(lambda: not any(isinstance(one, Problem) for one in gc.get_objects()), "nothing is left of them")
+    finally:
+        gc.enable()
+
+
+def test_what_is_no_http_is_logged_but_does_not_fill_the_disk(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "uvicorn.error"):
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", api.client.base_url.port or 0)) as client:
+                client.sendall(b"\x16\x03\x01")
+                client.recv(100)
+    assert 0 < sum(record.name == "uvicorn.error" for record in caplog.records) < 90
 
 
 def test_refused_tokens_are_logged_but_do_not_fill_the_disk(api: Api, caplog: pytest.LogCaptureFixture) -> None:
