@@ -17,10 +17,8 @@ def may_send(caller: Caller, stream: str, command: object) -> bool | Row:
         case Deposit() | Withdraw(hold=""):  # with a hold it is part of a transfer
             return teller or Row("balances", account=account, owner=caller.subject)
         case RequestTransfer(source=source) | PlaceStandingOrder(source=source):
-            own = (
-                stream.partition("/")[2].rpartition("-")[0] == caller.subject
-            )  # as `ada-1`: others' are not even asked
-            return teller or (own and Row("balances", account=source, owner=caller.subject))
+            is_own = stream.partition("/")[2].rpartition("-")[0] == caller.subject  # as `ada-1`
+            return teller or (is_own and Row("balances", account=source, owner=caller.subject))
         case OpenAccount() | CreditInterest() | ChargeFee() | CloseAccount() | CancelStandingOrder():
             return teller
         case _:
