@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.problems import KINDS
+from api.problems import KINDS, kind_of
 from commands.client import read_lines
 from infra.errors import SamefoldError
 from infra.log import topics
@@ -115,7 +115,7 @@ def test_each_code_in_the_table_has_the_status_that_it_says() -> None:
     rows = re.findall(r"^\| (\d{3}) \| (.*?) \|", PAGE, re.MULTILINE)
     codes = [(int(status), code) for status, names in rows for code in re.findall(r"`([a-z-]+)`", names)]
     assert len(codes) > 10
-    named = {error.code: 503 for error in named_errors(SamefoldError)}
+    named = {error.code: kind_of(error).status for error in named_errors(SamefoldError)}
     for status, code in codes:
         assert status == (KINDS[code].status if code in KINDS else named[code]), code
 
