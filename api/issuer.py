@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures only: no `none`, and no HMAC, whose secret could be a public key."""
-KINDS = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+KEY_KINDS = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 """The kind of key that an algorithm needs, by its first two letters."""
 LEEWAY_S = 30
 """How far the issuer's clock and this one may be apart."""
@@ -57,7 +57,7 @@ class KeysNotKnown(SamefoldError):
     is_public = True
 
 
-Keys: TypeAlias = dict[tuple[str | None, str], dict[str, Any]]
+KeySet: TypeAlias = dict[tuple[str | None, str], dict[str, Any]]
 """The issuer's public keys, as JWKs (RFC 7517), by id and kind."""
 
 
@@ -73,7 +73,7 @@ class Issuer:
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
-        self._keys: Keys = {}
+        self._keys: KeySet = {}
         self._read: tuple[float, SamefoldError | None] = -AGAIN_S, KeysNotKnown("The issuer's keys were not read yet.")
         """When the keys were last asked for, by the monotonic clock, and what was wrong."""
         self._reading = asyncio.Lock()
@@ -113,7 +113,7 @@ class Issuer:
         algorithm = str(header.get("alg"))
         if algorithm not in ALGORITHMS:
             raise TokenRefused("The token's algorithm is not allowed.")
-        name = header.get("kid"), KINDS[algorithm[:2]]
+        name = header.get("kid"), KEY_KINDS[algorithm[:2]]
         if name not in self._keys:
             await self._refresh()
         if (key := self._keys.get(name)) is not None:
@@ -212,9 +212,9 @@ async def _json(client: httpx.AsyncClient, url: str) -> Mapping[str, Any]:
     return msgspec.json.decode(body, type=dict[str, Any])
 
 
-def _usable(key_set: Any) -> Keys:
+def _usable(key_set: Any) -> KeySet:
     """Those that signatures can be checked with. A kind's only key may be named by None, too."""
-    found: Keys = {}
+    found: KeySet = {}
     listed = key_set.get("keys") if isinstance(key_set, dict) else None
     for one in listed if isinstance(listed, list) else ():
         if not isinstance(one, dict) or one.get("use", "sig") != "sig" or not isinstance(one.get("kid"), str | None):
@@ -224,7 +224,7 @@ def _usable(key_set: Any) -> Keys:
         except (jwt.PyJWTError, ValueError, TypeError):
             continue  # of a kind that this library does not know
         if algorithm in ALGORITHMS and "verify" in one.get("key_ops", ["verify"]):
-            found[one.get("kid"), KINDS[algorithm[:2]]] = one
+            found[one.get("kid"), KEY_KINDS[algorithm[:2]]] = one
     for kind in {kind for _, kind in found}:
         if len(keys := [key for name, key in found.items() if name[1] == kind]) == 1:
             found[None, kind] = keys[0]

@@ -20,7 +20,6 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from infra.access import BadAccess
 from infra.database.connect import DatabaseUnavailable
 from infra.errors import SamefoldError
 from infra.log.clients import KafkaUnavailable
@@ -90,7 +89,7 @@ def kind(status: int, code: str, title: str, retry_after_s: int | None = None) -
 
 
 CALLERS_FAULT: dict[type[SamefoldError], Kind] = {}
-"""Named errors that the caller can put right, each with its kind of problem; all others are answered with 503."""
+"""Named errors that the caller can put right, each with its kind of problem; of all others `kind_of` tells."""
 
 NOT_FOUND = kind(404, "not-found", "There is nothing here.")
 METHOD_NOT_ALLOWED = kind(405, "method-not-allowed", "This path does not support this method.")
@@ -102,7 +101,7 @@ STOPPING = kind(503, "stopping", "This process is stopping.", RETRY_AFTER_S)
 
 
 def problem_of(error: SamefoldError, **members: Any) -> Problem:
-    """A named error as a 503: a store that is unavailable or inconsistent may be well again soon.
+    """A named error as a problem, mostly a 503: a store that is unavailable or inconsistent may be well again soon.
 
     This is the one place that decides what a client learns of an error: its message only where that is public.
     """
@@ -115,9 +114,8 @@ def problem_of(error: SamefoldError, **members: Any) -> Problem:
 def kind_of(error: type[SamefoldError]) -> Kind:
     """The kind of a named error. Its title is the first sentence of the docstring of its class."""
     title = " ".join((error.__doc__ or error.code).split()).partition(". ")[0].rstrip(".")
-    if issubclass(error, BadAccess):  # sent again, it fails again
-        return Kind(500, error.code, f"{title}.")
-    return Kind(503, error.code, f"{title}.", RETRY_AFTER_S)
+    status, retry_after_s = (500, None) if error.is_defect else (503, RETRY_AFTER_S)
+    return Kind(status, error.code, f"{title}.", retry_after_s)
 
 
 UNAVAILABLE = (kind_of(DatabaseUnavailable), kind_of(KafkaUnavailable))

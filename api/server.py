@@ -26,6 +26,7 @@ from infra.observability.logs import Sparing
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
+logging.getLogger("uvicorn.error").addFilter(Sparing(10))
 
 SHUTDOWN_S = 5
 STILL_WAIT_S = 1.0
@@ -101,7 +102,6 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
     """
     require_safe(settings, host)
     app = create_app(settings, name)
-    logging.getLogger("uvicorn.error").filters[:] = [Sparing(10)]
     bounds = {
         "within_s": settings.api_read_timeout_s,
         "most": _most_connections(settings),

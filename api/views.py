@@ -191,8 +191,8 @@ def _page(view: View) -> Route:
         only, asked = rows_for(request, view), question_of(view, request)
         most, services = asked.limit + 1, services_of(request)
         caller = caller_of(request)
-        is_one = any(is_search(view, one) for one in _filtered(asked.filters, only))
-        async with services.searching(caller.subject if caller else None) if is_one else nullcontext():
+        is_searched = any(is_search(view, one) for one in _filtered(asked.filters, only))
+        async with services.searching(caller.subject if caller else None) if is_searched else nullcontext():
             found = await found_by(
                 view, request, lambda: services.views.page(view, asked.filters, asked.after_key, most, only)
             )

@@ -21,6 +21,8 @@ MODULE = "access"
 class BadAccess(SamefoldError):
     """The rules of who may do what are missing, or can't be applied."""
 
+    is_defect = True
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:

@@ -29,6 +29,9 @@ class SamefoldError(Exception):
     is_public: ClassVar[bool] = False
     """Whether clients of the API may read message and hint: they hold no address, no path and no text of another program."""
 
+    is_defect: ClassVar[bool] = False
+    """Whether the service's own code is wrong: a client that asks again gets the same."""
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
         self.message = message

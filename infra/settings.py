@@ -50,7 +50,7 @@ from infra.errors import BadSettings, NotConfigured
 
 PREFIX = "SAMEFOLD_"
 DEV_ENV = "dev.env"
-ISSUER = frozenset({"jwt_issuer", "jwt_audience", "jwt_keys"})
+OF_ISSUER = frozenset({"jwt_issuer", "jwt_audience", "jwt_keys"})
 """They belong together: where one is named, the development stack gives none of the others."""
 SERVICE = Path(__file__).resolve().parents[1] / "pyproject.toml"
 SECRETS = "kafka_sasl_password", "database_url", "webhooks"
@@ -398,8 +398,8 @@ class Settings(BaseSettings):
         data_dir = next((found for source in (*before, *after) if (found := source().get("data_dir"))), None)
         folder = Path(data_dir).expanduser() if data_dir else _root() / ".samefold"
         stack = DotEnvSettingsSource(settings_cls, env_file=folder / DEV_ENV)()
-        if any(ISSUER & source().keys() for source in before):  # another issuer's tokens, with the development keys
-            stack = {name: value for name, value in stack.items() if name not in ISSUER}
+        if any(OF_ISSUER & source().keys() for source in before):  # another issuer's tokens, with the development keys
+            stack = {name: value for name, value in stack.items() if name not in OF_ISSUER}
         return (*before, InitSettingsSource(settings_cls, stack), *after)
 
 

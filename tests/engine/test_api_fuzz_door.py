@@ -14,7 +14,7 @@ from schemathesis import Case, GenerationMode
 from infra.settings import Settings
 from tests.engine.api import Api, everything
 from tests.engine.spine import until
-from tests.engine.test_api_fuzz import Asked, Document, each, operations
+from tests.engine.test_api_fuzz import Asked, Document, each, has_input, operations
 from tests.engine.tokens import Keys, bearer, key_file, locked
 
 ON = "2026-01-02"
@@ -89,7 +89,7 @@ def asked_as(api: Api, document: Document, headers: dict[str, str]) -> AsCaller:
     asked = AsCaller(api.url, headers)
     for operation in operations(document):
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            if mode.is_positive or document["paths"][operation.path][operation.method].get("parameters"):
+            if mode.is_positive or has_input(document, operation):
                 each(operation.as_strategy(generation_mode=mode), asked.look, EXAMPLES)
     asked.session.close()
     return asked

@@ -15,13 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
-from api import caller_limits
+from api import caller_limits, views
 from api.caller_limits import Bucket, CallerLimits
 from api.door import DOCS, OPEN
 from api.problems import Problem
 from api.safe_start import ListensToAll, require_safe
+from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import Samefold
+from infra.testing.fixtures import Samefold, world_of
 from tests.engine.api import Api, agent, ready, serving
 from tests.engine.spine import DEADLINE_S, handler, set_up, until
 from tests.engine.tokens import Keys, bearer, issuer_server, key_file, locked
@@ -122,6 +123,17 @@ def test_a_live_feed_ends_with_its_token(api: Api, keys: Keys, monkeypatch: pyte
         assert feed.status_code == 200
         assert "event: " in "".join(feed.iter_text())  # which returns when the feed ends
     assert api.client.get("/views", headers=bearer(keys.token())).status_code == 200
+
+
+def test_a_live_feed_is_asked_for_again_now_and_then(api: Api, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it ends where a key or a right was withdrawn meanwhile."""
+    monkeypatch.setattr(views, "LONGEST_FEED_S", 0.3)
+    with (
+        httpx.Client(base_url=api.url, timeout=DEADLINE_S) as client,
+        client.stream("GET", "/views/balances/7/live", headers=bearer(keys.token(exp=time.time() + 3_600))) as feed,
+    ):
+        assert feed.status_code == 200
+        assert "event: " in "".join(feed.iter_text())  # which returns when the feed ends
 
 
 def _soon() -> dict[str, Any]:
@@ -305,13 +317,24 @@ def test_jwt_needs_to_know_the_issuer_and_the_audience(samefold: Samefold, world
     assert "jwt_audience" in done.stderr
 
 
+def test_whoever_starts_no_api_needs_no_issuer(tmp_path: Path) -> None:
+    """As `samefold dev up` in a new folder, which makes one."""
+    assert Settings(auth="jwt", data_dir=tmp_path).jwt_issuer is None
+
+
+def test_the_services_own_tests_ask_without_a_token(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_AUTH", "jwt")
+    monkeypatch.setenv("SAMEFOLD_API_HOST", "0.0.0.0")
+    with world_of(stack) as settings:
+        require_safe(settings, settings.api_host)
+        assert settings.auth == "off"
+
+
 def test_dev_token_opens_the_door_of_the_development_stack(
-    samefold: Samefold, world: Settings, stack: object, tmp_path: Path
+    samefold: Samefold, world: Settings, stack: Stack, tmp_path: Path
 ) -> None:
     from infra.dev.issuer import AUDIENCE, ISSUER, DevIssuer
-    from infra.dev.stack import Stack
 
-    assert isinstance(stack, Stack)
     issuer = DevIssuer(stack.folder / "issuer")
     of_stack = {"jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_keys": str(issuer.keys)}
     dev = world.model_copy(update={**of_stack, "data_dir": stack.folder})
