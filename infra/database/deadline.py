@@ -65,4 +65,6 @@ class Pool(AsyncConnectionPool[Connection]):
                 with ended_after(connection, self._seconds):
                     yield connection
         except PoolTimeout as error:
-            raise (self._failed or error).with_traceback(None) from error
+            if self._failed is None:
+                raise
+            raise self._failed.with_traceback(None) from error

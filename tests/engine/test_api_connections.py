@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import resource
 import socket
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import psycopg
 import pytest
+from psycopg_pool import PoolTimeout
 
 from api import server, services
+from infra.database.deadline import Pool
 from infra.settings import Settings
 from tests.engine.api import Api, everything, ready, serving
 from tests.engine.raw_http import DEADLINE_S, answer, ask, connection, head
@@ -150,3 +155,29 @@ def test_reads_that_hang_are_told_so_and_never_make_the_process_unready(
         assert ask(api.server.port, head("GET", "/health/ready")).status == 200
         locking.rollback()
         assert [one.result().status for one in reads].count(200) == 2
+
+
+class Asked:
+    """What a request holds."""
+
+
+def test_a_request_that_gets_no_connection_in_time_leaves_nothing_behind(world: Settings) -> None:
+    """An error that kept itself would keep the request, too, until a collection: these are rare."""
+
+    async def ask(pool: Pool) -> weakref.ref[Asked]:
+        asked = Asked()
+        with suppress(PoolTimeout):
+            async with pool.connection(0.01):
+                raise AssertionError("the only connection was lent twice")
+        return weakref.ref(asked)
+
+    async def refused() -> weakref.ref[Asked]:
+        pool = Pool(world.database, seconds=DEADLINE_S, min_size=1, max_size=1, open=False)
+        async with pool, pool.connection():
+            return await ask(pool)
+
+    gc.disable()
+    try:
+        assert asyncio.run(refused())() is None
+    finally:
+        gc.enable()
