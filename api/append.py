@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 CLOSE_S = 2.0
+GATHER_S = 0.02
+"""How long an append waits at most for those before it to be acknowledged, so that load makes batches. When idle, none waits."""
 
 
 class NotAppended(Exception):
@@ -61,11 +63,14 @@ async def outcome_after(
 
 
 class _Append(NamedTuple):
-    """One append under way."""
+    """A command that waits to be produced, or was."""
 
     future: asyncio.Future[int]
     started: float
     span: Span | None
+    command: Command
+    value: bytes
+    topic: Topic
 
     def end(self, error: NotAppended | MaybeAppended | None, offset: int = -1) -> None:
         """In the event loop. Metrics count by what is known, in the words of the problem's member `appended`."""
@@ -96,6 +101,10 @@ class Appender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._gathered: list[_Append] = []
+        """Not produced yet: others are under way."""
+        self._under_way = 0
+        self._due: asyncio.TimerHandle | None = None
         self._reports: list[tuple[_Append, KafkaError | None, int]] = []
         """Only the thread that polls uses it: librdkafka reports within `poll` and `flush`."""
 
@@ -116,6 +125,7 @@ class Appender:
 
     async def close(self) -> None:
         """Waits a moment for appends under way."""
+        self._produce_gathered()
         self._closing.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_S * 2)
@@ -124,18 +134,34 @@ class Appender:
         """Begin to append; the future gets the command's offset, or NotAppended or MaybeAppended."""
         assert self._loop is not None, "it is open"
         span = tracing.start_here("append", SpanKind.PRODUCER) if tracing.recording() else None
-        append = _Append(self._loop.create_future(), time.perf_counter(), span)
+        append = _Append(self._loop.create_future(), time.perf_counter(), span, command, value, topic)
+        self._gathered.append(append)
+        if not self._under_way:
+            self._produce_gathered()
+        elif self._due is None:
+            self._due = self._loop.call_later(GATHER_S, self._produce_gathered)
+        return append.future
 
+    def _produce_gathered(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        gathered, self._gathered = self._gathered, []
+        for append in gathered:
+            self._produce(append)
+
+    def _produce(self, append: _Append) -> None:
         def report(error: KafkaError | None, message: Message) -> None:
             self._reports.append((append, error, -1 if error else message.offset()))
 
+        stream = append.command.stream
         try:
             self._producer.now.produce(
-                topic.name,
-                value,
-                key=command.stream.encode(),
-                partition=partition_of(command.stream, topic.partitions),
-                headers=list(tracing.carrier(span)),
+                append.topic.name,
+                append.value,
+                key=stream.encode(),
+                partition=partition_of(stream, append.topic.partitions),
+                headers=list(tracing.carrier(append.span)),
                 on_delivery=report,
             )
         except BufferError:
@@ -143,7 +169,8 @@ class Appender:
         except KafkaException as error:
             # the thread replaces a producer that can't go on
             append.end(NotAppended(error.args[0].str()))
-        return append.future
+        else:
+            self._under_way += 1
 
     def _poll(self) -> None:
         while not self._closing.is_set():
@@ -159,6 +186,7 @@ class Appender:
             self._loop.call_soon_threadsafe(self._reported, reports)
 
     def _reported(self, reports: list[tuple[_Append, KafkaError | None, int]]) -> None:
+        self._under_way -= len(reports)
         for append, error, offset in reports:
             if error is None:
                 self._connection.seen()
@@ -170,3 +198,5 @@ class Appender:
                 # after any other error an earlier try, whose report was lost, may have got through
                 known = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
                 append.end((NotAppended if known else MaybeAppended)(error.str()))
+        if not self._under_way:
+            self._produce_gathered()

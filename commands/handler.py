@@ -62,6 +62,10 @@ from projections.engine.store.command_types import CommandType, make_types_live
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
+GATHER_S = 0.006
+"""Under load, how long commands are gathered: a batch of some costs hardly more than one command."""
+GATHER_FROM, GATHER_TO = 8, 256
+"""Load is a batch of at least that many commands; with so many there is no need to wait for more."""
 BUSY_S = 0.005
 DATABASE_RETRY_S = 0.25
 BEHIND_RETRY_S = 0.02
@@ -126,6 +130,8 @@ class Handler:
         self.writers: dict[int, Writer] = {}
         self._query: tuple[Batches, Question] | None = None
         """The batches whose states the database is reading."""
+        self._is_loaded = False
+        """The last batch had many commands."""
         self._held: dict[int, _Batch] = {}
         self._paused: set[int] = set()
         self._next: dict[int, int] = {}
@@ -186,6 +192,8 @@ class Handler:
         now = time.monotonic()
         for writer in list(self.writers.values()):
             self._execute(writer, writer.on_clock(now))
+        if self._query and self._is_loaded:
+            self._decide(*self._query)
         batches = self._poll()
         self._require_confirmation()
         if self._query:
@@ -226,6 +234,9 @@ class Handler:
             messages = self._consumer.consume(1, self._poll_timeout())
             if messages:
                 messages += self._consumer.consume(self.settings.handler_batch, 0)
+                if self._is_loaded and len(messages) < GATHER_TO:
+                    messages += self._consumer.consume(GATHER_TO - len(messages), GATHER_S)
+                self._is_loaded = len(messages) >= GATHER_FROM
         except KafkaException as raised:
             if not clients.is_finished(raised.args[0]):
                 raise
