@@ -48,10 +48,9 @@ def create_app(settings: Settings, name: str = "api") -> FastAPI:
     services.stores.subscribe(lambda: metrics.API_WAITING.set(len(services.outcomes)))
     problems.install(app)
     bodies: list[Body] = []
-    app.include_router(commands.router_of(contexts(), bodies))
-    app.include_router(outcomes.router())
-    app.include_router(health.router())
-    app.include_router(views.router_of(all_views()))
+    routers = (commands.router_of(contexts(), bodies), outcomes.router(), health.router(), views.router_of(all_views()))
+    for router in routers:
+        app.router.routes += router.routes  # `include_router` would match each request twice
     at_the_door = PROBLEMS if services.issuer else ()
     app.openapi = cache(lambda: document(app, bodies, OPEN, at_the_door))  # type: ignore[method-assign]
     encoded = cache(lambda: msgspec.json.encode(app.openapi()))

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from opentelemetry.trace import Span, SpanKind
@@ -47,12 +47,24 @@ async def outcome_after(
     `or_append`: return as soon as the command is in the log. Raises NotAppended, MaybeAppended.
     """
     loop, started = asyncio.get_running_loop(), time.perf_counter()
-    deadline = loop.time() + within_s
-    waiting: set[asyncio.Future[Any]] = {appended, outcome}
-    while not outcome.done() and not (appended.done() and (or_append or appended.exception())):
-        done, waiting = await asyncio.wait(waiting, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            break
+    # one future instead of `asyncio.wait`, which would wake the request for the append and again for the outcome
+    enough: asyncio.Future[None] = loop.create_future()
+
+    def end(_: object = None) -> None:
+        if not enough.done():
+            enough.set_result(None)
+
+    def look(appended: asyncio.Future[int]) -> None:
+        if or_append or appended.exception():
+            end()
+
+    outcome.add_done_callback(end)
+    appended.add_done_callback(look)
+    timer = loop.call_later(within_s, end)
+    try:
+        await enough
+    finally:
+        timer.cancel()
     if outcome.done() and (recorded := outcome.result()) is not None:
         metrics.API_OUTCOME_SECONDS.observe(time.perf_counter() - started)
         return recorded

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -27,6 +27,7 @@ TOO_LARGE = kind(413, "too-large", "That is too much.")
 TOO_SLOW = kind(408, "too-slow", "The request did not arrive in time.")
 CUT_OFF = kind(400, "cut-off", "The request ended too early.")
 
+WATCHERS = "samefold.watchers"
 _PLAIN = "!$&'()*+,;=:@"
 """What RFC 3986 allows in a segment, apart from letters, digits and `-._~`."""
 _IN_QUOTES = r'[ !#-\[\]-~]|\\["\\]'
@@ -203,23 +204,30 @@ def _too_large(most: int) -> Exception:
     return TOO_LARGE(f"The body may have {most} bytes.", limit=most)
 
 
+class Watchers(set[Callable[[], object]]):
+    """What is called when a connection's client disconnects. A request's scope holds it under WATCHERS."""
+
+    is_gone = False
+
+    def disconnected(self) -> None:
+        self.is_gone = True
+        for call in self:
+            call()
+
+
 @contextmanager
 def watched(request: Request) -> Iterator[None]:
-    """Ends the block with ClientGone as soon as the request's client disconnects. The body must have been read."""
-    task = asyncio.current_task()
+    """Ends the block with ClientGone as soon as the request's client disconnects."""
+    task, watchers = asyncio.current_task(), request.scope[WATCHERS]
     assert task is not None
-    watching = asyncio.create_task(_cancel_when_gone(request, task))
+    if watchers.is_gone:
+        raise ClientGone
+    watchers.add(task.cancel)
     try:
         yield
     except asyncio.CancelledError:
-        if watching.done() and not task.uncancel():
+        if watchers.is_gone and not task.uncancel():
             raise ClientGone from None
         raise
     finally:
-        watching.cancel()
-
-
-async def _cancel_when_gone(request: Request, task: asyncio.Task[object]) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    task.cancel()
+        watchers.discard(task.cancel)

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.app import create_app
 from api.problems import BAD_REQUEST, HEAD_TOO_LARGE, MEDIA_TYPE, Problem
-from api.requests import TOO_SLOW
+from api.requests import TOO_SLOW, WATCHERS, Watchers
 from api.safe_start import require_safe
 from api.services import Services
 from infra.errors import SamefoldError
@@ -191,6 +191,7 @@ class BoundedConnection(HttpToolsProtocol):
             metrics.HTTP_EVICTED.inc()
             self.waiting.popitem(last=False)[0].transport.abort()
         self._cycles: deque[RequestResponseCycle] = deque()
+        self._watchers = Watchers()
         # uvicorn starts it only after the first request
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -202,6 +203,7 @@ class BoundedConnection(HttpToolsProtocol):
         for cycle in self._cycles:  # uvicorn only ends the last one, and an earlier one would go on without a client
             cycle.disconnected = True
             cycle.message_event.set()
+        self._watchers.disconnected()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -241,6 +243,9 @@ class BoundedConnection(HttpToolsProtocol):
             self._end(HEAD_TOO_LARGE())
         if not self.transport.is_closing():
             super().on_headers_complete()
+            self.scope[WATCHERS] = self._watchers  # type: ignore[literal-required]
+            # uvicorn does not read on behind a pipelined request, and would not see that the client has gone
+            self.flow.resume_reading()
             while self._cycles and self._cycles[0].response_complete:
                 self._cycles.popleft()
             self._cycles.append(self.cycle)

@@ -25,7 +25,9 @@ from projections.engine.store.positions import Positions
 BATCH_BYTES = 32 * 1024 * 1024
 """Size at which a batch is full."""
 FEW = 8
-"""While another batch runs, the next one starts at once only with this fraction (1/8) of a full batch."""
+"""While another batch runs, or under load, the next one starts at once only with this fraction (1/8) of a full batch."""
+LOADED = 8
+"""Records of a batch that are load: the next ones may gather."""
 LOOK_AGAIN_S = 0.1
 """How often the positions are read while another set of views is live."""
 NEWER_S = 5.0
@@ -144,6 +146,8 @@ class Reader:
         """Whether the next positions decide which of those partitions continue."""
         self._failures = 0
         self._holds = True
+        self._is_loaded = False
+        """The last batch had many records."""
 
     @property
     def own_partitions(self) -> frozenset[int]:
@@ -245,11 +249,12 @@ class Reader:
                 break
             due = min(part.since for part in free.values() if part.buffer) + self.max_age
             more_is_known = there < self.batch and any(part.wanted < part.end for part in free.values())
-            few_while_another_runs = there < self.batch // FEW and self._under_way
-            if now < due and (more_is_known or few_while_another_runs):
+            may_gather = there < self.batch // FEW and (self._under_way or self._is_loaded)
+            if now < due and (more_is_known or may_gather):
                 self.due = due
                 break
             takes = self._take(free, now)
+            self._is_loaded = sum(len(records) for _, records in takes.values()) >= LOADED
             self._under_way[lane] = takes.keys()
             actions.append(Apply(self.turn, takes, lane))
         return actions
