@@ -190,25 +190,26 @@ async def _append(
     value, most = encode(command), settings.max_command_bytes
     if len(value) > most:
         raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
-    await _require_open(services, CommandType(ref.context.name, command.type))
-    partitions = services.events.partitions
-    with (
-        services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=ref.is_callers) as outcome,
-        requests.watched(request),
-    ):
-        appended = services.appender.append(command, value, services.commands)
-        try:
-            recorded = await outcome_after(appended, outcome, wait_s or settings.api_wait_s, or_append=not wait_s)
-        except NotAppended as error:
-            problem = traceable(NOT_APPENDED("Kafka did not accept it.", appended="no"))
-            log.warning("not appended%s: %s", _sent_by(command), error)
-            raise problem from None
-        except MaybeAppended as error:
-            where = {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
-            members = {"appended": "unknown", "command_id": ref.key, "outcome": ref.location}
-            problem = traceable(UNKNOWN("Kafka has not acknowledged it.", headers=where, **members))
-            log.warning("maybe appended%s: %s", _sent_by(command), error)
-            raise problem from None
+    with requests.watched(request):
+        async with services.places.one():
+            await _require_open(services, CommandType(ref.context.name, command.type))
+            partitions = services.events.partitions
+            with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=ref.is_callers) as outcome:
+                appended = services.appender.append(command, value, services.commands)
+                try:
+                    recorded = await outcome_after(
+                        appended, outcome, wait_s or settings.api_wait_s, or_append=not wait_s
+                    )
+                except NotAppended as error:
+                    problem = traceable(NOT_APPENDED("Kafka did not accept it.", appended="no"))
+                    log.warning("not appended%s: %s", _sent_by(command), error)
+                    raise problem from None
+                except MaybeAppended as error:
+                    where = {"Location": ref.location, "Idempotency-Key": quoted(ref.key)}
+                    members = {"appended": "unknown", "command_id": ref.key, "outcome": ref.location}
+                    problem = traceable(UNKNOWN("Kafka has not acknowledged it.", headers=where, **members))
+                    log.warning("maybe appended%s: %s", _sent_by(command), error)
+                    raise problem from None
     if wait_s and recorded is not None:
         return answer_of(ref, recorded, fingerprint, headers)
     pending = {"outcome": "pending", "stream": ref.stream, "command_id": ref.key}

@@ -75,12 +75,10 @@ class OutcomeWaits:
 
     @contextmanager
     def waiting(self, stream: str, command_id: str, partitions: int, *, may_be_there: bool) -> Iterator[Outcome]:
-        """A future that gets the outcome. `may_be_there`: it is looked up in a moment, notified or not. Raises Problem 429.
+        """A future that gets the outcome. `may_be_there`: it is looked up in a moment, notified or not.
 
         Enter this before the command is appended. `partitions` is the log's number of them.
         """
-        if self._count >= self._settings.api_max_waiting:
-            raise TOO_MANY_WAIT(f"{self._count} callers wait already.", appended="no")
         loop = asyncio.get_running_loop()
         future: Outcome = loop.create_future()
         key, of_partition = (stream, command_id), self._by_partition[partition_of(stream, partitions)]

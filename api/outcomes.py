@@ -128,11 +128,12 @@ async def _outcome(request: Request) -> Response:
         raise INVALID(errors=[{"at": "path", "problem": problem}])
     prefer = preferences(request, services.settings.api_max_wait_s)
     partitions = services.events.partitions
-    with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=False) as outcome:
-        recorded = await _look_up(services, ref, rows)
-        if recorded is None and (wait_s := prefer.wait_or(0)):
-            with watched(request):
-                recorded = await _waited_for(services, ref, rows, outcome, wait_s)
+    async with services.places.one():
+        with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=False) as outcome:
+            recorded = await _look_up(services, ref, rows)
+            if recorded is None and (wait_s := prefer.wait_or(0)):
+                with watched(request):
+                    recorded = await _waited_for(services, ref, rows, outcome, wait_s)
     if recorded is None:
         raise NO_OUTCOME(headers=prefer.applied)
     members = _members(ref, recorded)

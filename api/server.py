@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 from collections import OrderedDict, deque
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -44,7 +45,11 @@ MAX_PIPELINED = 100
 """Requests sent before the answer to an earlier one. Beyond, the connection is closed; the client may retry (RFC 9112, 9.3.2)."""
 MAX_UNREAD = 2**28
 """Bytes of answers that clients leave unread, in all. Beyond, those that have read nothing for longest are disconnected."""
-OWN_FILES = 256
+ACCEPTED_AT_ONCE = 32
+"""How many connections a round of the event loop accepts, at most a twentieth of all: libuv since 1.45 accepts one for each
+socket that it watches, and under load a round is long. So the listening socket is watched so many times.
+"""
+OWN_FILES = 320
 """Files and connections that the process opens by itself, those to PostgreSQL apart."""
 
 HEADERS = [
@@ -72,14 +77,17 @@ class CannotListen(SamefoldError):
 class Server(uvicorn.Server):
     """One API process. `run` returns after `should_exit` was set; it raises the error that ended a part of the process."""
 
-    def __init__(self, config: uvicorn.Config, services: Services, listening: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services, listening: socket.socket, at_once: int) -> None:
         super().__init__(config)
         self.services = services
         self.listening = listening
+        self.accepted_at_once = at_once
         self.port: int = listening.getsockname()[1]
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().serve(sockets or [self.listening])
+        with ExitStack() as duplicates:
+            more = [duplicates.enter_context(self.listening.dup()) for _ in range(1, self.accepted_at_once)]
+            await super().serve(sockets or [self.listening, *more])
         if self.services.failure is not None:
             raise self.services.failure
 
@@ -102,9 +110,10 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
     """
     require_safe(settings, host)
     app = create_app(settings, name)
+    most = _most_connections(settings)
     bounds = {
         "within_s": settings.api_read_timeout_s,
-        "most": _most_connections(settings),
+        "most": most,
         "waiting": OrderedDict(),
         "unread": OrderedDict(),
     }
@@ -124,7 +133,8 @@ def server_of(settings: Settings, name: str, host: str, port: int) -> Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    return Server(config, app.state.services, _listen(host, port))
+    at_once = max(min(ACCEPTED_AT_ONCE, most // 20), 1)
+    return Server(config, app.state.services, _listen(host, port), at_once)
 
 
 def _readable_elsewhere(app: ASGIApp, settings: Settings) -> ASGIApp:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from fastapi import Request
@@ -17,7 +17,7 @@ from api.append import Appender
 from api.issuer import Issuer
 from api.live_rows import RowFeed
 from api.notifications import Notifications
-from api.outcome_waits import OutcomeWaits
+from api.outcome_waits import TOO_MANY_WAIT, OutcomeWaits
 from api.problems import CALLERS_FAULT, Kind, kind, problem_of
 from api.stores import StoreChecks
 from api.view_reader import TOO_MANY_READERS, PositionWaits, ViewReader
@@ -41,6 +41,8 @@ QUERY_S = 10.0
 """After that the connection is closed: the database hangs."""
 POOL_AGAIN_S = 2.0
 """For connecting again; the pool tries once more when a connection is wanted, which the checks do twice a second."""
+PLACE_WAIT_S = 3.0
+"""How long a request that will wait for an outcome waits for its place: a burst is served, and more than that is told soon."""
 SEARCH_WAIT_S = 2.0
 """How long a search waits for others to end."""
 
@@ -51,19 +53,23 @@ TOO_MANY_SUBSCRIBERS = kind(429, "too-many-subscribers", "Too many clients are s
 class Slots:
     """A semaphore that raises a Problem where no slot gets free within `wait_s` seconds."""
 
-    def __init__(self, most: int, refusal: Kind, wait_s: float = 0) -> None:
+    def __init__(self, most: int, refusal: Kind, wait_s: float = 0, **members: Any) -> None:
         self.taken = 0
         self._free = asyncio.Semaphore(most)
         self._refusal = refusal
+        self._members = members
         self._wait_s = wait_s
 
     async def take(self) -> None:
         """Raises Problem 429."""
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._free.acquire()
-        except TimeoutError:
-            raise self._refusal() from None
+        if self._free.locked():
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await self._free.acquire()
+            except TimeoutError:
+                raise self._refusal(**self._members) from None
+        else:
+            await self._free.acquire()  # at once
         self.taken += 1
 
     def give_back(self) -> None:
@@ -149,6 +155,8 @@ class Services:
         self.appender = Appender(settings, name)
         self.stores.subscribe(self._kafka_answered)
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
+        self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, PLACE_WAIT_S, appended="no")
+        """For requests that wait for outcomes."""
         self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
         self.views = ViewReader(settings, ReadersPool(self.pool, settings.api_connections), self.positions, self.keys)
         # half of the connections are for lists that no index leads to; they would block all other reads

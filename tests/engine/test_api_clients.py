@@ -36,7 +36,7 @@ ROUNDS = 3
 Attack = Role | Literal["sessions"]
 """On a process, or on all sessions of the database, as by a failover."""
 ATTACKS: list[Attack] = ["handler", "agent", "api", "sessions"] * 2
-IMPATIENT = {"api_wait_s": 1.0, "api_max_waiting": 50}
+IMPATIENT = {"api_wait_s": 1.0, "api_max_waiting": 10}
 """A client that gets one of these must find its true outcome in the end too."""
 EFFECTS = {"MoneyDeposited": 1, "MoneyWithdrawn": -1}
 

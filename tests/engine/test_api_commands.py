@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,6 @@ from api import outcome_waits
 from api.append import NotAppended, outcome_after
 from api.commands import router_of
 from api.notifications import Notifications
-from api.outcome_waits import OutcomeWaits
 from api.outcomes import REJECTED
 from api.requests import path_of
 from commands.outcomes import outcomes_query
@@ -308,18 +308,18 @@ def test_callers_beyond_the_bound_are_told_to_come_back(world: Settings) -> None
     with serving(world.model_copy(update={"api_max_waiting": 1})) as api:
         ready(api)
         with httpx.Client(base_url=api.url) as other, appends_nothing(world):
-            # one waits for a command that is not decided
-            waiting = asyncio.run_coroutine_threadsafe(_wait(api.services.outcomes), api.loop)
-            until(lambda: len(api.services.outcomes) == 1, "one waits")
+            asyncio.run_coroutine_threadsafe(api.services.places.take(), api.loop).result()
             answer = other.post("/accounts/x/deposit", json={"cents": 1, "on": "2026-01-02"})
             assert problem(answer, 429, "too-many-waiting")["appended"] == "no"
             assert answer.headers["Retry-After"] == "1"
-            api.loop.call_soon_threadsafe(waiting.cancel)
 
 
-async def _wait(waits: OutcomeWaits) -> None:
-    with waits.waiting("accounts/x", "k", 4, may_be_there=False) as outcome:
-        await outcome
+def test_callers_beyond_the_bound_wait_for_a_place(world: Settings) -> None:
+    small = world.model_copy(update={"api_max_waiting": 1})
+    with everything(small) as api, ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda n: post(api, f"x{n}", "open-account", overdraft_limit=0), range(20)))
+        assert [answer.status_code for answer in answers] == [200] * 20
+        assert api.services.places.taken == 0
 
 
 @pytest.mark.slow

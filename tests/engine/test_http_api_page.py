@@ -12,6 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from api import commands, problems
+from api.outcome_waits import TOO_MANY_WAIT
+from api.services import Slots
 from api.stores import HealthSnapshot
 from infra.access import Access, Row
 from infra.domain_model.contexts import contexts
@@ -127,7 +129,7 @@ def arranged(block: Block, api: Api, world: Settings, stack: ExitStack, patch: p
             patch.setattr(HealthSnapshot, "behind", lambda *_: 10**6)
             return api, block
         case "while too many wait":
-            patch.setattr(api.services.outcomes, "_count", 10**6)
+            patch.setattr(api.services, "places", Slots(0, TOO_MANY_WAIT, appended="no"))
             return api, block
         case "as a caller who may not":
             return api, block._replace(headers=[*block.headers, ("Caller", "eve")])
