@@ -396,6 +396,22 @@ def test_no_client_gets_202_before_the_command_is_known_to_be_in_the_log(shared_
         assert told["appended"] == "unknown"
 
 
+@pytest.mark.usefixtures("api")
+def test_an_append_does_not_wait_long_for_those_under_way(shared_world: Settings) -> None:
+    produced: list[bytes] = []
+
+    class Silent(Producer):
+        def produce(self, _topic: str, value: bytes, **_: Any) -> None:
+            produced.append(value)
+
+    with serving(shared_world.model_copy(update={"api_wait_s": 0.2})) as api:
+        ready(api)
+        api.services.appender._producer.now = Silent()
+        for key in ("k1", "k2"):
+            problem(deposit(api, "unheard", 5, key), 503, "maybe-appended")
+        until(lambda: len(produced) == 2, "both were produced, though nothing is said of the first")
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
