@@ -191,7 +191,7 @@ async def _append(
     if len(value) > most:
         raise TOO_LARGE(f"The command takes {len(value)} bytes in the log; it may take {most}.", limit=most)
     with requests.watched(request):
-        async with services.places.one():
+        async with services.places:
             await _require_open(services, CommandType(ref.context.name, command.type))
             partitions = services.events.partitions
             with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=ref.is_callers) as outcome:

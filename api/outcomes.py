@@ -128,7 +128,7 @@ async def _outcome(request: Request) -> Response:
         raise INVALID(errors=[{"at": "path", "problem": problem}])
     prefer = preferences(request, services.settings.api_max_wait_s)
     partitions = services.events.partitions
-    async with services.places.one():
+    async with services.places:
         with services.outcomes.waiting(ref.stream, ref.key, partitions, may_be_there=False) as outcome:
             recorded = await _look_up(services, ref, rows)
             if recorded is None and (wait_s := prefer.wait_or(0)):

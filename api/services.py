@@ -76,14 +76,12 @@ class Slots:
         self.taken -= 1
         self._free.release()
 
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
+    async def __aenter__(self) -> None:
         """A slot for the time of a block. Raises Problem 429."""
         await self.take()
-        try:
-            yield
-        finally:
-            self.give_back()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_back()
 
 
 class DatabaseBusy(SamefoldError):
@@ -180,7 +178,7 @@ class Services:
         """For the time of a search; of one caller there is one at a time, so that others have theirs. Raises Problem 429."""
         slot = Slots(1, TOO_MANY_SEARCHES, SEARCH_WAIT_S)
         own = slot if caller is None else self._searching.setdefault(caller, slot)
-        async with own.one(), self.searches.one():
+        async with own, self.searches:
             yield
 
     def feed(self, view: View) -> RowFeed:

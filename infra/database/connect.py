@@ -165,7 +165,10 @@ forbidden.
 
 
 def patient_ms(settings: Settings) -> int:
-    """The `idle_in_transaction_session_timeout` of sessions that hold no lock which agents wait for: at least a minute."""
+    """The `idle_in_transaction_session_timeout` of migrations, and of sessions that hold no lock which agents wait for.
+
+    At least a minute.
+    """
     return max(60_000, settings.idle_in_transaction_timeout_ms)
 
 

@@ -28,7 +28,7 @@ from alembic.util import rev_id
 from sqlalchemy.pool import NullPool
 
 from infra.database import revisions, schema
-from infra.database.connect import Connection, connect, named, naming, passes
+from infra.database.connect import Connection, connect, named, naming, passes, patient_ms
 from infra.database.own_tables import VIEW_TABLE
 from infra.database.revisions import BRANCHES, CORE, VIEWS
 from infra.database.roles import settle
@@ -218,6 +218,8 @@ def _psycopg(connection: sa.Connection) -> Connection:
 
 def _without_autocommit(settings: Settings) -> Connection:
     connection = connect(settings, "samefold db", statement_timeout_ms=0)
+    # what Alembic does in Python between two statements takes seconds on a busy machine
+    connection.execute(f"set idle_in_transaction_session_timeout = {patient_ms(settings)}".encode())
     connection.autocommit = False
     return connection
 

@@ -17,6 +17,7 @@ from projections.engine.fold.errors import UnknownEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live import reader as reader_module
 from projections.engine.live.reader import (
+    LOADED,
     NEWER_S,
     Action,
     Apply,
@@ -257,6 +258,17 @@ def test_a_batch_waits_for_more_only_while_more_is_known_to_come_and_only_so_lon
     machine = reading({0: 0}, batch=10, max_age=0.05)
     machine.records(0, some(0, [0, 1]), 100, 7.0)
     assert taken(machine.records(0, some(0, range(2, 12)), 100, 7.0)) == {0: list(range(10))}
+
+
+def test_after_a_batch_of_many_the_next_gathers_and_only_so_long() -> None:
+    machine = reading({0: 0}, batch=1_000, max_age=0.05)
+    assert taken(machine.records(0, some(0, range(LOADED)), LOADED, 7.0)) == {0: list(range(LOADED))}
+    assert machine.done(machine.turn, applied({0: LOADED}), 7.5) == []
+    assert machine.records(0, some(0, [LOADED]), LOADED + 1, 8.0) == []
+    assert machine.due == pytest.approx(8.05)
+    assert taken(machine.tick(8.05)) == {0: [LOADED]}
+    assert machine.done(machine.turn, applied({0: LOADED + 1}), 8.5) == []
+    assert taken(machine.records(0, some(0, [LOADED + 1]), LOADED + 2, 9.0)) == {0: [LOADED + 1]}
 
 
 def test_a_batch_is_bounded_in_records_and_of_few_partitions_in_turn() -> None:
