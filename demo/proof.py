@@ -18,7 +18,7 @@ from demo.generate import Totals
 from demo.sending import Answer
 from demo.transfers import OURS
 from domain.accounts import OpenAccount
-from infra.database.connect import connect
+from infra.database.connect import connect, patient_ms
 from infra.domain_model.versions import stored_type
 from infra.log.records import Command
 from infra.log.rule import START, read
@@ -88,6 +88,8 @@ def rows_of(settings: Settings) -> Rows:
     """The live tables, in one snapshot, without what transfers left there. Raises ReadModelNotSetUp, DatabaseUnavailable."""
     with connect(settings, "samefold demo") as connection, connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
+        # a million rows take Python longer than a transaction may be idle on a busy machine
+        connection.execute(f"set local idle_in_transaction_session_timeout = {patient_ms(settings)}")
 
         def rows(view: str, columns: str, which: str = "true") -> list[tuple[Any, ...]]:
             query = sql.SQL("select {} from {} where {}")

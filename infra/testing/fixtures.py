@@ -8,6 +8,7 @@ import atexit
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,12 @@ hypothesis.settings.register_profile("full", deadline=None)
 hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
 hypothesis.settings.load_profile("full")
 """`make test` looks at so many examples of each property, `make test-all` at Hypothesis's 100; a busy machine fails neither."""
+
+
+def pytest_configure() -> None:
+    """What a script runs in the background ignores interrupts, and so would all processes that tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -74,7 +74,8 @@ class Killer(BackgroundThread):
             running = [child for part in self._service.parts for child in part.children if child.pid]
             victims = [child for child in running if child.name != "api" and child.starts]
             if victims:
-                child = random.choice(victims)
+                # of the kind that was killed least: by chance, one kind may never be
+                child = min(random.sample(victims, len(victims)), key=lambda one: self.kills[one.module])
                 if (process := child.process) is not None:
                     process.kill()
                     self.kills[child.module] += 1

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from psycopg import errors, sql
 
-from infra.database.connect import Connection, connect, naming
+from infra.database.connect import Connection, connect, naming, patient_ms
 from infra.domain_model.contexts import contexts
 from infra.domain_model.storable import comparable, decoder
 from infra.errors import SamefoldError
@@ -168,6 +168,7 @@ def _snapshot(settings: Settings, agent: str, tables: Mapping[str, str]) -> Iter
     """A transaction that sees one moment of the database, and the agent's positions in it. Raises NotLive after a switch."""
     with connect(settings, "samefold verify", statement_timeout_ms=0) as connection:
         connection.execute("begin isolation level repeatable read, read only")
+        connection.execute(f"set local idle_in_transaction_session_timeout = {patient_ms(settings)}")
         positions = None
         names = sql.SQL(", ").join(map(sql.Identifier, tables.values()))
         with suppress(errors.UndefinedTable):
