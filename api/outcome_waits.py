@@ -19,7 +19,7 @@ from commands.outcomes import outcomes_query
 from infra.database.deadline import Connection, ended_after
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
-from projections.engine.views.binary_arrays import UUID, BinaryArray, BinaryArrayDumper, variable
+from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper, uuids
 from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.token import Token
 
@@ -148,7 +148,7 @@ class OutcomeWaits:
                     return {}  # no agent has ever run, or another version is live
                 table = self._table = str(row[0])
             cursor = connection.cursor(binary=True)
-            digests = variable(UUID, [command_key(*key) for key in keys])
+            digests = uuids([command_key(*key) for key in keys])
             await cursor.execute(outcomes_query(table), (digests, self._settings.events_topic, OUTCOMES))
             rows = await cursor.fetchall()
             if rows and rows[0][0] == table:

@@ -161,7 +161,7 @@ async def _waited_for(
 async def _look_up(services: Services, ref: CommandRef, rows: Rows | None) -> Recorded | None:
     """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseUnavailable."""
     services.stores.require_live(OUTCOMES)
-    key = UUID(bytes=command_key(ref.stream, ref.key))
+    key = UUID(command_key(ref.stream, ref.key))
     found = await services.views.by_keys(all_views()[OUTCOMES], [(key,)], (), [rows] if rows else ())
     if not found.rows:
         return None

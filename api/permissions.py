@@ -52,7 +52,7 @@ async def require_may_send(services: Services, caller: Caller, stream: str, comm
         return
     if isinstance(allowed, Row):
         # the command itself may have ended what allowed it: sent again, it gets its answer
-        own = Row(OUTCOMES, command=UUID(bytes=command_key(stream, command_id)), by=caller.subject)
+        own = Row(OUTCOMES, command=UUID(command_key(stream, command_id)), by=caller.subject)
         if await _exists(services, allowed) or await _exists(services, own):
             return
     raise _denied(caller, f"send {type(command).__name__} to {stream!r}")

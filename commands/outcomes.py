@@ -37,7 +37,7 @@ def outcomes_of(
     table = live_table(connection, OUTCOMES)
     while True:
         rows = connection.execute(
-            outcomes_query(table), ([command_key(*one).hex() for one in commands], "", OUTCOMES)
+            outcomes_query(table), ([command_key(*one) for one in commands], "", OUTCOMES)
         ).fetchall()
         named = rows[0][0] if rows else live_table(connection, OUTCOMES)
         if named == table:

@@ -21,7 +21,7 @@ from infra.log.rule import Reading
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.commit import prepare
 from projections.engine.store.event_types import foldable_types, own_event_types
-from projections.engine.views.binary_arrays import UUID, texts, variable
+from projections.engine.views.binary_arrays import texts, uuids
 from projections.engine.views.core_views import (
     OUTCOMES,
     OUTCOMES_VERSION,
@@ -86,7 +86,7 @@ class SnapshotReader:
         asked = list(outcomes)
         outcomes_table = self._tables.get(OUTCOMES) if asked else None
         if outcomes_table:
-            parameters += [variable(UUID, [command_key(*one) for one in asked])]
+            parameters += [uuids([command_key(*one) for one in asked])]
         query = _query(tuple(self._tables[snapshot_view_name(context)] for context in by_context), outcomes_table)
         pipeline = self.connection.pipeline()
         pipeline.__enter__()  # `_answer` leaves it; until then the server works while the handler does

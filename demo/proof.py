@@ -90,7 +90,7 @@ def rows_of(settings: Settings, keys: Iterable[Key]) -> Rows:
 
     Raises ReadModelNotSetUp, DatabaseUnavailable.
     """
-    named = {command_key(*key).hex(): key for key in keys}
+    named = {command_key(*key): key for key in keys}
     with connect(settings, "samefold demo") as connection, connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
 

@@ -51,7 +51,7 @@ Row = tuple[Any, ...]
 
 def digest(stream: str, command_id: str) -> UUID:
     """What the outcomes have in place of a command's names."""
-    framed = b"%d:" % len(stream) + stream.encode() + command_id.encode()
+    framed = stream.encode() + b"\0" + command_id.encode()
     return UUID(hashlib.blake2b(framed, digest_size=16).hexdigest())
 
 

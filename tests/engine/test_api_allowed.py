@@ -398,7 +398,7 @@ def test_who_sent_a_command_stands_in_commit_outcome_and_history(
     assert plain.status_code == 200
     with connect(shared_world, "test") as db:
         query = "select code, by from command_outcomes_v3 where command = %s"
-        keys = [UUID(bytes=command_key(f"accounts/{name}", key)) for key in ("o1", "w1", "d1")]
+        keys = [UUID(command_key(f"accounts/{name}", key)) for key in ("o1", "w1", "d1")]
         found = [db.execute(query, (key,)).fetchone() for key in keys]
     assert found == [(None, "ada"), ("insufficient-funds", "tom"), (None, None)]
     told = samefold("history", f"accounts/{name}", "--json", settings=shared_world).stdout

@@ -69,7 +69,7 @@ class Bench:
             self.versions[name] += len(events)
             reason = None if events else Reason("too-little", "There is less in the purse.")
             commit = Commit(
-                f"purse/{name}", self.versions[name], list(events), f"c{partition}-{offset}", offset, "f" * 8,
+                f"purse/{name}", self.versions[name], list(events), f"c{partition}-{offset}", offset, "f" * 32,
                 "accepted" if events else "rejected", reason, epoch, seq,
             )  # fmt: skip
             counted.append(Counted(offset, 1_700_000_000_000 + offset, commit))
@@ -129,7 +129,7 @@ def test_a_batch_writes_rows_outcomes_and_positions_together(bench: Bench) -> No
     ]
     outcomes = bench.rows("command_outcomes", "command, code, version, extract(epoch from at)::bigint")
     assert sorted(outcomes) == sorted(
-        (UUID(bytes=command_key(f"purse/{name}", ident)), code, version, 1_700_000_000)
+        (UUID(command_key(f"purse/{name}", ident)), code, version, 1_700_000_000)
         for name, ident, code, version in (
             ("a", "c0-1", None, 2),
             ("a", "c0-2", "too-little", 2),

@@ -514,8 +514,8 @@ BY_NAME: Edits = {
     "projections/engine/store/rows.py": [
         ("command_key(commit.stream, commit.command_id), commit,", "commit.stream, commit,"),
         (
-            "binary_arrays.variable(binary_arrays.UUID, keys),\n"
-            "                binary_arrays.variable(binary_arrays.UUID, list(map(fingerprint_bytes, commits))),\n"
+            "binary_arrays.uuids(keys),\n"
+            "                binary_arrays.uuids([commit.fingerprint for commit in commits]),\n"
             "                binary_arrays.bigints([commit.version for commit in commits]),\n"
             "                binary_arrays.times_of_ms(times_ms),\n",
             "binary_arrays.texts(keys),\n"
@@ -537,18 +537,18 @@ BY_NAME: Edits = {
             " join {table} o on o.stream || chr(10) || o.command_id = asked.key",
         ),
         ("replace(o.fingerprint::text, '-', '')", "o.fingerprint"),
-        ("command_key(*one).hex()", "chr(10).join(one)"),
+        ("command_key(*one)", "chr(10).join(one)"),
     ],
     "commands/snapshots.py": [
         (
             "unnest(%s) with ordinality as asked(key, number) join {} o on o.command = asked.key",
             "unnest(%s) with ordinality as asked(key, number) join {} o on o.stream || chr(10) || o.command_id = asked.key",
         ),
-        ("variable(UUID, [command_key(*one) for one in asked])", "texts([chr(10).join(one) for one in asked])"),
+        ("uuids([command_key(*one) for one in asked])", "texts([chr(10).join(one) for one in asked])"),
     ],
     "api/outcome_waits.py": [
-        ("variable(UUID, [command_key(*key) for key in keys])", "texts([chr(10).join(key) for key in keys])"),
-        ("import UUID, BinaryArray, BinaryArrayDumper, variable", "import BinaryArray, BinaryArrayDumper, texts"),
+        ("uuids([command_key(*key) for key in keys])", "texts([chr(10).join(key) for key in keys])"),
+        ("BinaryArrayDumper, uuids", "BinaryArrayDumper, texts"),
     ],
 }
 """The release whose outcomes had the names of their commands for a key."""

@@ -22,7 +22,7 @@ from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION, Column, Role
-from projections.engine.views.core_views import command_key, fingerprint_bytes
+from projections.engine.views.core_views import command_key
 from projections.engine.views.view import Kind, View, tuple_getter
 
 _PARTITION_COLUMN = Column(PARTITION, Scalar.INT)
@@ -172,8 +172,8 @@ def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[
         Statement(
             _plain_insert(view, table),
             [
-                binary_arrays.variable(binary_arrays.UUID, keys),
-                binary_arrays.variable(binary_arrays.UUID, list(map(fingerprint_bytes, commits))),
+                binary_arrays.uuids(keys),
+                binary_arrays.uuids([commit.fingerprint for commit in commits]),
                 binary_arrays.bigints([commit.version for commit in commits]),
                 binary_arrays.times_of_ms(times_ms),
                 binary_arrays.texts([reason.code if reason else None for reason in reasons]),

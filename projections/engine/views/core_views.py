@@ -95,27 +95,22 @@ def outcomes_view() -> View:
     )
 
 
-def command_key(stream: str, command_id: str) -> bytes:
-    """What stands for a command in the outcomes: 16 bytes, whatever the length of its names.
+def command_key(stream: str, command_id: str) -> str:
+    """What stands for a command in the outcomes: 16 bytes in hexadecimal digits, whatever the length of its names.
 
     Equal keys would be one command. By chance two of 10**12 commands have the same with a probability of 10**24 / 2**129, less than
     1 in 10**14 (the birthday bound). By intent: to meet another's command takes 2**128 attempts at blake2b; two names of one's own,
-    2**64, and then the second command is not done. The length keeps ("a/1", "2") apart from ("a/12", "").
+    2**64, and then the second command is not done. NUL, which no name can hold, keeps ("a/1", "2") apart from ("a/12", "").
     """
-    return blake2b(f"{len(stream)}:{stream}{command_id}".encode(), digest_size=16).digest()
-
-
-def fingerprint_bytes(commit: Commit) -> bytes:
-    """A commit's fingerprint, which is 32 hexadecimal digits. Raises ValueError, OverflowError for anything longer."""
-    return int(commit.fingerprint, 16).to_bytes(16)
+    return blake2b(f"{stream}\0{command_id}".encode(), digest_size=16).hexdigest()
 
 
 def outcome_of(commit: Commit, time: datetime) -> Outcome:
     """The outcome row of a counted commit."""
     reason = commit.reason
     return Outcome(
-        UUID(bytes=command_key(commit.stream, commit.command_id)),
-        UUID(bytes=fingerprint_bytes(commit)),
+        UUID(command_key(commit.stream, commit.command_id)),
+        UUID(commit.fingerprint),
         commit.version,
         time,
         reason.code if reason else None,
