@@ -269,7 +269,7 @@ def test_a_lock_timeout_is_tried_again(bench: Bench) -> None:
 
 def test_a_deadlock_is_tried_again(bench: Bench) -> None:
     bench.apply(bench.batch(0, ("a", [filled(1)]), ("b", [filled(1)])))
-    bench.db.execute("set deadlock_timeout = '10ms'")
+    bench.db.execute("set deadlock_timeout = '1s'")  # it looks once: by then the other one waits for a
     tries: list[float] = []
     bench.committer.pause = tries.append
     with open_connection(bench.settings) as other, ThreadPoolExecutor(1) as pool:
