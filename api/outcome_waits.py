@@ -19,8 +19,8 @@ from commands.outcomes import outcomes_query
 from infra.database.deadline import Connection, ended_after
 from infra.log.partitioner import partition_of
 from infra.settings import Settings
-from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper, texts
-from projections.engine.views.core_views import OUTCOMES, all_views
+from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumper, uuids
+from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.token import Token
 
 POLL_S = 1.0
@@ -145,12 +145,12 @@ class OutcomeWaits:
                 if row is None:
                     return {}  # no agent has ever run, or another version is live
                 table = self._table = str(row[0])
-            streams, ids = texts([stream for stream, _ in keys]), texts([command_id for _, command_id in keys])
             cursor = connection.cursor(binary=True)
-            await cursor.execute(outcomes_query(table), (streams, ids, self._settings.events_topic, OUTCOMES))
+            digests = uuids([command_key(*key) for key in keys])
+            await cursor.execute(outcomes_query(table), (digests, self._settings.events_topic, OUTCOMES))
             rows = await cursor.fetchall()
             if rows and rows[0][0] == table:
-                return dict(map(_recorded, (row for row in rows if row[1] is not None)))
+                return {keys[row[1] - 1]: _recorded(row) for row in rows if row[1] is not None}
             self._table = None
 
     def _answer(self, keys: Iterable[Key], recorded: Recorded | None) -> None:
@@ -173,7 +173,7 @@ class OutcomeWaits:
             self._wake.set()
 
 
-def _recorded(row: Sequence[Any]) -> tuple[Key, Recorded]:
-    _, stream, command_id, outcome, code, message, version, fingerprint, at, topic_id, partition, next_offset = row
+def _recorded(row: Sequence[Any]) -> Recorded:
+    _, _, outcome, code, message, version, fingerprint, at, topic_id, partition, next_offset = row
     position = Token.of(topic_id, {partition: next_offset})
-    return (stream, command_id), Recorded(outcome, code, message, version, fingerprint, at, position)
+    return Recorded(outcome, code, message, version, fingerprint, at, position)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -23,7 +24,7 @@ from commands.intake import bad_name
 from infra.access import Rows
 from infra.domain_model.contexts import Context, contexts, refusals_of
 from infra.log.partitioner import partition_of
-from projections.engine.views.core_views import OUTCOMES, all_views
+from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.token import Token
 
 CONFLICT = kind(412, "version-conflict", "The stream is not at the version that was expected.")
@@ -161,11 +162,16 @@ async def _waited_for(
 async def _look_up(services: Services, ref: CommandRef, rows: Rows | None) -> Recorded | None:
     """The outcome, if it is there. Raises ReadModelNotSetUp, OtherViewsLive, ViewNotLive, DatabaseUnavailable."""
     services.stores.require_live(OUTCOMES)
-    found = await services.views.by_keys(all_views()[OUTCOMES], [(ref.stream, ref.key)], (), [rows] if rows else ())
+    key = UUID(command_key(ref.stream, ref.key))
+    found = await services.views.by_keys(all_views()[OUTCOMES], [(key,)], (), [rows] if rows else ())
     if not found.rows:
         return None
     partition = partition_of(ref.stream, services.events.partitions)
     row = msgspec.json.decode(found.rows[0].json)
-    members = {name: row[name] for name in ("outcome", "code", "message", "version", "fingerprint")}
+    members = {name: row[name] for name in ("code", "message", "version")}
+    members |= {
+        "outcome": "accepted" if row["code"] is None else "rejected",
+        "fingerprint": UUID(row["fingerprint"]).hex,
+    }
     offsets = {topic: {partition: offsets.get(partition, 0)} for topic, offsets in found.position.positions.items()}
     return Recorded(at=datetime.fromisoformat(row["at"]), position=Token(offsets), **members)

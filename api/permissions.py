@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from uuid import UUID
 
 from fastapi import Request
 
@@ -12,7 +13,7 @@ from api.problems import Problem, kind_of, traceable
 from api.services import Services, services_of
 from api.view_reader import stream_of
 from infra.access import Access, BadAccess, Caller, Row, Rows, access
-from projections.engine.views.core_views import OUTCOMES, all_views
+from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 from projections.engine.views.queries import allowed_values
 from projections.engine.views.view import View
 
@@ -51,7 +52,7 @@ async def require_may_send(services: Services, caller: Caller, stream: str, comm
         return
     if isinstance(allowed, Row):
         # the command itself may have ended what allowed it: sent again, it gets its answer
-        own = Row(OUTCOMES, stream=stream, command_id=command_id, by=caller.subject)
+        own = Row(OUTCOMES, command=UUID(command_key(stream, command_id)), by=caller.subject)
         if await _exists(services, allowed) or await _exists(services, own):
             return
     raise _denied(caller, f"send {type(command).__name__} to {stream!r}")

@@ -21,7 +21,7 @@ PATIENCE_S = 30.0
 STATES = "select split_part(stream, '/', 2), version, (state->>'balance')::bigint from streams_accounts_v3"
 BALANCES = "select account, transactions + 1, cents from balances_v2"
 BALANCES_IN = sql.SQL("select account, transactions + 1, cents from {}")
-OUTCOMES = "select count(*) from command_outcomes_v2"
+OUTCOMES = "select count(*) from command_outcomes_v3"
 
 
 class RunVoid(SamefoldError):

@@ -38,8 +38,7 @@ values (%s, %s, 0, '2026-01-02', '2026-01-02', %s, '', 0)
     on conflict (account) do update set cents = excluded.cents, transactions = excluded.transactions
 """
 _OUTCOME = """
-insert into command_outcomes_v2 (stream, command_id, outcome, version, fingerprint, at, _partition)
-values (%s, %s, 'accepted', %s, %s, now(), 0)
+insert into command_outcomes_v3 (command, fingerprint, version, at, _partition) values (%s, %s, %s, now(), 0)
 """
 
 
@@ -70,7 +69,7 @@ class Floor:
             database.execute(_MOVE, [self._events, number])
             database.execute(_STATE, [stream, self.count, f'{{"status":"open","balance":{number}}}'])
             database.execute(_ROW, [ACCOUNT, number, number])
-            database.execute(_OUTCOME, [stream, name, self.count, name])
+            database.execute(_OUTCOME, [name, name, self.count])
             database.execute("commit")
 
     def _acknowledged(self, error: KafkaError | None, _message: Message) -> None:

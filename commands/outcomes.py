@@ -11,7 +11,7 @@ from psycopg import sql
 
 from infra.errors import SamefoldError
 from projections.engine.views.columns import PARTITION
-from projections.engine.views.core_views import OUTCOMES
+from projections.engine.views.core_views import OUTCOMES, command_key
 
 
 class ReadModelNotSetUp(SamefoldError):
@@ -23,8 +23,6 @@ class ReadModelNotSetUp(SamefoldError):
 class Outcome(NamedTuple):
     """The only answer to a command. An id with another `fingerprint` was used before for another command."""
 
-    stream: str
-    command_id: str
     outcome: str
     code: str | None
     message: str | None
@@ -39,12 +37,11 @@ def outcomes_of(
     table = live_table(connection, OUTCOMES)
     while True:
         rows = connection.execute(
-            outcomes_query(table),
-            ([stream for stream, _ in commands], [command_id for _, command_id in commands], "", OUTCOMES),
+            outcomes_query(table), ([command_key(*one) for one in commands], "", OUTCOMES)
         ).fetchall()
         named = rows[0][0] if rows else live_table(connection, OUTCOMES)
         if named == table:
-            return {(row[1], row[2]): Outcome(*row[1:8]) for row in rows if row[1] is not None}
+            return {commands[row[1] - 1]: Outcome(*row[2:7]) for row in rows if row[1] is not None}
         table = named
 
 
@@ -60,20 +57,20 @@ def live_table(connection: psycopg.Connection[Any], view: str) -> str:
 
 @cache
 def outcomes_query(table: str) -> bytes:
-    """The query for (streams, command ids, topic, view of the outcomes): the live table, the outcomes in `table`, their positions.
+    """The query for (command keys, topic, view of the outcomes): the live table, the outcomes in `table`, their positions.
 
-    If the live table is not `table`, a switch came in between: ignore the outcomes and query the live table.
+    An outcome has its key's number, from 1. If the live table is not `table`, a switch came in between: ignore the outcomes and
+    query the live table.
     """
     return _QUERY.format(table=sql.Identifier(table), partition=sql.Identifier(PARTITION)).as_bytes()
 
 
 _QUERY = sql.SQL("""
-select l.table_name, o.stream, o.command_id, o.outcome, o.code, o.message, o.version, o.fingerprint, o.at,
-       p.topic_id, p.partition, p.next_offset
+select l.table_name, o.number, case when o.code is null then 'accepted' else 'rejected' end, o.code, o.message, o.version,
+       replace(o.fingerprint::text, '-', ''), o.at, p.topic_id, p.partition, p.next_offset
   from live l
   left join (
-    select o.* from unnest(%s::text[], %s::text[]) as asked(stream, command_id)
-      join {table} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C")
+    select asked.number, o.* from unnest(%s::uuid[]) with ordinality as asked(key, number) join {table} o on o.command = asked.key
   ) o on true
   left join positions p on p.agent = l.agent and p.topic = %s and p.partition = o.{partition}
  where l.view = %s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -21,8 +21,15 @@ from infra.log.rule import Reading
 from projections.engine.store.command_types import CommandType, live_types, own_types
 from projections.engine.store.commit import prepare
 from projections.engine.store.event_types import foldable_types, own_event_types
-from projections.engine.views.binary_arrays import texts
-from projections.engine.views.core_views import OUTCOMES, OUTCOMES_VERSION, agent_views, code_set, snapshot_view_name
+from projections.engine.views.binary_arrays import texts, uuids
+from projections.engine.views.core_views import (
+    OUTCOMES,
+    OUTCOMES_VERSION,
+    agent_views,
+    code_set,
+    command_key,
+    snapshot_view_name,
+)
 
 AGENT = "core"
 
@@ -76,14 +83,15 @@ class SnapshotReader:
                 by_context[context].append(stream)
         parameters: list[Any] = [texts(names) for names in by_context.values()]
         parameters += [AGENT, self.events_topic, AGENT]
-        outcomes_table = self._tables.get(OUTCOMES) if outcomes else None
+        asked = list(outcomes)
+        outcomes_table = self._tables.get(OUTCOMES) if asked else None
         if outcomes_table:
-            parameters += [texts([stream for stream, _ in outcomes]), texts([command_id for _, command_id in outcomes])]
+            parameters += [uuids([command_key(*one) for one in asked])]
         query = _query(tuple(self._tables[snapshot_view_name(context)] for context in by_context), outcomes_table)
         pipeline = self.connection.pipeline()
         pipeline.__enter__()  # `_answer` leaves it; until then the server works while the handler does
         cursor = self.connection.execute(query, parameters, binary=True)
-        return Question(streams, outcomes, list(by_context), pipeline, cursor)
+        return Question(streams, asked, list(by_context), pipeline, cursor)
 
     def answer(self, question: Question) -> Snapshot:
         """The result of the query."""
@@ -118,7 +126,7 @@ class SnapshotReader:
             generations.pop() if len(generations) == 1 else "",
             bool(positions) and all(versions.get(view) == version for view, version in _wanted().items()),
             rows,
-            frozenset(found.outcomes or ()),
+            frozenset(question.outcomes[number - 1] for number in found.outcomes or ()),
         )
 
 
@@ -126,7 +134,7 @@ class Question(NamedTuple):
     """A query that was sent, and where its result will be."""
 
     streams: Collection[tuple[str, str]]
-    outcomes: Collection[tuple[str, str]]
+    outcomes: Sequence[tuple[str, str]]
     contexts: list[str]
     """Those whose table is known, in the order of the result's states."""
     pipeline: AbstractContextManager[Any]
@@ -142,8 +150,8 @@ class _Found(msgspec.Struct, array_like=True):
     """(partition, generation, next_offset, epoch, seq, command_offset)"""
     live: list[tuple[str, int, str]] | None
     """(view, version, table)"""
-    outcomes: list[tuple[str, str]] | None
-    """(stream, command id)"""
+    outcomes: list[int] | None
+    """The place of each in the question, from 1."""
 
 
 _decode_found: Callable[[str], _Found] = msgspec.json.Decoder(_Found).decode
@@ -175,7 +183,6 @@ select json_build_array(
 """)
 _STATES = sql.SQL("(select json_agg(json_build_array(stream, version, state)) from {} where stream = any(%s))")
 _OUTCOMES = sql.SQL("""
-  (select json_agg(json_build_array(o.stream, o.command_id))
-     from unnest(%s, %s) as asked(stream, command_id)
-     join {} o on (o.stream, o.command_id) = (asked.stream collate "C", asked.command_id collate "C"))
+  (select json_agg(asked.number)
+     from unnest(%s) with ordinality as asked(key, number) join {} o on o.command = asked.key)
 """)

@@ -6,7 +6,7 @@ Rows and log are read here; `prove` compares them with the file and the answers,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from infra.log.rule import START, read
 from infra.log.source import read_range
 from infra.log.topics import describe
 from infra.settings import Settings
+from projections.engine.views.core_views import command_key
 
 Key = tuple[str, str]
 """Stream and command id."""
@@ -84,8 +85,12 @@ class Proof:
     disagreements: tuple[str, ...]
 
 
-def rows_of(settings: Settings) -> Rows:
-    """The live tables, in one snapshot, without what transfers left there. Raises ReadModelNotSetUp, DatabaseUnavailable."""
+def rows_of(settings: Settings, keys: Iterable[Key]) -> Rows:
+    """The live tables, in one snapshot, without what transfers left there. An outcome of none of these keys has its digest as id.
+
+    Raises ReadModelNotSetUp, DatabaseUnavailable.
+    """
+    named = {command_key(*key): key for key in keys}
     with connect(settings, "samefold demo") as connection, connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         # a million rows take Python longer than a transaction may be idle on a busy machine
@@ -96,15 +101,16 @@ def rows_of(settings: Settings) -> Rows:
             table = sql.Identifier(live_table(connection, view))
             return connection.execute(query.format(sql.SQL(columns), table, sql.SQL(which))).fetchall()
 
-        outcomes = rows(
-            "command_outcomes", "stream, command_id, outcome, version, code", f"command_id not like '{OURS}%'"
-        )
+        outcomes = rows("command_outcomes", "command, version, code", "by is null")
         lines = rows("statement", "account, line, cents, balance", f"account not like '{OURS}-%'")
         balances = rows("balances", "account, cents, transactions", f"account not like '{OURS}-%'")
         [daily] = rows("daily_totals", "coalesce(sum(count), 0), coalesce(sum(cents), 0)")
         [moved] = rows("statement", "count(*), coalesce(sum(cents), 0)", f"account like '{OURS}-%'")
     return Rows(
-        {(stream, command_id): Answer(*answer) for stream, command_id, *answer in outcomes},
+        {
+            named.get(command.hex, ("", command.hex)): Answer("rejected" if code else "accepted", version, code)
+            for command, version, code in outcomes
+        },
         {(account, line): Line(*sums) for account, line, *sums in lines},
         {account: Balance(*sums) for account, *sums in balances},
         DailySums(*(int(all_of - ours) for all_of, ours in zip(daily, moved, strict=True))),

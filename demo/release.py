@@ -168,7 +168,8 @@ def release(
             with timed("as_of", f"'{tree.VIEW}' as it was before, in a table of its own"):
                 travelled = samefold.told(*look_back)
             bodies = bodies_in(samefold, traffic.commands)
-    lost, doubled = judge(traffic.commands, counted_in(settings), rows_of(settings).outcomes)
+    log = counted_in(settings)
+    lost, doubled = judge(traffic.commands, log, rows_of(settings, log).outcomes)
     table_then = travelled["tables"][tree.VIEW]
     deposited = sum(one.cents for one in bank.transactions if isinstance(command_for(one), Deposit))
     return Released(

@@ -151,8 +151,8 @@ def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
             with reporter.timed("all rows compared with a fold of the log (verify)"):
                 verified = verify(demo, all_views())
             with reporter.timed("file, log and rows compared"):
-                found = counted_in(demo), rows_of(demo)
-                proof = prove(read.transactions, read.commands, *found, read.expected, sending.answers)
+                log = counted_in(demo)
+                proof = prove(read.transactions, read.commands, log, rows_of(demo, log), read.expected, sending.answers)
             url = f"http://{settings.api_host}:{settings.api_port}"
             result = Result(
                 options, folder, url, read, loaded, proof, transfers.moved(), rebuilt, verified, reporter.took

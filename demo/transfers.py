@@ -29,7 +29,7 @@ ACCOUNTS = 100
 CLOSED = 5
 """So many of them are closed: they can't take the money, and give none."""
 OURS = "transfer"
-"""What the ids of these commands, and the names of these accounts, begin with; a policy's ids do too."""
+"""Who sends these commands, and what their ids, and the names of these accounts, begin with; a policy's ids do too."""
 WITHIN_S = 120.0
 STATES = {"completed": "completed", "failed": "failed", "refunded": "failed"}
 
@@ -141,4 +141,4 @@ def _requests(count: int, on: date, random: Random) -> list[Command]:
 
 
 def _command(command_id: str, stream: str, body: accounts.Command | transfers.Command) -> Command:
-    return Command(command_id, stream, stored_type(type(body)), msgspec.Raw(msgspec.json.encode(body)))
+    return Command(command_id, stream, stored_type(type(body)), msgspec.Raw(msgspec.json.encode(body)), by=OURS)

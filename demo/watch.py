@@ -78,7 +78,7 @@ class Watch:
             table = live_table(self._database, "command_outcomes")
         except ReadModelNotSetUp:
             return 0
-        query = sql.SQL("select count(*) from {} where command_id not like 'transfer%'").format(sql.Identifier(table))
+        query = sql.SQL("select count(*) from {} where by is null").format(sql.Identifier(table))
         row = self._database.execute(query).fetchone()
         return int(row[0]) if row else 0
 

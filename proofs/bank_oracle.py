@@ -6,11 +6,13 @@ in `proofs/one_fold/oracle.py`.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 import psycopg
@@ -45,6 +47,18 @@ _decode = msgspec.json.Decoder().decode
 
 Row = tuple[Any, ...]
 """Its values in column order, the partition last."""
+
+
+def digest(stream: str, command_id: str) -> UUID:
+    """What the outcomes have in place of a command's names."""
+    framed = stream.encode() + b"\0" + command_id.encode()
+    return UUID(hashlib.blake2b(framed, digest_size=16).hexdigest())
+
+
+def outcome_row(commit: Mapping[str, Any], time: datetime, partition: int) -> Row:
+    key, reason = digest(commit["stream"], commit["command_id"]), commit["reason"] or {}
+    why = reason.get("code"), reason.get("message")
+    return (key, UUID(commit["fingerprint"]), commit["version"], time, *why, commit.get("by"), partition)
 
 
 class Place(NamedTuple):
@@ -156,7 +170,7 @@ class Bank:
             return
         self.commits += 1
         time = EPOCH + timedelta(milliseconds=time_ms)
-        stream, command, reason = commit["stream"], commit["command_id"], commit["reason"] or {}
+        stream, command = commit["stream"], commit["command_id"]
         account = self.accounts.setdefault(stream, Account())
         if (stream, command) in self.rows["command_outcomes"]:
             self.wrong("A", partition, offset, f"{(stream, command)} counts a second time")
@@ -165,14 +179,7 @@ class Bank:
                 "B", partition, offset, f"{stream} is at version {account.version}, the commit has {commit['version']}"
             )
         self.decided(partition, offset, commit, account)
-        answer = (
-            commit["outcome"],
-            reason.get("code"),
-            reason.get("message"),
-            commit["version"],
-            commit["fingerprint"],
-        )
-        self.put("command_outcomes", (stream, command), (stream, command, *answer, time, commit.get("by"), partition))
+        self.put("command_outcomes", (stream, command), outcome_row(commit, time, partition))
         for event in commit["events"]:
             account.version += 1
             at = At(stream, account.version, partition, offset, time)

@@ -19,8 +19,8 @@ Lines = dict[str, dict[Row, str]]
 COLUMNS = {
     "balances": "account, cents, overdraft_limit, opened_on, last_on, transactions, coalesce(closed_on::text, ''), "
     "owner, _partition",
-    "command_outcomes": "stream, command_id, outcome, coalesce(code, ''), coalesce(message, ''), version, fingerprint, "
-    "(extract(epoch from at) * 1000)::bigint, coalesce(by, ''), _partition",
+    "command_outcomes": "command, fingerprint, version, (extract(epoch from at) * 1000)::bigint, coalesce(code, ''), "
+    "coalesce(message, ''), coalesce(by, ''), _partition",
     "daily_totals": "day, operation, count, cents, largest, _partition",
     "statement": "account, line, day, kind, operation, purpose, counter_bank, counter_account, cents, balance, owner, "
     "_partition",
@@ -80,7 +80,8 @@ class Ledger(Bank):
     @property
     def answers(self) -> dict[Key, str]:
         """The outcome of each command that counts."""
-        return {(row[0], row[1]): row[2] for row in self.rows["command_outcomes"].values() if row}
+        found = self.rows["command_outcomes"].items()
+        return {(stream, ident): "rejected" if row and row[4] else "accepted" for (stream, ident), row in found}
 
     def take(self, partition: int, offset: int, time_ms: int, value: bytes | None) -> None:
         before, commits = self.readers[partition].place.command_offset, self.commits

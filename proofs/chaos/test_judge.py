@@ -46,7 +46,7 @@ SENT = [
         ("update balances_v2 set cents = cents + 1", ["C: balances_v2"]),
         ("update streams_accounts_v3 set version = version + 1", ["C: streams_accounts_v3"]),
         ("update daily_totals_v1 set count = 2 * count where operation = 'deposit'", ["C: daily_totals_v1"]),
-        ("delete from command_outcomes_v2 where command_id = 'w1'", ["C: command_outcomes_v2"]),
+        ("delete from command_outcomes_v3 where code is not null", ["C: command_outcomes_v3"]),
         (
             "insert into statement_v2 select (json_populate_record(t, '{\"line\": 9}')).* from statement_v2 t limit 1",
             ["C: stat"],

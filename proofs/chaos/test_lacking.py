@@ -19,7 +19,7 @@ from proofs.chaos.field import Field, NotReached
 from proofs.chaos.ground import Ground
 from proofs.chaos.ledger import Ledger
 
-KEYS = ["alter table command_outcomes_v2 drop constraint", "alter table statement_v2 drop constraint"]
+KEYS = ["alter table command_outcomes_v3 drop constraint", "alter table statement_v2 drop constraint"]
 AGENT, HANDLER = "projections.engine.live.agent", "commands.handler"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -130,7 +130,7 @@ def test_no_command_is_left_out_where_an_error_came_right_before_a_pause(ground:
         until(lambda: decided(world) == ["open-ada"], "serving")
         with ExitStack() as refusing:
             with connect(world, "test") as db, db.transaction():
-                db.execute("lock table command_outcomes_v2 in access exclusive mode")
+                db.execute("lock table command_outcomes_v3 in access exclusive mode")
                 send(world, deposit("ada", "first", 1))
                 until(lambda: scalar(world, WAITING) == 1, "the handler asks the database")
                 more = [deposit("ada", f"more {n}", 1) for n in range(6)]

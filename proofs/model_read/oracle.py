@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from proofs.bank_oracle import digest
 from proofs.model_read.database import Row, Tables
 from proofs.model_read.log import Entry, Log
 
@@ -73,7 +74,9 @@ class Oracle:
         events = self.partitions[partition].events(end)
         if view == "command_outcomes":
             of = [(offset, entry) for offset, entry in self.partitions[partition].counted if offset < end]
-            return frozenset((entry.stream, f"{partition}/{offset}", entry.version) for offset, entry in of)
+            return frozenset(
+                (str(digest(entry.stream, f"{partition}/{offset}")), entry.version) for offset, entry in of
+            )
         if view == "streams_accounts":
             return frozenset({stream: (stream, v, balance) for stream, v, _, _, balance in events}.values())
         if view == "moves":
@@ -149,7 +152,7 @@ def _seen(view: str, row: Row) -> Any:
     """What is compared of a row."""
     match view:
         case "command_outcomes":
-            return row["stream"], row["command_id"], row["version"]
+            return row["command"], row["version"]
         case "streams_accounts":
             return row["stream"], row["version"], row["state"]["balance"]
         case "moves":

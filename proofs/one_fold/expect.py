@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from proofs.bank_oracle import EPOCH, At, Entry, Place, Reader
+from proofs.bank_oracle import EPOCH, At, Entry, Place, Reader, outcome_row
 from proofs.one_fold import made
 from proofs.one_fold.generate import HistorySpec, ViewSpec, all_columns, context_name, view_name
 from proofs.one_fold.oracle import Parked
@@ -399,13 +399,8 @@ def expect(
             if commit is None:
                 continue
             time = EPOCH + timedelta(milliseconds=entry.time_ms)
-            stream, reason = commit["stream"], commit["reason"] or {}
-            outcome = (stream, commit["command_id"], commit["outcome"], reason.get("code"), reason.get("message"))
-            outcomes.append(
-                tuple(
-                    map(shown, (*outcome, commit["version"], commit["fingerprint"], time, commit.get("by"), partition))
-                )
-            )
+            stream = commit["stream"]
+            outcomes.append(tuple(map(shown, outcome_row(commit, time, partition))))
             for record in commit["events"]:
                 contexts[stream.partition("/")[0]].take(partition, offset, time, stream, record)
     rows = {"command_outcomes": outcomes}

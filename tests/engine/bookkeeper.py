@@ -70,7 +70,7 @@ class Bookkeeper:
             events=[EventRecord(type(event).__name__, msgspec.Raw(msgspec.json.encode(event))) for event in events],
             command_id=f"c{self._commands}",
             command_offset=self._commands,
-            fingerprint="f",
+            fingerprint="f" * 32,
             outcome="rejected" if refused else "accepted",
             reason=refused,
             epoch=self._epoch[partition],

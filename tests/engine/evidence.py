@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from psycopg import sql
-
-from commands.outcomes import Outcome, live_table
+from commands.outcomes import Outcome, outcomes_of
 from infra.database.connect import connect
 from infra.log.records import Commit
 from infra.log.rule import START, read
@@ -53,7 +51,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """Both by stream and command id: the commits that count, in their order, and the rows of the outcomes."""
+    """Both by stream and command id: the commits that count, in their order, and their outcomes."""
 
     log: Mapping[Key, Sequence[Commit]]
     rows: Mapping[Key, Outcome]
@@ -74,11 +72,7 @@ def witnesses(world: Settings) -> Witnesses:
             for one in counted:
                 log[one.commit.stream, one.commit.command_id].append(one.commit)
     with connect(world, "test") as db:
-        table = sql.Identifier(live_table(db, "command_outcomes"))
-        columns = sql.SQL(", ").join(map(sql.Identifier, Outcome._fields))
-        found = db.execute(sql.SQL("select {} from {}").format(columns, table))
-        rows = {(row[0], row[1]): Outcome(*row) for row in found}
-    return Witnesses(log, rows)
+        return Witnesses(log, outcomes_of(db, list(log)))
 
 
 def contradictions(answers: Iterable[Told], seen: Witnesses) -> list[str]:

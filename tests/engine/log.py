@@ -29,7 +29,7 @@ def commit(
             events=list(events),
             command_id=command_id or f"{epoch}/{seq}",
             command_offset=command_offset,
-            fingerprint="",
+            fingerprint="f" * 32,
             outcome="rejected" if reason else "accepted",
             reason=reason,
             epoch=epoch,

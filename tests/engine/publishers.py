@@ -62,7 +62,7 @@ class Log:
         version, seq = self._versions[account], self._seqs[partition]
         event = EventRecord(kind, msgspec.Raw(msgspec.json.encode(body)))
         commit = Commit(
-            stream, version, [event], f"c{version}", seq, "", "accepted", None, self._epochs[partition], seq
+            stream, version, [event], f"c{version}", seq, "f" * 32, "accepted", None, self._epochs[partition], seq
         )  # fmt: skip
         self._send(partition, encode(commit), [])
         self.accepted.append(f"{stream}@{version}")

@@ -80,7 +80,7 @@ class Log:
             [event],
             f"c{self.versions[account]}",
             sum(self.seqs.values()),
-            "",
+            "f" * 32,
             "accepted",
             None,
             self.epochs[partition],

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import httpx
 import msgspec
@@ -31,7 +32,7 @@ from infra.log import topics
 from infra.log.records import Command
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
-from projections.engine.views.core_views import all_views
+from projections.engine.views.core_views import all_views, command_key
 from tests.engine.api import Api, Named, everything
 from tests.engine.customers import CUSTOMERS, Register
 from tests.engine.spine import commits, scalar, send, until
@@ -396,9 +397,10 @@ def test_who_sent_a_command_stands_in_commit_outcome_and_history(
     )
     assert plain.status_code == 200
     with connect(shared_world, "test") as db:
-        query = "select command_id, outcome, by from command_outcomes_v2 where stream = %s"
-        found = db.execute(query, (f"accounts/{name}",)).fetchall()
-    assert sorted(found) == [("d1", "accepted", None), ("o1", "accepted", "ada"), ("w1", "rejected", "tom")]
+        query = "select code, by from command_outcomes_v3 where command = %s"
+        keys = [UUID(command_key(f"accounts/{name}", key)) for key in ("o1", "w1", "d1")]
+        found = [db.execute(query, (key,)).fetchone() for key in keys]
+    assert found == [(None, "ada"), ("insufficient-funds", "tom"), (None, None)]
     told = samefold("history", f"accounts/{name}", "--json", settings=shared_world).stdout
     lines = [json.loads(line) for line in told.splitlines()]
     assert [line.get("by") for line in lines] == ["ada", "tom", None]

@@ -142,6 +142,19 @@ def test_kafka_and_the_postgres_image_are_those_that_the_tests_run_on() -> None:
     assert SERVICES["postgres"]["image"] == f"postgres:{VERSION}"
 
 
+def test_the_databases_settings_exist_and_are_explained() -> None:
+    from infra.dev.postgres import binaries
+
+    program, *options = SERVICES["postgres"]["command"]
+    assert (program, set(options[::2])) == ("postgres", {"-c"})
+    known = subprocess.run([binaries() / "postgres", "--describe-config"], capture_output=True, text=True, check=True)
+    assert {one.partition("=")[0] for one in options[1::2]} <= {
+        line.partition("\t")[0] for line in known.stdout.splitlines()
+    }
+    page = (ROOT / "docs" / "operating.md").read_text()
+    assert [one for one in options[1::2] if f"`{one}`" not in page] == []
+
+
 def test_no_secret_is_in_an_environment() -> None:
     names = [key for service in SERVICES.values() for key in service["environment"]]
     assert [name for name in names if re.search("PASSWORD|SECRET|TOKEN|URL", name)] == [

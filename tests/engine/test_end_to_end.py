@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from commands.client import answered, send_all, wait_for
-from commands.outcomes import live_table
+from commands.outcomes import live_table, outcomes_of
 from demo import generate
 from demo.bank import Bank, bank
 from demo.crew import Crew, thaw
@@ -88,9 +88,8 @@ def send(place: Settings, commands: Sequence[Command]) -> None:
 
 def outcomes(place: Settings) -> dict[Key, tuple[str, str | None]]:
     with connect(place, "test") as connection:
-        table = sql.Identifier(live_table(connection, "command_outcomes"))
-        found = connection.execute(sql.SQL("select stream, command_id, outcome, code from {}").format(table))
-        return {(stream, id_): (outcome, code) for stream, id_, outcome, code in found}
+        found = outcomes_of(connection, list(counted_in(place)))
+        return {key: (outcome.outcome, outcome.code) for key, outcome in found.items()}
 
 
 def everything(place: Settings) -> dict[str, list[Any]]:
@@ -104,7 +103,8 @@ def everything(place: Settings) -> dict[str, list[Any]]:
 
 
 def proven(of: Bank, place: Settings) -> None:
-    proof = prove(of.transactions, of.commands, counted_in(place), rows_of(place), of.expected, {})
+    log = counted_in(place)
+    proof = prove(of.transactions, of.commands, log, rows_of(place, log), of.expected, {})
     assert (proof.lost, proof.doubled, proof.disagreements) == (0, 0, ())
     assert verify(place, all_views()).differences == 0
 

@@ -23,7 +23,7 @@ def commit(version: int = 2, reason: Reason | None = None, events: list[EventRec
 
 def row(of: Commit) -> Outcome:
     code, message = (of.reason.code, of.reason.message) if of.reason else (None, None)
-    return Outcome(*KEY, of.outcome, code, message, of.version, "")
+    return Outcome(of.outcome, code, message, of.version, "")
 
 
 def answer(

@@ -88,6 +88,24 @@ def test_a_repeated_command_keeps_its_first_answer_whether_the_read_model_shows_
     assert [c.command_id for c in commits(world)] == ["open-ada", "d1", "w1", "d2", "d3", "d4"]
 
 
+def test_commands_are_told_apart_by_their_streams_and_by_where_the_id_begins(world: Settings) -> None:
+    set_up(world)
+    opened = [
+        command(f"accounts/{name}", ident, "OpenAccount", overdraft_limit=0, on="2026-01-01")
+        for name, ident in (("ada", "1"), ("ad", "a1"), ("bob", "1"))
+    ]
+    with handler(world):
+        send(world, *opened)
+        until(lambda: len(commits(world)) == 3, "each is decided")
+        assert project(world) == 3
+        send(world, *opened, *(deposit(name, "d", 1) for name in ("ada", "ad", "bob")))
+        until(lambda: len(commits(world)) == 6, "what was repeated has its answer")
+    assert project(world) == 3
+    assert [one.outcome for one in outcomes(world, [(one.stream, one.id) for one in opened]).values()] == 3 * [
+        "accepted"
+    ]
+
+
 def test_the_next_handler_goes_on_where_the_log_says_not_where_the_group_says(world: Settings) -> None:
     set_up(world)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 50)))
@@ -114,7 +132,7 @@ def test_a_garbage_command_is_a_recorded_rejection_and_later_ones_go_on(world: S
     assert {c.stream for c in commits(world) if c.reason} == {reserved_stream(partition)}
     assert commits(world)[-1].command_id == "d1"
     project(world)
-    assert scalar(world, "select count(*) from command_outcomes_v2 where code = 'malformed'") == 5
+    assert scalar(world, "select count(*) from command_outcomes_v3 where code = 'malformed'") == 5
 
 
 def test_a_command_from_a_client_with_another_partitioner_is_rejected_as_misrouted(world: Settings) -> None:
@@ -236,7 +254,7 @@ def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> No
 def _restore_to_the_beginning(world: Settings) -> None:
     with connect(world, "test") as db, db.transaction():
         db.execute("update positions set next_offset = 0, epoch = -1, seq = 0, command_offset = -1")
-        for table in ("balances_v2", "statement_v2", "daily_totals_v1", "streams_accounts_v3", "command_outcomes_v2"):
+        for table in ("balances_v2", "statement_v2", "daily_totals_v1", "streams_accounts_v3", "command_outcomes_v3"):
             db.execute(f"delete from {table}")
 
 

@@ -349,7 +349,7 @@ def test_a_database_from_before_the_branches_goes_on(world: Settings, scripts: P
         db.execute("delete from alembic_version")
         db.execute(
             "drop table event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, "
-            f"command_outcomes_v2, {LATER} cascade"
+            f"command_outcomes_v2, command_outcomes_v3, {LATER} cascade"
         )
         db.execute("insert into alembic_version values ('0005')")
         db.execute("insert into balances_v1 values ('1', 1, 1, current_date, current_date, 1, null, 0)")

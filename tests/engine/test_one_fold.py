@@ -333,4 +333,4 @@ def _some_of_a_bank(folder: Path) -> list[Command]:
 
 
 def _answered(world: Settings) -> int:
-    return int(spine.scalar(world, "select count(*) from command_outcomes_v2"))
+    return int(spine.scalar(world, "select count(*) from command_outcomes_v3"))

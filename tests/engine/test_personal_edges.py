@@ -296,7 +296,7 @@ def test_the_log_and_the_tables_hold_none_of_it(bank: Bank) -> None:
     bank.deposit("nowhere", bank.sealed("customers/nowhere"))
     assert "Quill" not in repr(commits(bank.world))
     with connect(bank.world, "test") as db:
-        for table in ("statement_v2", "streams_accounts_v3", "command_outcomes_v2"):
+        for table in ("statement_v2", "streams_accounts_v3", "command_outcomes_v3"):
             if db.execute("select to_regclass(%s)", (table,)).fetchall() != [(None,)]:
                 assert "Quill" not in str(db.execute(f"select * from {table}").fetchall())
     assert not waiting(bank.world)

@@ -46,15 +46,15 @@ def test_the_first_start_begins_every_partition_and_points_to_every_table(world:
         assert positions is not None
         assert positions.readings == dict.fromkeys(range(3), START)
         assert positions.live == {
-            "command_outcomes": Live(2, "command_outcomes_v2"),
+            "command_outcomes": Live(3, "command_outcomes_v3"),
             "purses": Live(1, "purses_v1"),
             "streams_purse": Live(1, "streams_purse_v1"),
         }
         builds = db.execute("select view, table_name, state, code_set from builds order by view").fetchall()
         assert [row[:3] for row in builds] == [
-            (name, f"{name}_v{2 if name == 'command_outcomes' else 1}", "live") for name in some
+            (name, f"{name}_v{3 if name == 'command_outcomes' else 1}", "live") for name in some
         ]
-        assert builds[0][3] == {"command_outcomes": 2, "purses": 1, "streams_purse": 1}
+        assert builds[0][3] == {"command_outcomes": 3, "purses": 1, "streams_purse": 1}
         assert db.execute("select * from purses").fetchall() == []  # the SQL view for people
 
 

@@ -118,12 +118,12 @@ CASES = {
         "changed",
     ),
     "an outcome": (
-        "update command_outcomes_v2 set outcome = 'rejected' where command_id = 'c3'",
+        "update command_outcomes_v3 set code = 'no' where command = (select command from command_outcomes_v3 limit 1)",
         "command_outcomes",
         "changed",
     ),
     "an outcome that is missing": (
-        "delete from command_outcomes_v2 where command_id = 'c4'",
+        "delete from command_outcomes_v3 where command = (select command from command_outcomes_v3 limit 1)",
         "command_outcomes",
         "missing",
     ),

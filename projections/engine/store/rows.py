@@ -22,6 +22,7 @@ from projections.engine.views import binary_arrays
 from projections.engine.views.binary_arrays import BinaryArray
 from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION, Column, Role
+from projections.engine.views.core_views import command_key
 from projections.engine.views.view import Kind, View, tuple_getter
 
 _PARTITION_COLUMN = Column(PARTITION, Scalar.INT)
@@ -157,24 +158,26 @@ def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[St
 
 
 def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    answered = [(commit.stream, commit, time_ms, b.partition) for b in batches for _, time_ms, commit in b.counted]
+    answered = [
+        (command_key(commit.stream, commit.command_id), commit, time_ms, b.partition)
+        for b in batches
+        for _, time_ms, commit in b.counted
+    ]
     if not answered:
         return []
     answered.sort(key=itemgetter(0))
-    streams, commits, times_ms, partitions = zip(*answered, strict=True)
+    keys, commits, times_ms, partitions = zip(*answered, strict=True)
     reasons = [commit.reason for commit in commits]
     return [
         Statement(
             _plain_insert(view, table),
             [
-                binary_arrays.texts(streams),
-                binary_arrays.texts([commit.command_id for commit in commits]),
-                binary_arrays.texts([commit.outcome for commit in commits]),
+                binary_arrays.uuids(keys),
+                binary_arrays.uuids([commit.fingerprint for commit in commits]),
+                binary_arrays.bigints([commit.version for commit in commits]),
+                binary_arrays.times_of_ms(times_ms),
                 binary_arrays.texts([reason.code if reason else None for reason in reasons]),
                 binary_arrays.texts([reason.message if reason else None for reason in reasons]),
-                binary_arrays.bigints([commit.version for commit in commits]),
-                binary_arrays.texts([commit.fingerprint for commit in commits]),
-                binary_arrays.times_of_ms(times_ms),
                 binary_arrays.texts([commit.by or None for commit in commits]),
                 binary_arrays.smallints(partitions),
             ],

@@ -81,6 +81,15 @@ def times_of_ms(milliseconds: Sequence[int]) -> BinaryArray:
     return fixed(TIMESTAMPTZ, 8, "q", [(ms - _EPOCH_MS) * 1000 for ms in milliseconds])
 
 
+def uuids(digits: Sequence[str]) -> BinaryArray:
+    """Of 32 hexadecimal digits each, of which there is at least one; all at once. Raises ValueError."""
+    length = _LENGTH.pack(16).hex()
+    body = bytes.fromhex(length + length.join(digits))
+    if len(body) != 20 * len(digits) or set(map(len, digits)) != {32}:
+        raise ValueError("they are not 32 hexadecimal digits each")
+    return BinaryArray(UUID, len(digits), body)
+
+
 def fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) -> BinaryArray:
     """An array of values of one size in bytes; `code` is struct's."""
     if None in values:
