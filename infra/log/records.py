@@ -7,9 +7,9 @@ decode would disagree with one that can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -127,6 +127,25 @@ def unreadable(topic: str, record: Record, error: Exception) -> UnreadableRecord
 
 decode_value: Callable[[bytes], Commit | Opening] = _events_decoder.decode
 """The commit or opening in a value that has the envelope. Raises msgspec.DecodeError, UnicodeDecodeError."""
+
+
+def typed_decoder(events: Mapping[str, type]) -> Callable[[bytes], Commit | Opening]:
+    """Like `decode_value`, but each event's `data` is of the class that is given for its stored type, decoded in one go.
+
+    It also fails for a commit with another type, or a body that does not fit; `read` then takes `decode_value`.
+    """
+    kinds = [
+        msgspec.defstruct(
+            "Event", [("data", kind)], tag_field="type", tag=name, namespace={"type": name}, frozen=True, gc=False
+        )
+        for name, kind in events.items()
+    ]
+    if not kinds:
+        return decode_value
+    commit = msgspec.defstruct(
+        "TypedCommit", [("events", list[Union[tuple(kinds)]])], bases=(Commit,), tag="commit/1", frozen=True  # type: ignore[misc]
+    )
+    return msgspec.json.Decoder(commit | Opening).decode
 
 
 def decode_command(value: bytes) -> Command:
