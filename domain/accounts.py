@@ -284,10 +284,10 @@ def room(state: State) -> int:
 
 
 def evolve(state: State, event: Event) -> State:
+    # Mostly not `replace`, which takes twice as long: every fold of the log spends its time here.
     match event:
         case AccountOpened(overdraft_limit=limit, owner=owner):
-            return replace(state, status="open", overdraft_limit=limit, owner=owner)
-        # Not `replace`, which takes twice as long: every fold of the log spends its time here.
+            return State("open", state.balance, limit, state.holds, owner)
         case MoneyDeposited() | InterestCredited() | FeeCharged():
             return State(state.status, state.balance + change(event), state.overdraft_limit, state.holds, state.owner)
         case MoneyWithdrawn(cents=cents, hold=hold):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union
+from functools import reduce
+from operator import or_
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -142,9 +144,8 @@ def typed_decoder(events: Mapping[str, type]) -> Callable[[bytes], Commit | Open
     ]
     if not kinds:
         return decode_value
-    commit = msgspec.defstruct(
-        "TypedCommit", [("events", list[Union[tuple(kinds)]])], bases=(Commit,), tag="commit/1", frozen=True  # type: ignore[misc]
-    )
+    events_type = list[reduce(or_, kinds)]  # type: ignore[misc]
+    commit = msgspec.defstruct("TypedCommit", [("events", events_type)], bases=(Commit,), tag="commit/1", frozen=True)
     return msgspec.json.Decoder(commit | Opening).decode
 
 

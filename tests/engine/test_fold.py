@@ -46,7 +46,7 @@ def history(*steps: tuple[str, Sequence[EventRecord]]) -> list[Counted]:
 
 def fold_all(plan: Plan, counted: Sequence[Counted], held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
     batch = decode(plan, 3, counted)
-    for name, keys in keys_to_load(plan, batch, held).items():
+    for name, keys in keys_to_load(batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
     return fold(plan, batch, held, blocked)
 
@@ -138,7 +138,7 @@ def test_rows_asked_for_are_those_not_held() -> None:
     held = Held(plan)
     batch = decode(plan, 0, history(("a", [filled(5)]), ("b", [filled(1)])))
     held.rows["purses"]["b"] = None
-    wanted = {name: sorted(keys) for name, keys in keys_to_load(plan, batch, held).items()}
+    wanted = {name: sorted(keys) for name, keys in keys_to_load(batch, held).items()}
     assert wanted == {"streams_purse": ["purse/a", "purse/b"], "purses": ["a"]}
 
 

@@ -174,7 +174,7 @@ def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
     return Decoded(partition, counted, items, touched)
 
 
-def keys_to_load(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
+def keys_to_load(batch: Decoded, held: Held) -> dict[str, list[Any]]:
     """By view, the keys of rows (streams, for snapshots) that the fold needs and `held` lacks."""
     wanted: defaultdict[str, set[Any]] = defaultdict(set)
     for step, streams in batch.touched.items():

@@ -1,7 +1,7 @@
 """Rows between a view's table and the fold: the query that loads them, and the statements that write a batch's changes.
 
-Rows are sent sorted by partition and key, so that transactions can't deadlock on them. They are sent as unnested arrays, because no timeout
-ends a session that froze inside COPY.
+Rows are sent sorted by partition and key, so that transactions can't deadlock on them. They are sent as unnested arrays, because
+no timeout ends a session that froze inside COPY.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[
         if len(rows) < len(changed):
             absent = [key for key, row in changed.items() if row is None]
             deleted.append((batch.partition, [(key,) for key in absent] if _plain_key(view) else absent))
-    return [*_statement(_delete(view, table), view.key, deleted), *_statement(_upsert(view, table), view.columns, stored)]
+    return [
+        *_statement(_delete(view, table), view.key, deleted),
+        *_statement(_upsert(view, table), view.columns, stored),
+    ]
 
 
 def _insert(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
