@@ -53,7 +53,7 @@ class Reason(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
-class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
+class Commit(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="commit/1"):
     """The result of one command: one record, and therefore atomic."""
 
     stream: str
@@ -144,8 +144,10 @@ def typed_decoder(events: Mapping[str, type]) -> Callable[[bytes], Commit | Open
     ]
     if not kinds:
         return decode_value
-    events_type = list[reduce(or_, kinds)]  # type: ignore[misc]
-    commit = msgspec.defstruct("TypedCommit", [("events", events_type)], bases=(Commit,), tag="commit/1", frozen=True)
+    events_type = list[reduce(or_, kinds)]  # type: ignore[misc, valid-type]
+    commit = msgspec.defstruct(
+        "TypedCommit", [("events", events_type)], bases=(Commit,), tag="commit/1", frozen=True, gc=False
+    )
     return msgspec.json.Decoder(commit | Opening).decode
 
 
