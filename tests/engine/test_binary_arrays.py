@@ -34,7 +34,9 @@ def lists_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
         st.lists(values, max_size=80),
         st.lists(st.none() | values, max_size=80),
         few,
-        st.tuples(few, st.lists(values, max_size=9)).map(lambda both: [*both[0], *both[1]]),
+        st.tuples(st.lists(values, min_size=1, max_size=2), st.lists(st.none() | values, max_size=9)).map(
+            lambda both: both[0] * 64 + both[1]
+        ),
     )
 
 
