@@ -7,8 +7,10 @@ decode would disagree with one that can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -51,7 +53,7 @@ class Reason(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
-class Commit(msgspec.Struct, frozen=True, tag_field="samefold", tag="commit/1"):
+class Commit(msgspec.Struct, frozen=True, gc=False, tag_field="samefold", tag="commit/1"):
     """The result of one command: one record, and therefore atomic."""
 
     stream: str
@@ -127,6 +129,26 @@ def unreadable(topic: str, record: Record, error: Exception) -> UnreadableRecord
 
 decode_value: Callable[[bytes], Commit | Opening] = _events_decoder.decode
 """The commit or opening in a value that has the envelope. Raises msgspec.DecodeError, UnicodeDecodeError."""
+
+
+def typed_decoder(events: Mapping[str, type]) -> Callable[[bytes], Commit | Opening]:
+    """Like `decode_value`, but each event's `data` is of the class that is given for its stored type, decoded in one go.
+
+    It also fails for a commit with another type, or a body that does not fit; `read` then takes `decode_value`.
+    """
+    kinds = [
+        msgspec.defstruct(
+            "Event", [("data", kind)], tag_field="type", tag=name, namespace={"type": name}, frozen=True, gc=False
+        )
+        for name, kind in events.items()
+    ]
+    if not kinds:
+        return decode_value
+    events_type = list[reduce(or_, kinds)]  # type: ignore[misc, valid-type]
+    commit = msgspec.defstruct(
+        "TypedCommit", [("events", events_type)], bases=(Commit,), tag="commit/1", frozen=True, gc=False
+    )
+    return msgspec.json.Decoder(commit | Opening).decode
 
 
 def decode_command(value: bytes) -> Command:

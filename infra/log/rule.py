@@ -7,10 +7,8 @@ opening and the commits after a lost record do no harm, whatever clocks, leases 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
-
-import msgspec
 
 from infra.log.records import ENVELOPE, Commit, Opening, Record, UnreadableRecord, decode_event, decode_value
 
@@ -44,7 +42,9 @@ class Void(NamedTuple):
     reason: str
 
 
-def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Counted], list[Void]]:
+def read(
+    reading: Reading, records: Iterable[Record], decode: Callable[[bytes], Commit | Opening] = decode_value
+) -> tuple[Reading, list[Counted], list[Void]]:
     """Apply the rule to records of one partition in offset order; records before the position are skipped.
 
     Returns the position after them, the commits that count and the void records. Raises UnreadableRecord.
@@ -62,10 +62,11 @@ def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Cou
             next_offset = offset + 1
             continue
         try:
-            entry = decode_value(value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            decode_event(record)  # raises the named error
-            raise
+            entry = decode(value)
+        except Exception:  # of an event, perhaps, whose place `decode` of the fold tells
+            if (plain := decode_event(record)) is None:
+                raise
+            entry = plain
         if isinstance(entry, Opening):
             epoch, seq = offset, 0
         elif entry.epoch != epoch or epoch < 0:  # -1 is not an epoch: nothing counts before the first opening
@@ -80,18 +81,18 @@ def read(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Cou
 
 
 def read_readable(
-    reading: Reading, records: Sequence[Record]
+    reading: Reading, records: Sequence[Record], decode: Callable[[bytes], Commit | Opening] = decode_value
 ) -> tuple[Reading, list[Counted], list[Void], UnreadableRecord | None]:
     """Apply the rule up to the first record that can't be read, and return that error too."""
     try:
-        return *read(reading, records), None
+        return *read(reading, records, decode), None
     except UnreadableRecord as error:
         stop = error
     counted: list[Counted] = []
     void: list[Void] = []
     for record in records:
         try:
-            reading, more, empty = read(reading, [record])
+            reading, more, empty = read(reading, [record], decode)
         except UnreadableRecord:
             break
         counted += more

@@ -48,7 +48,7 @@ def in_memory(
         while reading.next_offset < len(records):
             was = reading
             more = records[was.next_offset : was.next_offset + chance.randint(1, 40)]
-            reading, counted, _ = rule.read(was, more)
+            reading, counted, _ = rule.read(was, more, plan.decode)
             changes = folded.fold(Batch(partition, was, reading, counted))
             for view in views.values():
                 if view.kind in (Kind.JOURNAL, Kind.OUTCOMES):

@@ -100,9 +100,9 @@ def reading() -> Callable[[], None]:
     def run() -> None:
         held, position, done = Held(plan), START, 0
         for start in range(0, len(log), BATCH):
-            position, found, _ = read(position, log[start : start + BATCH])
+            position, found, _ = read(position, log[start : start + BATCH], plan.decode)
             batch = decode(plan, 0, found)
-            for name, keys in keys_to_load(plan, batch, held).items():
+            for name, keys in keys_to_load(batch, held).items():
                 held.rows[name].update(dict.fromkeys(keys))
             changes = fold(plan, batch, held)
             for view in plan.views.values():

@@ -98,7 +98,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _folded(counted: list[Counted], held: Held) -> dict[str, StreamState]:
     batch = decode(PLAN, 0, counted)
-    for name, keys in keys_to_load(PLAN, batch, held).items():
+    for name, keys in keys_to_load(batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
     changes = fold(PLAN, batch, held)
     held.merge(changes)
@@ -133,7 +133,7 @@ def test_every_fold_of_any_history_is_what_the_database_gives_back(world: Settin
             held = Held(PLAN)
             held.rows[VIEW.name].update(loaded(VIEW, HOARD.state, db.execute(query, parameters).fetchall()))
             batch = decode(PLAN, 0, live)
-            held.rows[VIEW.name].update(dict.fromkeys(keys_to_load(PLAN, batch, held).get(VIEW.name, ())))
+            held.rows[VIEW.name].update(dict.fromkeys(keys_to_load(batch, held).get(VIEW.name, ())))
             for statement in writes(VIEW, VIEW.table_name, [fold(PLAN, batch, held)]):
                 db.execute(statement.query, statement.parameters)
         query, parameters, _ = select_rows(VIEW, VIEW.table_name, list(decided))

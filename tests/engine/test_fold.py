@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.log.records import Commit, EventRecord
-from infra.log.rule import Counted
-from projections.engine.fold.errors import OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
+from domain.language import Cents, Text, fact
+from infra.log.records import Commit, EventRecord, Opening, Record, decode_value, encode
+from infra.log.rule import START, Counted, read
+from projections.engine.fold.errors import EngineStop, OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED, Blocked, Changes, Held, decode, fold, keys_to_load
 from projections.engine.fold.plan import Plan
-from tests.engine.purse import PURSE, State
+from projections.engine.views.core_views import snapshot_view
+from tests.engine.purse import PURSE, Filled, Spent, State
 from tests.engine.viewkit import MOVES, PURSES, TOTALS, plan_of, views
 
 PARK = '\n    ON_POISON = "park"\n'
@@ -46,7 +48,7 @@ def history(*steps: tuple[str, Sequence[EventRecord]]) -> list[Counted]:
 
 def fold_all(plan: Plan, counted: Sequence[Counted], held: Held, blocked: Blocked = NOTHING_BLOCKED) -> Changes:
     batch = decode(plan, 3, counted)
-    for name, keys in keys_to_load(plan, batch, held).items():
+    for name, keys in keys_to_load(batch, held).items():
         held.rows[name].update(dict.fromkeys(keys))
     return fold(plan, batch, held, blocked)
 
@@ -138,7 +140,7 @@ def test_rows_asked_for_are_those_not_held() -> None:
     held = Held(plan)
     batch = decode(plan, 0, history(("a", [filled(5)]), ("b", [filled(1)])))
     held.rows["purses"]["b"] = None
-    wanted = {name: sorted(keys) for name, keys in keys_to_load(plan, batch, held).items()}
+    wanted = {name: sorted(keys) for name, keys in keys_to_load(batch, held).items()}
     assert wanted == {"streams_purse": ["purse/a", "purse/b"], "purses": ["a"]}
 
 
@@ -157,13 +159,98 @@ def test_rows_held_stay_as_they_were_until_absorbed() -> None:
     assert first["rows"]["purses"]["a"].cents == 3
 
 
-def test_held_rows_are_dropped_when_there_are_too_many() -> None:
+def test_a_full_cache_drops_the_rows_that_no_batch_has_needed_for_long() -> None:
     plan = plan_of(views(purses=PURSES))
     held = Held(plan, limit=3)
-    held.merge(fold_all(plan, history(("a", [filled(5)])), held))
-    assert held.rows["purses"].keys() == {"a"}
-    held.merge(fold_all(plan, history(("b", [filled(5)])), held))
-    assert held.rows["purses"] == {} == held.rows["streams_purse"]
+    log = history(("a", [filled(5)]), ("b", [filled(5)]), ("a", [filled(2)]), ("c", [filled(5)]), ("b", [filled(1)]))
+
+    def lacking(one: Counted) -> dict[str, list[Any]]:
+        return keys_to_load(decode(plan, 3, [one]), held)
+
+    held.merge(fold_all(plan, log[:2], held))  # too many: now all are the older half
+    assert lacking(log[2]) == {}
+    changes = fold_all(plan, log[2:3], held)
+    assert changes.rows["purses"]["a"].cents == 7
+    assert changes.states["streams_purse"] == {"purse/a": (2, State(7))}
+    held.merge(changes)
+    held.merge(fold_all(plan, log[3:4], held))  # too many again
+    assert lacking(log[4]) == {"streams_purse": ["purse/b"], "purses": ["b"]}
+    assert lacking(log[2]) == {}
+    assert held.rows["purses"]["a"].cents == 7
+
+
+def test_a_cleared_cache_knows_nothing_of_its_older_half_either() -> None:
+    plan = plan_of(views(purses=PURSES))
+    held = Held(plan, limit=1)
+    log = history(("a", [filled(5)]))
+    held.merge(fold_all(plan, log, held))
+    held.clear()
+    assert keys_to_load(decode(plan, 3, log), held) == {"streams_purse": ["purse/a"], "purses": ["a"]}
+
+
+def test_a_fold_leaves_a_cache_with_an_older_half_as_it_was() -> None:
+    plan = plan_of(views(purses=PURSES))
+    held = Held(plan, limit=1)
+    log = history(("a", [filled(5)]), ("a", [filled(2)]))
+    held.merge(fold_all(plan, log[:1], held))
+    first = rows_of(fold_all(plan, log[1:], held))
+    assert rows_of(fold_all(plan, log[1:], held)) == first
+    assert first["rows"]["purses"]["a"].cents == 7
+
+
+def logged(counted: Sequence[Counted]) -> list[Record]:
+    """The records of these commits, after an opening."""
+    commits = [Record(3, one.offset, one.time_ms, None, encode(one.commit)) for one in counted]
+    return [Record(3, 0, 0, None, encode(Opening("w", "t"))), *commits]
+
+
+def both_ways(plan: Plan, counted: Sequence[Counted]) -> list[Any]:
+    """Events with their places, or the error, as decoded with their commits; checked to be as decoded one by one."""
+    found = list[list[Any]]()
+    for decoder in (decode_value, plan.decode):
+        at, read_, void = read(START, logged(counted), decoder)
+        assert (at.seq, len(read_), void) == (len(counted), len(counted), [])
+        try:
+            found.append([(item.at, item.id, item.event) for item in decode(plan, 3, read_).items])
+        except EngineStop as stop:
+            found.append([(type(stop), str(stop))])
+    assert found[0] == found[1]
+    return found[1]
+
+
+def test_events_decoded_with_their_commit_are_those_decoded_one_by_one() -> None:
+    plan = plan_of(views(purses=PURSES, moves=MOVES))
+    only_filled = views(purses=PURSES.replace("event: Filled | Spent", "event: Filled"))
+    del only_filled["streams_purse"]
+    good = ("a", [filled(5, "é"), spent(2)])
+    unreadable = ("b", [filled(1), EventRecord("Spent", msgspec.Raw(b'{"cents":"1"}'))])
+    assert [event for _, _, event in both_ways(plan, history(good, ("b", [])))] == [
+        Filled(cents=5, note="é"),
+        Spent(cents=2),
+    ]
+    assert both_ways(plan, history(good, unreadable))[0][0] is UnreadableEvent
+    assert len(both_ways(plan_of(only_filled), history(good, unreadable))) == 2, "what no view takes is not decoded"
+    assert both_ways(plan, history(good, ("b", [EventRecord("Stolen", msgspec.Raw(b"{}"))])))[0][0] is UnknownEvent
+
+
+def test_a_type_that_two_contexts_have_is_decoded_as_that_of_its_own_context() -> None:
+    other = dataclasses.replace(PURSE, name="safe", events={"Filled": purse_with_colours()})
+    plan = Plan(views(purses=PURSES) | {"streams_safe": snapshot_view(other)}, {"purse": PURSE, "safe": other})
+    one = Commit("safe/a", 1, [filled(100)], "c", 2, "", "accepted", None, 0, 2)
+    (_, _, mine), (_, _, foreign) = both_ways(plan, [*history(("a", [filled(5)])), Counted(2, 0, one)])
+    assert (type(mine), type(foreign)) == (Filled, other.events["Filled"])
+
+
+def purse_with_colours() -> type:
+    """An event with the stored type of the purse's."""
+
+    @fact
+    class Filled:
+        cents: Cents
+        note: Text = ""
+        colour: Text = "red"
+
+    return Filled
 
 
 AMOUNTS = st.integers(1, 9)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,12 +120,13 @@ def reading_by(rule_of: Callable[[Reading, Commit], Reading]) -> Callable[[pytes
     """The reading rule, with its state put right for each commit before it is asked."""
     right = rule.read
 
-    def wrong(reading: Reading, records: Iterable[Record]) -> tuple[Reading, list[Counted], list[Void]]:
+    def wrong(reading: Reading, records: Iterable[Record], *decode: Any) -> tuple[Reading, list[Counted], list[Void]]:
         counted: list[Counted] = []
         void: list[Void] = []
         for record in records:
             entry = decode_event(record)
-            reading, more, empty = right(rule_of(reading, entry) if isinstance(entry, Commit) else reading, [record])
+            before = rule_of(reading, entry) if isinstance(entry, Commit) else reading
+            reading, more, empty = right(before, [record], *decode)
             counted += more
             void += empty
         return reading, counted, void
@@ -150,8 +152,8 @@ def _journals_lag(patch: pytest.MonkeyPatch) -> None:
         def told(rows: Any) -> Any:
             return lambda event, _after, at: rows(event, before["state"], at)
 
-        journals = tuple(journal._replace(rows=told(journal.rows)) for journal in found.journals)
-        return found._replace(evolve=remembering, journals=journals)
+        journals = tuple(replace(journal, rows=told(journal.rows)) for journal in found.journals)
+        return replace(found, evolve=remembering, journals=journals)
 
     patch.setattr(Plan, "_step", step)
 

@@ -7,6 +7,7 @@ be folded again, with a stream parked or after a lost race.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -28,7 +29,7 @@ StreamState = tuple[int, Any]
 """A stream's version and the domain's state at it."""
 
 
-class Item(NamedTuple):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """One event that some view subscribed to. `id` is the stream's name without its context."""
 
     step: Step
@@ -43,6 +44,8 @@ class Decoded(NamedTuple):
     partition: int
     counted: Sequence[Counted]
     items: Sequence[Item]
+    touched: Mapping[Step, Mapping[str, str]]
+    """By step, the streams that have such events: id to name."""
 
 
 class Blocked(NamedTuple):
@@ -105,25 +108,36 @@ class Held:
     """The row cache of one partition: by view, key to row (None: known to be absent), stream to StreamState.
 
     It is valid only while this process is the only one that changes the rows. Its owner clears it when it reads the position
-    again. With a `limit`, the whole cache is dropped when it has more rows.
+    again. With a `limit`, `rows` become `older` when they are more; what no batch has needed since is dropped the next time.
     """
 
-    __slots__ = ("limit", "rows")
+    __slots__ = ("limit", "older", "rows")
 
     def __init__(self, plan: Plan, limit: int | None = None) -> None:
         names = [*plan.states, *(view.name for view in plan.entities)]
         self.rows: dict[str, dict[Any, Any]] = {name: {} for name in names}
+        self.older: dict[str, dict[Any, Any]] = {name: {} for name in names}
         self.limit = limit
+
+    def lacking(self, name: str, keys: set[Any]) -> list[Any]:
+        """Those of the keys that the cache lacks. All others are in `rows` now, until the next `merge`."""
+        # `difference`, not `- rows.keys()`, which would visit the whole cache
+        rows, absent = self.rows[name], keys.difference(self.rows[name])
+        if older := self.older[name]:
+            for key in absent.intersection(older):
+                rows[key] = older.pop(key)
+                absent.remove(key)
+        return list(absent)
 
     def merge(self, changes: Changes) -> None:
         """Add the changes of a committed batch."""
         for name, changed in (*changes.states.items(), *changes.rows.items()):
             self.rows[name].update(changed)
         if self.limit is not None and sum(map(len, self.rows.values())) > self.limit:
-            self.clear()
+            self.rows, self.older = {name: {} for name in self.rows}, self.rows
 
     def clear(self) -> None:
-        for rows in self.rows.values():
+        for rows in (*self.rows.values(), *self.older.values()):
             rows.clear()
 
 
@@ -131,7 +145,7 @@ def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
     """The events that the plan's views subscribed to. Raises UnknownEvent, UnreadableEvent."""
     items: list[Item] = []
     append = items.append
-    new = tuple.__new__
+    touched: defaultdict[Step, dict[str, str]] = defaultdict(dict)
     for offset, time_ms, commit in counted:
         events = commit.events
         if not events:
@@ -149,34 +163,34 @@ def decode(plan: Plan, partition: int, counted: Sequence[Counted]) -> Decoded:
                 continue
             if step is _ABSENT:
                 raise UnknownEvent(stream, record.type, partition=partition, offset=offset)
-            try:
-                event = step.decode(record.data)
-            except (msgspec.DecodeError, ValueError, TypeError) as error:
-                raise UnreadableEvent(stream, record.type, error, partition=partition, offset=offset) from error
-            append(new(Item, (step, ident, At(stream, version, time_ms, partition, offset), event)))
-    return Decoded(partition, counted, items)
+            event: Any = record.data
+            if type(event) is msgspec.Raw:
+                try:
+                    event = step.decode(event)
+                except (msgspec.DecodeError, ValueError, TypeError) as error:
+                    raise UnreadableEvent(stream, record.type, error, partition=partition, offset=offset) from error
+            touched[step][ident] = stream
+            append(Item(step, ident, At(stream, version, time_ms, partition, offset), event))
+    return Decoded(partition, counted, items, touched)
 
 
-def keys_to_load(plan: Plan, batch: Decoded, held: Held) -> dict[str, list[Any]]:
+def keys_to_load(batch: Decoded, held: Held) -> dict[str, list[Any]]:
     """By view, the keys of rows (streams, for snapshots) that the fold needs and `held` lacks."""
-    wanted: dict[str, list[Any]] = {}
-    for name in plan.states:
-        known = held.rows[name]
-        # `difference`, not `- known.keys()`, which would visit the whole cache
-        if absent := {item.at.stream for item in batch.items if item.step.states == name}.difference(known):
-            wanted[name] = list(absent)
-    for view in plan.entities:
-        known = held.rows[view.name]
-        if absent := _keys(view, plan.exact[view.name], batch.items).difference(known):
-            wanted[view.name] = list(absent)
-    return wanted
+    wanted: defaultdict[str, set[Any]] = defaultdict(set)
+    for step, streams in batch.touched.items():
+        if step.states is not None:
+            wanted[step.states].update(streams.values())
+        for view in step.entities:
+            if view.key is None:
+                wanted[view.name].update(streams)
+            elif view.name not in wanted:
+                wanted[view.name] = _keys(view.view, view.exact, batch.items)
+    return {name: absent for name, keys in wanted.items() if (absent := held.lacking(name, keys))}
 
 
 def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
-    key = view.key_function
-    subscription = view.subscription
-    if key is None:
-        return {ident for _, ident, _, event in items if type(event) in subscription}
+    key, subscription = view.key_function, view.subscription
+    assert key is not None
     found = set()
     for item in items:
         if type(item.event) in subscription:
@@ -248,7 +262,8 @@ def _fold(
     known = held.rows
     parks = bool(blocked.parked or blocked.skips)
     after: Any = None
-    for step, ident, at, event in batch.items:
+    for item in batch.items:
+        step, at, event = item.step, item.at, item.event
         stream = at.stream
         context = step.states
         if context is not None:
@@ -263,55 +278,58 @@ def _fold(
             moved[stream] = (version + 1, after)
         else:
             after = None
-        for name, view, evolve, key_of, exact in step.entities:
+        for entity in step.entities:
+            name = entity.name
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                key: Any = ident
-                if key_of is not None:
-                    key = exact.key(key_of(event, at))
-                    exact.require_own(key, stream)
+                key: Any = item.id
+                if entity.key is not None:
+                    key = entity.exact.key(entity.key(event, at))
+                    entity.exact.require_own(key, stream)
                 changed = rows[name]
                 row = changed.get(key, _ABSENT)
                 if row is _ABSENT:
                     row = known[name].get(key)
                 else:
                     replaced[name] += (key, row)
-                row = evolve(row, event, at)
-                changed[key] = exact.entity(key, row) if name in checked and row is not None else row
+                row = entity.evolve(row, event, at)
+                changed[key] = entity.exact.entity(key, row) if name in checked and row is not None else row
             except Exception as error:
-                blocked = _park(view, at, error, changes, blocked)
+                blocked = _park(entity.view, at, error, changes, blocked)
                 parks = True
-        for name, view, rows_of, exact in step.journals:
+        for journal in step.journals:
+            name = journal.name
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = list(rows_of(event, after, at))
+                more = list(journal.rows(event, after, at))
                 if name in checked:
-                    more = [exact.line(row, at) for row in more]
+                    more = [journal.exact.line(row, at) for row in more]
                 replaced[name].append((stream, more))
             except Exception as error:
-                blocked = _park(view, at, error, changes, blocked)
+                blocked = _park(journal.view, at, error, changes, blocked)
                 parks = True
-        for name, view, delta, exact, group_of, increments_of, combine in step.summaries:
+        for summary in step.summaries:
+            name = summary.name
             if parks and blocked.blocks(name, at):
                 continue
             try:
-                more = list(delta(event, at))
+                more = list(summary.delta(event, at))
                 if name in checked:
-                    more = list(map(exact.row, more))
+                    more = list(map(summary.exact.row, more))
                 replaced[name] += more
                 of_view = sums[name]
                 for row in more:
-                    key = group_of(row)
-                    increments, before = increments_of(row), of_view.get(key)
+                    key = summary.key(row)
+                    increments, before = summary.increments(row), of_view.get(key)
                     of_view[key] = (
                         list(increments)
                         if before is None
-                        else [one(a, b) for one, a, b in zip(combine, before, increments, strict=True)]
+                        else [one(a, b) for one, a, b in zip(summary.combine, before, increments, strict=True)]
                     )
             except Exception as error:
-                blocked = _park(view, at, error, changes, blocked)
+                blocked = _park(summary.view, at, error, changes, blocked)
                 parks = True
     for name in plan.journals:
         changes.added[name] = list(chain.from_iterable(map(_ROWS, replaced[name])))

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import msgspec
 
 from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.storable import decoder
+from infra.log.records import typed_decoder
 from projections.engine.fold.exact import Exact
 from projections.engine.views.column_types import EXACT, Scalar
 from projections.engine.views.columns import Column, Role
@@ -17,7 +23,8 @@ ADDING = (Kind.JOURNAL, Kind.POLICY)
 """Kinds of views whose events only add rows."""
 
 
-class Entity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entity:
     name: str
     view: View
     evolve: Callable[[Any, Any, At], Any]
@@ -25,14 +32,16 @@ class Entity(NamedTuple):
     exact: Exact
 
 
-class Journal(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Journal:
     name: str
     view: View
     rows: Callable[[Any, Any, At], Iterable[Any]]
     exact: Exact
 
 
-class Summary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Summary:
     name: str
     view: View
     delta: Callable[[Any, At], Iterable[Any]]
@@ -42,9 +51,12 @@ class Summary(NamedTuple):
     combine: tuple[Callable[[Any, Any], Any], ...]
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
     """One stored type of event: how to decode it, and the views that take it."""
 
+    kind: type
+    """Of the event, as `Plan.decode` gives it: its class, or `msgspec.Raw` where only `decode` can decode it."""
     decode: Callable[[Any], Any]
     states: str | None
     """The snapshot view whose states it changes; None where no view needs states."""
@@ -76,6 +88,8 @@ class Plan:
             self.steps[context.name] = {
                 name: self._step(context, event, decode) for name, (event, decode) in context.readers.items()
             }
+        self.decode = typed_decoder(_kinds(self.steps))
+        """Decodes a record as `read` wants it, together with the events that views take."""
 
     def only(self, view: str) -> Plan:
         """The plan for one of its views alone."""
@@ -91,6 +105,7 @@ class Plan:
         if not wanted and states not in self.states:
             return None
         return Step(
+            kind=event if decode is decoder(event) else msgspec.Raw,
             decode=decode,
             states=states if states in self.states else None,
             evolve=context.fold,
@@ -103,6 +118,14 @@ class Plan:
             journals=tuple(Journal(v.name, v, v.function, self.exact[v.name]) for v in wanted if v.kind in ADDING),
             summaries=tuple(_summary(v, self.exact[v.name]) for v in wanted if v.kind is Kind.SUMMARY),
         )
+
+
+def _kinds(steps: Mapping[str, Mapping[str, Step | None]]) -> dict[str, type]:
+    """By stored type, what `Plan.decode` makes of an event; a type that several contexts have is left to their steps."""
+    found: dict[str, type] = {}
+    for name, step in chain.from_iterable(of.items() for of in steps.values()):
+        found[name] = step.kind if step and name not in found else msgspec.Raw
+    return found
 
 
 def _summary(view: View, exact: Exact) -> Summary:

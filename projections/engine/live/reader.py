@@ -11,8 +11,10 @@ to the database, with at most one batch at a time. To *hold* is to wait until th
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from infra.errors import SamefoldError
 from infra.log.records import Record
@@ -268,10 +270,9 @@ class Reader:
                 continue
             count, size = len(part.buffer), part.size
             if count > room or size > room_bytes:
-                count, size = 0, 0
-                while count < min(room, len(part.buffer)) and size < room_bytes:
-                    size += len(part.buffer[count].value or b"")
-                    count += 1
+                sizes = list(accumulate(len(record.value or b"") for record in part.buffer[:room]))
+                count = min(bisect_left(sizes, room_bytes) + 1, len(sizes))
+                size = sizes[count - 1]
             takes[partition] = (part.reading, part.buffer[:count])
             part.buffer = part.buffer[count:]
             part.size -= size

@@ -162,7 +162,7 @@ class Worker:
         voids = []
         for partition, (was, records) in takes.items():
             mine, foreign = self.own(partition, was, records)
-            after, counted, void, unreadable = read_readable(was, mine)
+            after, counted, void, unreadable = read_readable(was, mine, self.plan.decode)
             stop = stop or unreadable or foreign
             batches.append(Batch(partition, was, after, counted))
             voids.append(void)

@@ -8,7 +8,7 @@ its events. A part, one partition of a table, is one transaction with its entry 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from psycopg import Copy, sql
 
 from infra.database.connect import as_login, connect
 from infra.errors import SamefoldError
+from infra.log.records import Commit, Opening, decode_value
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.processes.faultpoints import reach
@@ -93,7 +94,7 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
             for build in part.builds
             if part.views[build.view].kind in (Kind.JOURNAL, Kind.OUTCOMES)
         }
-        for batch in counted_to(part.settings, part.topic, part.partition, part.end):
+        for batch in counted_to(part.settings, part.topic, part.partition, part.end, decode=plan.decode):
             changes = folded.fold(batch)
             for view, stream in streams.items():
                 stream.write(added_rows(part.views[view], changes))
@@ -112,7 +113,12 @@ def load(part: Part, advance: Advance = lambda _count: None) -> Loaded:
 
 
 def counted_to(
-    settings: Settings, topic: str, partition: int, end: Reading | Cut, start: Reading = START
+    settings: Settings,
+    topic: str,
+    partition: int,
+    end: Reading | Cut,
+    start: Reading = START,
+    decode: Callable[[bytes], Commit | Opening] = decode_value,
 ) -> Iterator[Batch]:
     """The commits that count from `start` up to exactly `end`, in batches.
 
@@ -123,7 +129,7 @@ def counted_to(
     for records in read_range(settings, topic, partition, start.next_offset, end.next_offset):
         was = reading
         taken = end.before(records) if isinstance(end, Cut) else records
-        reading, counted, _ = read(was, taken)
+        reading, counted, _ = read(was, taken, decode)
         yield Batch(partition, was, reading, counted)
         if len(taken) < len(records):
             return

@@ -44,8 +44,8 @@ from projections.engine.views.binary_arrays import BinaryArray, BinaryArrayDumpe
 
 log = logging.getLogger(__name__)
 
-HELD_ROWS = 100_000
-"""Rows in a partition's cache."""
+HELD_ROWS = 75_000
+"""Rows in the younger half of a partition's cache; the older half has about as many at most."""
 
 LOCKED = {"40001", "40P01", "55P03"}
 """Serialisation failure, deadlock, lock timeout: the whole batch is retried."""
@@ -212,7 +212,7 @@ class Committer:
     def _pipelined(self, connection: Connection, batches: Sequence[Batch], decoded: Sequence[Decoded]) -> BatchResult:
         """One round trip if all rows are cached; else one for the fence and the rows, and one for all writes."""
         changes = None
-        if not any(keys_to_load(self.plan, one, self.held[one.partition]) for one in decoded):
+        if not any(keys_to_load(one, self.held[one.partition]) for one in decoded):
             try:
                 changes = self._fold(decoded, self.blocked)  # before the positions are locked
             except EngineStop:

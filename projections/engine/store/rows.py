@@ -1,7 +1,7 @@
 """Rows between a view's table and the fold: the query that loads them, and the statements that write a batch's changes.
 
-Rows are sent sorted by key, so that transactions can't deadlock on them. They are sent as unnested arrays, because no timeout
-ends a session that froze inside COPY.
+Rows are sent sorted by partition and key, so that transactions can't deadlock on them. They are sent as unnested arrays, because
+no timeout ends a session that froze inside COPY.
 """
 
 from __future__ import annotations
@@ -121,40 +121,36 @@ def writes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement
 
 
 def _write_entities(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    stored: list[tuple[Any, ...]] = []
-    deleted: list[tuple[Any, ...]] = []
+    stored, deleted = _Rows(), _Rows()
     for batch in batches:
-        last = (batch.partition,)
         changed = batch.rows[view.name]
-        stored += [row + last for row in changed.values() if row is not None]
-        absent = [key for key, row in changed.items() if row is None]
-        deleted += [(key, *last) if _plain_key(view) else key + last for key in absent]
-    statements = []
-    if deleted:
-        statements.append(Statement(_delete(view, table), _packed(view.key, deleted)))
-    if stored:
-        statements.append(Statement(_upsert(view, table), _packed(view.columns, stored)))
-    return statements
+        rows = [row for row in changed.values() if row is not None]
+        stored.append((batch.partition, rows))
+        if len(rows) < len(changed):
+            absent = [key for key, row in changed.items() if row is None]
+            deleted.append((batch.partition, [(key,) for key in absent] if _plain_key(view) else absent))
+    return [
+        *_statement(_delete(view, table), view.key, deleted),
+        *_statement(_upsert(view, table), view.columns, stored),
+    ]
 
 
 def _insert(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [(*row, batch.partition) for batch in batches for row in batch.added[view.name]]
-    return [Statement(_plain_insert(view, table), _packed(view.columns, rows))] if rows else []
+    rows = [(batch.partition, list(batch.added[view.name])) for batch in batches]
+    return _statement(_plain_insert(view, table), view.columns, rows)
 
 
 def _write_sums(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
-    rows = [(*key, *values, b.partition) for b in batches for key, values in b.sums[view.name].items()]
-    columns = [*view.key, *_increments(view)]
-    return [Statement(_add(view, table), _packed(columns, rows))] if rows else []
+    rows = [(b.partition, [(*key, *values) for key, values in b.sums[view.name].items()]) for b in batches]
+    return _statement(_add(view, table), [*view.key, *_increments(view)], rows)
 
 
 def _write_states(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
     rows = [
-        (stream, version, _encode(state), b.partition)
+        (b.partition, [(stream, version, _encode(state)) for stream, (version, state) in b.states[view.name].items()])
         for b in batches
-        for stream, (version, state) in b.states[view.name].items()
     ]
-    return [Statement(_upsert(view, table), _packed(view.columns, rows))] if rows else []
+    return _statement(_upsert(view, table), view.columns, rows)
 
 
 def _write_outcomes(view: View, table: str, batches: Sequence[Changes]) -> list[Statement]:
@@ -199,18 +195,30 @@ def _increments(view: View) -> list[Column]:
     return [column for column in view.columns if not column.is_key]
 
 
-def _packed(columns: Sequence[Column], rows: list[tuple[Any, ...]]) -> list[BinaryArray]:
-    """Rows of these columns and their partition, sorted by key and packed by column."""
+_Rows = list[tuple[int, list[tuple[Any, ...]]]]
+"""By partition, the rows of a statement."""
+
+
+def _statement(query: bytes, columns: Sequence[Column], rows: _Rows) -> list[Statement]:
+    """The statement for rows of these columns, if there are any."""
+    rows = [part for part in rows if part[1]]
+    return [Statement(query, _packed(columns, rows))] if rows else []
+
+
+def _packed(columns: Sequence[Column], rows: _Rows) -> list[BinaryArray]:
+    """Rows of these columns, packed by column, and their partitions; sorted by partition and key."""
     places = [place for place, column in enumerate(columns) if column.is_key]
     order: Callable[[Any], Any] = itemgetter(*places)
     if any(columns[place].enum for place in places):  # an enum may have no order, but its stored text has
         stored = [columns[place].type.to_database or _itself for place in places]
         key_of = tuple_getter(places)
         order = lambda row: tuple(convert(value) for convert, value in zip(stored, key_of(row), strict=True))  # noqa: E731
-    rows.sort(key=order)
-    *values, partitions = zip(*rows, strict=True)
-    packed = [column.type.pack(of_column) for column, of_column in zip(columns, values, strict=True)]
-    return [*packed, binary_arrays.smallints(partitions)]
+    together, partitions = list[tuple[Any, ...]](), list[int]()
+    for partition, part in sorted(rows, key=itemgetter(0)):
+        together += sorted(part, key=order)
+        partitions += [partition] * len(part)
+    by_column = zip(columns, zip(*together, strict=True), strict=True)
+    return [*(column.type.pack(values) for column, values in by_column), binary_arrays.smallints(partitions)]
 
 
 def _itself(value: Any) -> Any:

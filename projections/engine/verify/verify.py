@@ -227,9 +227,10 @@ def verify_partition(task: PartitionTask, advance: Advance) -> Verified:
                 rows = _rows(connection, comparison.view, task.tables[name], "= %s", task.partition)
                 comparison.take(rows, advance)
         end = positions.readings[task.partition]
-        folded = Folded(Plan(task.views), positions.blocked)
+        plan = Plan(task.views)
+        folded = Folded(plan, positions.blocked)
         try:
-            for batch in counted_to(task.settings, positions.topic, task.partition, end):
+            for batch in counted_to(task.settings, positions.topic, task.partition, end, decode=plan.decode):
                 changes = folded.fold(batch)
                 for comparison in comparisons.values():
                     comparison.added(changes)

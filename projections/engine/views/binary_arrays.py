@@ -6,7 +6,8 @@ psycopg dumps a list element by element in Python; packing a whole column at onc
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from psycopg.adapt import Dumper, PyFormat
@@ -16,8 +17,8 @@ _HEADER = struct.Struct(">iiIii")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
 _SHORT_LENGTHS = [_LENGTH.pack(size) for size in range(1_024)]
-_REPEATS = 4
-"""Texts are encoded once per distinct value when each occurs this often on average."""
+_REPEATS, _SAMPLE = 4, 64
+"""Values are encoded once per distinct value when each occurs this often on average, in a sample of this size."""
 _EPOCH_MS = 946_684_800_000
 
 # element type: (oid, oid of its array)
@@ -54,11 +55,9 @@ class BinaryArrayDumper(Dumper):
 
 
 def texts(values: Sequence[str | None]) -> BinaryArray:
-    different = set(values)
-    if _REPEATS * len(different) <= len(values):
-        cells = {value: _NULL if value is None else _cell(value.encode()) for value in different}
-        return BinaryArray(TEXT, len(values), b"".join(map(cells.__getitem__, values)))
-    if None in different:
+    if _repeat(values):
+        return _of_few(TEXT, values, lambda value: _cell(value.encode()))
+    if None in values:
         return variable(TEXT, [None if value is None else value.encode() for value in values])
     present = cast(Sequence[str], values)
     if len(set(map(len, present))) == 1 and "".join(present).isascii():
@@ -90,15 +89,22 @@ def uuids(digits: Sequence[str]) -> BinaryArray:
     return BinaryArray(UUID, len(digits), body)
 
 
-def fixed(types: tuple[int, int], size: int, code: str, values: Sequence[Any]) -> BinaryArray:
-    """An array of values of one size in bytes; `code` is struct's."""
-    if None in values:
-        one = struct.Struct(f">i{code}")
-        return BinaryArray(types, len(values), b"".join(_NULL if v is None else one.pack(size, v) for v in values))
-    count = len(values)
-    flat = [size] * (2 * count)
-    flat[1::2] = values
-    return BinaryArray(types, count, struct.pack(f">{f'i{code}' * count}", *flat))
+def fixed(
+    types: tuple[int, int], size: int, code: str, values: Sequence[Any], convert: Callable[[Any], int] | None = None
+) -> BinaryArray:
+    """An array of values of one size in bytes. `convert` makes of a value what struct packs as `code`."""
+    if size % 4 or _repeat(values) or None in values:
+        pack = struct.Struct(f">i{code}").pack
+        return _of_few(types, values, lambda value: pack(size, value if convert is None else convert(value)))
+    if convert is not None:
+        values = list(map(convert, values))
+    # as words of 4 bytes, the length before each value
+    count, words = len(values), size // 4
+    packed = array("i", struct.pack(f">{count}{code}", *values))
+    cells = array("i", _LENGTH.pack(size)) * (count * (1 + words))
+    for word in range(words):
+        cells[1 + word :: 1 + words] = packed[word::words]
+    return BinaryArray(types, count, cells.tobytes())
 
 
 def variable(types: tuple[int, int], values: Sequence[bytes | None]) -> BinaryArray:
@@ -110,6 +116,18 @@ def variable(types: tuple[int, int], values: Sequence[bytes | None]) -> BinaryAr
     flat[0::2] = map(_SHORT_LENGTHS.__getitem__ if max(sizes, default=0) < len(_SHORT_LENGTHS) else _LENGTH.pack, sizes)
     flat[1::2] = values
     return BinaryArray(types, len(values), b"".join(flat))
+
+
+def _repeat(values: Sequence[Any]) -> bool:
+    """Whether the values repeat, judging by some of them."""
+    some = values[:_SAMPLE]
+    return _REPEATS * len(set(some)) <= len(some)
+
+
+def _of_few(types: tuple[int, int], values: Sequence[Any], cell: Callable[[Any], bytes]) -> BinaryArray:
+    """An array of values of which many are equal; `cell` encodes one with its length."""
+    cells = {value: _NULL if value is None else cell(value) for value in set(values)}
+    return BinaryArray(types, len(values), b"".join(map(cells.__getitem__, values)))
 
 
 def _cell(value: bytes) -> bytes:

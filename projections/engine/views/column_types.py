@@ -289,8 +289,7 @@ class _Date(ColumnType):
         return value if type(value) is date else date(value.year, value.month, value.day)
 
     def pack(self, values: Values) -> BinaryArray:
-        days = [value if value is None else value.toordinal() - _EPOCH_DAY for value in values]
-        return binary_arrays.fixed(binary_arrays.DATE, 4, "i", days)
+        return binary_arrays.fixed(binary_arrays.DATE, 4, "i", values, lambda day: day.toordinal() - _EPOCH_DAY)
 
     def parse(self, text: str) -> date:
         return date.fromisoformat(_like(_DAY, text))
@@ -318,8 +317,9 @@ class _Datetime(ColumnType):
         return in_utc and not any(map(attrgetter("fold"), values))
 
     def pack(self, values: Values) -> BinaryArray:
-        microseconds = [value if value is None else (value - _EPOCH) // _MICROSECOND for value in values]
-        return binary_arrays.fixed(binary_arrays.TIMESTAMPTZ, 8, "q", microseconds)
+        return binary_arrays.fixed(
+            binary_arrays.TIMESTAMPTZ, 8, "q", values, lambda time: (time - _EPOCH) // _MICROSECOND
+        )
 
     def parse(self, text: str) -> datetime:
         return datetime.fromisoformat(_like(_MOMENT, text))
