@@ -9,10 +9,10 @@ import json
 import resource
 import shutil
 import subprocess
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import LiteralString, NamedTuple
@@ -53,7 +53,9 @@ select id, 1 + count(cents), coalesce(sum(cents), 0)::bigint from accounts left 
 """
 
 
-class _Turn(NamedTuple):
+class Turn(NamedTuple):
+    """Deposits that were sent, and that were answered as done."""
+
     sent: int
     succeeded: int
 
@@ -64,7 +66,7 @@ class _Contender:
     database_url: str
     keys: LiteralString
     rows: tuple[LiteralString, ...]
-    turns: dict[str, _Turn] = field(default_factory=dict)
+    turns: dict[str, Turn] = field(default_factory=dict)
 
 
 def run(bench: Bench) -> Result:
@@ -72,10 +74,9 @@ def run(bench: Bench) -> Result:
     wrk = shutil.which("wrk")
     if wrk is None:
         return Result("crud", title, "answers/s", [], [], {}, {}, [f"{OURS}, {ONE}, {TWO}: {INSTALL}"])
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of the servers and of wrk, which inherit it
     samples: list[Sample] = []
-    names = (f"t{number}" for number in count(1))
+    warm_up_s, seconds = (bench.options.scaled(each, least=2) for each in (WARM_UP_S, SECONDS))
+    turns = (f"t{number}" for number in count(1))
     with bench.world() as world, ExitStack() as open_:
         contenders = {OURS: open_.enter_context(_ours(bench, world))}
         contenders |= {name: open_.enter_context(_crud(bench, workers)) for name, workers in WORKERS.items()}
@@ -83,10 +84,9 @@ def run(bench: Bench) -> Result:
             for connections in AIMS:
                 for name, contender in contenders.items():
                     bench.progress.begin(f"crud, {connections} connections, round {number}: {name}", None)
-                    seconds = (bench.options.scaled(s, least=2) for s in (WARM_UP_S, SECONDS))
-                    for is_warm, duration in enumerate(seconds):
-                        sample = _take(bench, wrk, contender, name, next(names), connections, duration, number)
-                        samples += [sample] * is_warm
+                    take = partial(_take, bench, wrk, contender, name, connections, number)
+                    take(next(turns), warm_up_s)
+                    samples.append(take(next(turns), seconds))
         for name, contender in contenders.items():
             _check(bench, contender, name)
     aims = []
@@ -95,7 +95,7 @@ def run(bench: Bench) -> Result:
         found = middle(samples, OURS, case) / middle(samples, TWO, case)
         aims.append(Aim(f"beside {TWO}, {case}", wanted, found, unit="x"))
     version = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split(" [")[0]
-    size = {"accounts": ACCOUNTS, "seconds": bench.options.scaled(SECONDS, least=2), "load_generator": version}
+    size = {"accounts": ACCOUNTS, "seconds": seconds, "load_generator": version}
     return Result("crud", f"{title} ({version})", "answers/s", samples, aims, size)
 
 
@@ -129,7 +129,7 @@ def _crud(bench: Bench, workers: int) -> Iterator[_Contender]:
 
 
 def _take(
-    bench: Bench, wrk: str, to: _Contender, contender: str, turn: str, connections: int, seconds: int, number: int
+    bench: Bench, wrk: str, to: _Contender, contender: str, connections: int, number: int, turn: str, seconds: int
 ) -> Sample:
     """One turn: what was answered with success, other answers apart. Raises RunVoid where connections fail."""
     meter = bench.cpu(**{group: [process] for group, process in to.server.processes.items()})
@@ -144,11 +144,11 @@ def _take(
     told = json.loads(done.stdout.splitlines()[-1])
     require(not told["errors"], f"{contender}: {told['errors']} connections failed")
     require(told["succeeded"] > 0, f"{contender}: no deposit of {told['sent']} was answered within {seconds} s")
-    to.turns[turn] = _Turn(told["sent"], told["succeeded"])
+    to.turns[turn] = Turn(told["sent"], told["succeeded"])
     more = {f"{name}_ms": told[f"{name}_us"] / 1000 for name in ("p50", "p99", "max")}
     more |= {"other_answers": told["others"], "timeouts": told["timeouts"]}
-    count, seconds_ = told["succeeded"], told["us"] / 1e6
-    return Sample(contender, _case(connections), number, count / seconds_, count, seconds_, cpu, more)
+    succeeded, took = told["succeeded"], told["us"] / 1e6
+    return Sample(contender, _case(connections), number, succeeded / took, succeeded, took, cpu, more)
 
 
 def _check(bench: Bench, of: _Contender, name: str) -> None:
@@ -160,17 +160,25 @@ def _check(bench: Bench, of: _Contender, name: str) -> None:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         keys = [key for [key] in connection.execute(of.keys)]
         found = [{account: tuple(row) for account, *row in connection.execute(query)} for query in of.rows]
-    deposits: Counter[str] = Counter()
-    for key in keys:
-        turn, _, n = key.partition("-")
-        if turn in of.turns:
-            deposits[turn] += 1
-            require(1 <= int(n) <= of.turns[turn].sent, f"{name}: {key} was never sent")
-            ledger.enter(Order(int(n) * STRIDE % ACCOUNTS, 1 + int(n) % 100, key))
-    require(len(set(keys)) == len(keys), f"{name}: a key has two deposits")
-    for turn, (sent, succeeded) in of.turns.items():
-        require(succeeded <= deposits[turn] <= sent, f"{name}: {deposits[turn]} deposits, {succeeded} were answered")
+    enter(keys, of.turns, ledger, name)
     require(all(rows == ledger.rows() for rows in found), f"{name}: rows are not the deposits' sums")
+
+
+def enter(keys: Iterable[str], turns: Mapping[str, Turn], ledger: Ledger, name: str) -> None:
+    """The deposits with these keys, into the ledger; keys of no turn are openings. Raises RunVoid."""
+    deposits: dict[str, set[int]] = {turn: set() for turn in turns}
+    for key in keys:
+        turn, _, digits = key.partition("-")
+        if turn not in turns:
+            continue
+        number = int(digits)
+        require(number not in deposits[turn], f"{name}: {key} was deposited twice")
+        require(1 <= number <= turns[turn].sent, f"{name}: {key} was never sent")
+        deposits[turn].add(number)
+        ledger.enter(Order(number * STRIDE % ACCOUNTS, 1 + number % 100, key))
+    for turn, found in deposits.items():
+        answered = turns[turn].succeeded
+        require(len(found) >= answered, f"{name}: {answered} deposits of {turn} were answered, {len(found)} are there")
 
 
 def _openings(bench: Bench) -> list[Order]:

@@ -5,7 +5,7 @@ Ours with the one view that they have, then with the states and outcomes that th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -61,10 +61,16 @@ def run(bench: Bench) -> Result:
                 samples += [_peer(bench, cases[case], peer, case, number) for peer in built]
                 if case == "wide":
                     samples.append(_rebuild(bench, Log(world, case, count, commits, rows), number))
-    missing = [peer for peer in PEERS if peer not in built]
-    not_run = [f"{' and '.join(missing)}: build them with `make bench-jvm`, which needs Maven."] if missing else []
     size = {"events": count, "accounts": accounts}
-    return Result("jvm", "Events folded, per second", "events/s", samples, _aims(samples, built), size, {}, not_run)
+    return Result(
+        "jvm", "Events folded, per second", "events/s", samples, _aims(samples, built), size, {}, not_built(built)
+    )
+
+
+def not_built(built: Collection[str]) -> list[str]:
+    """What the report says of the other peers."""
+    missing = [peer for peer in PEERS if peer not in built]
+    return [f"{' and '.join(missing)}: build them with `make bench-jvm`, which needs Maven"] if missing else []
 
 
 def _aims(samples: Sequence[Sample], built: Sequence[str]) -> list[Aim]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import date
@@ -70,6 +71,8 @@ async def deposit(account: str, body: Deposit, idempotency_key: Annotated[str, H
 
 def main() -> None:
     given = flags("port", "workers")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a shell's 1,024 are too few for 1,000 connections
     uvicorn.run("benchmarks.peers.crud:app", port=given.port, workers=given.workers, access_log=False)
 
 

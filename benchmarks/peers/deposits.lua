@@ -9,7 +9,7 @@ end
 
 function init(arguments)
   turn, accounts = arguments[1], tonumber(arguments[2])
-  sent, succeeded, others, example = 0, 0, 0, ""
+  sent, succeeded, others = 0, 0, 0
 end
 
 function request()
@@ -23,15 +23,15 @@ function response(status)
   if status == 200 then
     succeeded = succeeded + 1
   else
-    others, example = others + 1, tostring(status)
+    others = others + 1
   end
 end
 
 function done(summary, latency)
   local thread = threads[1]
   io.write(string.format(
-    '{"sent":%d,"succeeded":%d,"others":%d,"example":"%s","errors":%d,"timeouts":%d,"us":%d,"p50_us":%d,"p99_us":%d,"max_us":%d}\n',
-    thread:get("sent"), thread:get("succeeded"), thread:get("others"), thread:get("example"),
+    '{"sent":%d,"succeeded":%d,"others":%d,"errors":%d,"timeouts":%d,"us":%d,"p50_us":%d,"p99_us":%d,"max_us":%d}\n',
+    thread:get("sent"), thread:get("succeeded"), thread:get("others"),
     summary.errors.connect + summary.errors.read + summary.errors.write, summary.errors.timeout,
     summary.duration, latency:percentile(50), latency:percentile(99), latency.max
   ))

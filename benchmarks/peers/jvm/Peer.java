@@ -61,11 +61,11 @@ final class Peer {
     }
 
     /** The last line of output, as benchmarks/peers/job.py reads it. */
-    static void tell(long count, long lastNanos, Map<String, long[]> rows) throws IOException {
+    static void tell(long count, long lastNanos, Map<String, long[]> rows, Map<String, Double> more) throws IOException {
         double seconds = (lastNanos - first.get()) / 1e9;
         double cpu = (SYSTEM.getProcessCpuTime() - firstCpu.get()) / 1e9;
         System.out.println(JSON.writeValueAsString(
-                Map.of("count", count, "seconds", seconds, "cpu_s", cpu, "rows", rows)));
+                Map.of("count", count, "seconds", seconds, "cpu_s", cpu, "rows", rows, "more", more)));
         System.out.flush();
     }
 

@@ -1,4 +1,6 @@
 import com.fasterxml.jackson.databind.ObjectReader;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
@@ -51,8 +53,8 @@ public final class Streams {
                             Peer.begin();
                             try {
                                 cents += commits.<Peer.Commit>readValue(value).change();
-                            } catch (java.io.IOException unreadable) {
-                                throw new java.io.UncheckedIOException(unreadable);
+                            } catch (IOException unreadable) {
+                                throw new UncheckedIOException(unreadable);
                             }
                             if (count.incrementAndGet() == wanted) {
                                 last.set(System.nanoTime());
@@ -77,7 +79,7 @@ public final class Streams {
                 .all()) {
             all.forEachRemaining(row -> rows.put(row.key.substring(row.key.indexOf('/') + 1), new long[] {0, row.value}));
         }
-        Peer.tell(count.get(), last.get(), rows);
+        Peer.tell(count.get(), last.get(), rows, Map.of());
         streams.close(Duration.ofSeconds(20));
         System.exit(0);
     }
