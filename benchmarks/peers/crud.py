@@ -10,7 +10,7 @@ import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import date
-from typing import Annotated, LiteralString
+from typing import Annotated, Any, LiteralString
 
 import uvicorn
 from fastapi import FastAPI, Header, HTTPException
@@ -73,7 +73,9 @@ def main() -> None:
     given = flags("port", "workers")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a shell's 1,024 are too few for 1,000 connections
-    uvicorn.run("benchmarks.peers.crud:app", port=given.port, workers=given.workers, access_log=False)
+    # uvicorn kills workers that do not answer it within 5 s, also while they start on a busy machine
+    quiet: dict[str, Any] = {"access_log": False, "timeout_worker_healthcheck": 60}
+    uvicorn.run("benchmarks.peers.crud:app", port=given.port, workers=given.workers, **quiet)
 
 
 if __name__ == "__main__":
