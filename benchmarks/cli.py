@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle", "project", "rebuild", "spark", "latency", "http", "switch")
+NAMES = ("handle", "project", "rebuild", "spark", "latency", "http", "switch", "jvm", "crud")
 """Each is a module with `run`, in the order in which `all` runs them."""
 
 

@@ -1,7 +1,7 @@
-"""A process with other read models than this code's: `python -m benchmarks.other_code ONLY VERSION MODULE [ARGUMENT…]`.
+"""A process with other read models than this code's: `python -m benchmarks.other_code ONLY VERSION AGENT MODULE [ARGUMENT…]`.
 
-Of the authors' views it has those that ONLY names, with commas between; VERSION is that of `balances`, as a later deployment would
-bring it. What runs is the product's own MODULE, unchanged.
+Of the authors' views it has those that ONLY names, with commas between; VERSION and AGENT are those of `balances`, as a later
+deployment would bring them. What runs is the product's own MODULE, unchanged.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import sys
 from collections.abc import Collection
 
 from projections import balances
+from projections.engine.views.view import CORE
 
 VIEW = "balances"
 FIRST = balances.VERSION
 """The version that this code has of it."""
 
 
-def keep_only(wanted: Collection[str], version: int = FIRST) -> None:
+def keep_only(wanted: Collection[str], version: int = FIRST, agent: str = CORE) -> None:
     """Leave all other views of `projections/` out, before any of them is found."""
     import projections
     from projections.engine.views import view
@@ -26,11 +27,12 @@ def keep_only(wanted: Collection[str], version: int = FIRST) -> None:
     there = {info.name for info in pkgutil.iter_modules(projections.__path__) if not info.ispkg}
     view.NOT_VIEWS.update(there - set(wanted))
     balances.VERSION = version
+    vars(balances)["AGENT"] = agent
 
 
 def main() -> None:
-    _, only, version, *rest = sys.argv
-    keep_only(only.split(","), int(version))
+    _, only, version, agent, *rest = sys.argv
+    keep_only(only.split(","), int(version), agent)
     sys.argv = rest
     runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
 

@@ -29,6 +29,8 @@ QUIET = 0.5
 _PACKAGES = [
     "confluent-kafka",
     "aiokafka",
+    "fastapi",
+    "uvicorn",
     "faust-streaming",
     "psycopg",
     "msgspec",
@@ -57,12 +59,13 @@ class Report:
         """Write the files and print the table, or the JSON."""
         told = {"machine": self._machine, "options": asdict(options)} | result.as_dict()
         (self.folder / f"{result.name}.json").write_text(json.dumps(told, indent=1) + "\n")
-        draw(result, self.folder / f"{result.name}.svg", line(self._machine, options))
+        if result.samples:
+            draw(result, self.folder / f"{result.name}.svg", line(self._machine, options))
         if self._quiet:
             print_json(told)
         else:
             _show(result)
-            stdout.print(f"{self.folder / result.name}.json and .svg", soft_wrap=True)
+            stdout.print(f"{self.folder / result.name}.json{' and .svg' if result.samples else ''}", soft_wrap=True)
         sys.stdout.flush()  # the next one takes minutes
 
 
@@ -78,6 +81,8 @@ def _show(result: Result) -> None:
             told.contender, told.case, f"{told.value:,}", rounds, _in_words(told.cpu_us_each), _in_words(told.more)
         )
     stdout.print(table)
+    for one in result.not_run:
+        stdout.print(f"[yellow]not run: {one}[/yellow]", soft_wrap=True)
     for aim in result.aims:
         colour, sign = ("green" if aim.is_met else "red"), ("≤" if aim.at_most else "≥")
         stdout.print(f"[{colour}]{aim.what}: {rounded(aim.found):,} {aim.unit}[/{colour}], aim {sign} {aim.wanted:,}")

@@ -66,6 +66,8 @@ class Result:
     size: dict[str, Any]
     plots: dict[str, Any] = field(default_factory=dict)
     """What the plot shows in addition to the medians."""
+    not_run: list[str] = field(default_factory=list)
+    """Contenders that are not installed, each with what to do about it."""
 
     @property
     def contenders(self) -> list[tuple[str, str]]:
@@ -88,6 +90,7 @@ class Result:
             "aims": [asdict(aim) | {"found": rounded(aim.found), "is_met": aim.is_met} for aim in self.aims],
             "samples": [asdict(sample) for sample in self.samples],
             **({"plots": self.plots} if self.plots else {}),
+            **({"not_run": self.not_run} if self.not_run else {}),
         }
 
 

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from benchmarks.other_code import FIRST
@@ -23,8 +24,11 @@ from infra.log import topics
 from infra.log.topics import Topic
 from infra.settings import Settings
 from projections.engine.rebuild.engines import Progress
+from projections.engine.views.view import CORE
 
 PARTITIONS = 8
+SHARED_BUFFERS = 4 * 2**30
+"""Bytes of PostgreSQL's, or a quarter of the machine's memory if that is less."""
 _numbers = count(1)
 
 
@@ -106,11 +110,13 @@ class Bench:
         member = f"{world.settings.group_prefix}-{name}"
         return self.process(world, member, "commands.handler", name=member)
 
-    def agent(self, world: World, views: Sequence[str], name: str = "agent", version: int = FIRST) -> Process:
-        """An agent's process with the system's views and, of the authors', only these, `balances` in that version."""
+    def agent(
+        self, world: World, views: Sequence[str], name: str = "agent", version: int = FIRST, agent: str = CORE
+    ) -> Process:
+        """An agent's process with, of the authors' views, only these: `balances` in that version and of that agent."""
         member = f"{world.settings.group_prefix}-{name}"
-        agent = (",".join(views), str(version), "projections.engine.live.agent")
-        return self.process(world, member, "benchmarks.other_code", *agent, name=member)
+        code = (",".join(views), str(version), agent, "projections.engine.live.agent")
+        return self.process(world, member, "benchmarks.other_code", *code, agent=agent, name=member)
 
     def cpu(self, **ours: Sequence[Process]) -> Cpu:
         """A meter of these processes, the broker and PostgreSQL."""
@@ -119,12 +125,18 @@ class Bench:
         return Cpu(groups | {name: [process.pid] for name, process in services.items() if process})
 
 
+def postgres_for_work() -> dict[str, str]:
+    """Sized as on a server of its own: pages in memory, and no checkpoint because the log of changes is full."""
+    megabytes = min(psutil.virtual_memory().total // 4, SHARED_BUFFERS) // 2**20
+    return {"shared_buffers": f"{megabytes}MB", "max_wal_size": "16GB"}
+
+
 @contextmanager
 def bench_on_own_stack(options: Options, progress: Progress) -> Iterator[Bench]:
     """What a benchmark works with, on a fresh stack in a temporary folder, which is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="samefold-bench-"))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
-    stack = Stack(folder)
+    stack = Stack(folder, postgres_for_work())
     try:
         stack.up()
         (folder / "logs").mkdir()

@@ -31,7 +31,7 @@ class Done:
     """`seconds` from the first to the last, `cpu_s` of its own processor time meanwhile.
 
     `rows` are (version, balance) by account name, where the peer holds them itself. `first_s` is of the same before, where that
-    was slower because it was the first.
+    was slower because it was the first. `more` holds other figures, their units in their names.
     """
 
     count: int
@@ -39,6 +39,7 @@ class Done:
     cpu_s: float
     rows: dict[str, tuple[int, int]] = field(default_factory=dict)
     first_s: float = 0.0
+    more: dict[str, float] = field(default_factory=dict)
 
 
 class Stopwatch:

@@ -33,4 +33,5 @@ def turn(
             cpu = meter.spent()
         done = told(process.log.read_text())
         cpu = {"peer": round(done.cpu_s, 2)} | cpu
-        yield done, Sample(contender, case, number, done.count / done.seconds, done.count, done.seconds, cpu), url
+        rate = done.count / done.seconds
+        yield done, Sample(contender, case, number, rate, done.count, done.seconds, cpu, done.more), url

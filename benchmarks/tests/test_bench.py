@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.check import OUTCOMES, STATES, RunVoid, check_count, check_decisions, check_rows
+from benchmarks.cli import NAMES
 from benchmarks.fill import DAY, fill_commands, fill_log
 from benchmarks.peers.job import Done, Job, Stopwatch, read_job, told, write_job
 from benchmarks.plot import draw
@@ -314,7 +315,7 @@ def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: 
 def test_an_unknown_benchmark_is_wrong_usage(samefold: Samefold) -> None:
     done = samefold("bench", "nonsense")
     assert done.returncode == 2
-    assert "handle, project, rebuild, spark, latency, http, switch" in " ".join(done.stderr.split())
+    assert ", ".join(NAMES) in " ".join(done.stderr.split())
 
 
 def json_of(text: str) -> dict[str, Any]:

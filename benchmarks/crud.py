@@ -1,0 +1,185 @@
+"""The same request beside plain CRUD: a deposit with an idempotency key, answered when it is done.
+
+Ours goes through both topics and the read models; the peer is FastAPI with three statements in one transaction. `wrk` asks both.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import LiteralString, NamedTuple
+
+import psycopg
+
+from benchmarks.check import BALANCES, require
+from benchmarks.http import Server, served, wait_for
+from benchmarks.http_client import HOST
+from benchmarks.peers.crud import TABLES
+from benchmarks.processes import Process, free_port
+from benchmarks.reading import progress_of
+from benchmarks.results import Aim, Result, Sample, middle
+from benchmarks.stage import Bench, World
+from benchmarks.workload import Ledger, Order, opening_orders
+
+OURS = "samefold, API, handler and agent"
+ONE = "FastAPI and psycopg, 1 worker"
+TWO = "FastAPI and psycopg, 2 workers"
+WORKERS = {ONE: 1, TWO: 2}
+AIMS = {64: 0.8, 256: 1.1, 1_000: 1.3}
+"""By connections, how many times as many answers as the peer with two workers."""
+SECONDS, WARM_UP_S = 12, 3
+ACCOUNTS = 1_000
+TIMEOUT_S = 30
+STRIDE = 7_919
+"""As in the script: what its nth request is for."""
+SCRIPT = Path(__file__).with_name("peers") / "deposits.lua"
+INSTALL = (
+    "install `wrk` (apt-get or brew install wrk). Other load generators send the same headers with each request, "
+    "so that all would have one idempotency key."
+)
+OUTCOMES = "select command_id from command_outcomes_v2 where outcome = 'accepted'"
+KEYS = "select trim(both '\"' from key) from keys"
+ROWS = "select id, version, balance from accounts"
+LINES = """
+select id, 1 + count(cents), coalesce(sum(cents), 0)::bigint from accounts left join statement on account = id group by id
+"""
+
+
+class Turn(NamedTuple):
+    """Deposits that were sent, and that were answered as done."""
+
+    sent: int
+    succeeded: int
+
+
+@dataclass(slots=True)
+class _Contender:
+    server: Server
+    database_url: str
+    keys: LiteralString
+    rows: tuple[LiteralString, ...]
+    turns: dict[str, Turn] = field(default_factory=dict)
+
+
+def run(bench: Bench) -> Result:
+    title = "Deposits answered when done, per second"
+    wrk = shutil.which("wrk")
+    if wrk is None:
+        return Result("crud", title, "answers/s", [], [], {}, {}, [f"{OURS}, {ONE}, {TWO}: {INSTALL}"])
+    samples: list[Sample] = []
+    warm_up_s, seconds = (bench.options.scaled(each, least=2) for each in (WARM_UP_S, SECONDS))
+    turns = (f"t{number}" for number in count(1))
+    with bench.world() as world, ExitStack() as open_:
+        contenders = {OURS: open_.enter_context(_ours(bench, world))}
+        contenders |= {name: open_.enter_context(_crud(bench, workers)) for name, workers in WORKERS.items()}
+        for number in range(1, bench.options.rounds + 1):
+            for connections in AIMS:
+                for name, contender in contenders.items():
+                    bench.progress.begin(f"crud, {connections} connections, round {number}: {name}", None)
+                    take = partial(_take, bench, wrk, contender, name, connections, number)
+                    take(next(turns), warm_up_s)
+                    samples.append(take(next(turns), seconds))
+        for name, contender in contenders.items():
+            _check(bench, contender, name)
+    aims = []
+    for connections, wanted in AIMS.items():
+        case = _case(connections)
+        found = middle(samples, OURS, case) / middle(samples, TWO, case)
+        aims.append(Aim(f"beside {TWO}, {case}", wanted, found, unit="x"))
+    version = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split(" [")[0]
+    size = {"accounts": ACCOUNTS, "seconds": seconds, "load_generator": version}
+    return Result("crud", f"{title} ({version})", "answers/s", samples, aims, size)
+
+
+def _case(connections: int) -> str:
+    return f"{connections:,} connections"
+
+
+@contextmanager
+def _ours(bench: Bench, world: World) -> Iterator[_Contender]:
+    with served(bench, world) as server, progress_of(world) as progress:
+        progress.carry_out(bench, _openings(bench), "crud: open accounts", *server.processes.values())
+        yield _Contender(server, world.settings.database, OUTCOMES, (BALANCES,))
+
+
+@contextmanager
+def _crud(bench: Bench, workers: int) -> Iterator[_Contender]:
+    with bench.database() as url:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(TABLES)
+            connection.execute(
+                "insert into accounts select to_char(n, 'FM000000'), 0, 1 from generate_series(0, %s) n", [ACCOUNTS - 1]
+            )
+            connection.execute("vacuum analyze")
+        port = free_port()
+        flags = ("--port", str(port), "--workers", str(workers))
+        settings = bench.stack.settings(database_url=url)
+        with Process(settings, bench.folder, f"crud-{workers}", "benchmarks.peers.crud", *flags) as process:
+            server = Server(port, {"crud": process})
+            wait_for(server, "/", 404)
+            yield _Contender(server, url, KEYS, (ROWS, LINES))
+
+
+def _take(
+    bench: Bench, wrk: str, to: _Contender, contender: str, connections: int, number: int, turn: str, seconds: int
+) -> Sample:
+    """One turn: what was answered with success, other answers apart. Raises RunVoid where connections fail."""
+    meter = bench.cpu(**{group: [process] for group, process in to.server.processes.items()})
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    options = ("-t1", f"-c{connections}", f"-d{seconds}s", f"--timeout={TIMEOUT_S}s", "-s", str(SCRIPT))
+    command = [wrk, *options, f"http://{HOST}:{to.server.port}", "--", turn, str(ACCOUNTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = meter.spent() | {"client": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2)}
+    to.server.check()
+    require(done.returncode == 0, f"wrk ended with exit code {done.returncode}: {done.stderr}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    require(not told["errors"], f"{contender}: {told['errors']} connections failed")
+    require(told["succeeded"] > 0, f"{contender}: no deposit of {told['sent']} was answered within {seconds} s")
+    to.turns[turn] = Turn(told["sent"], told["succeeded"])
+    more = {f"{name}_ms": told[f"{name}_us"] / 1000 for name in ("p50", "p99", "max")}
+    more |= {"other_answers": told["others"], "timeouts": told["timeouts"]}
+    succeeded, took = told["succeeded"], told["us"] / 1e6
+    return Sample(contender, _case(connections), number, succeeded / took, succeeded, took, cpu, more)
+
+
+def _check(bench: Bench, of: _Contender, name: str) -> None:
+    """Each deposit that was answered is there, none that was not sent, and the rows are their sums. Raises RunVoid."""
+    ledger = Ledger(ACCOUNTS)
+    ledger.enter_all(_openings(bench))
+    with psycopg.connect(of.database_url) as connection:
+        # what is still under way is in all of these or in none
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        keys = [key for [key] in connection.execute(of.keys)]
+        found = [{account: tuple(row) for account, *row in connection.execute(query)} for query in of.rows]
+    enter(keys, of.turns, ledger, name)
+    require(all(rows == ledger.rows() for rows in found), f"{name}: rows are not the deposits' sums")
+
+
+def enter(keys: Iterable[str], turns: Mapping[str, Turn], ledger: Ledger, name: str) -> None:
+    """The deposits with these keys, into the ledger; keys of no turn are openings. Raises RunVoid."""
+    deposits: dict[str, set[int]] = {turn: set() for turn in turns}
+    for key in keys:
+        turn, _, digits = key.partition("-")
+        if turn not in turns:
+            continue
+        number = int(digits)
+        require(number not in deposits[turn], f"{name}: {key} was deposited twice")
+        require(1 <= number <= turns[turn].sent, f"{name}: {key} was never sent")
+        deposits[turn].add(number)
+        ledger.enter(Order(number * STRIDE % ACCOUNTS, 1 + number % 100, key))
+    for turn, found in deposits.items():
+        answered = turns[turn].succeeded
+        require(len(found) >= answered, f"{name}: {answered} deposits of {turn} were answered, {len(found)} are there")
+
+
+def _openings(bench: Bench) -> list[Order]:
+    return opening_orders(ACCOUNTS, bench.chance("open"))
