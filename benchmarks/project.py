@@ -85,9 +85,9 @@ def _ours(
     with bench.world(beside=log) as world, progress_of(world) as progress, ExitStack() as running:
         ends = world.ends()
         total = sum(ends.values())
-        _start_held(world)
+        start_held(world)
         agents = tuple(running.enter_context(bench.agent(world, [VIEW], f"agent-{n}")) for n in range(1, processes + 1))
-        _wait_for_assignment(agents, world.settings.partitions)
+        wait_for_assignment(agents, world.settings.partitions)
         groups = {"agent": agents}
         if contender == REACTED_TO:
             policy = running.enter_context(bench.process(world, "policy", "benchmarks.one_in_ten"))
@@ -95,7 +95,7 @@ def _ours(
             groups["policy"] = (policy,)
         measured = tuple(chain.from_iterable(groups.values()))
         meter = bench.cpu(**groups)
-        began = _release(world)
+        began = release(world)
         wait_until(progress.folded, total, measured, bench.progress.advance, every=LOOK_S)
         seconds = time.monotonic() - began
         cpu = meter.spent()
@@ -130,7 +130,7 @@ def _peer(bench: Bench, log: World, orders: Sequence[Order], contender: str, cas
     return sample
 
 
-def _start_held(world: World) -> None:
+def start_held(world: World) -> None:
     """Make the agent's first start, with a version recorded live that no code has: workers take partitions and hold."""
     views = {name: view for name, view in all_views().items() if view.is_system or name == VIEW}
     with connect(world.settings, "samefold bench") as connection:
@@ -138,13 +138,13 @@ def _start_held(world: World) -> None:
         connection.execute("update live set version = version + 1000 where view = %s", [VIEW])
 
 
-def _release(world: World) -> float:
+def release(world: World) -> float:
     with connect(world.settings, "samefold bench") as connection:
         connection.execute("update live set version = version - 1000 where view = %s", [VIEW])
     return time.monotonic()
 
 
-def _wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
+def wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
     """Until the group has given each process its share and no partition is without an owner."""
 
     def is_assigned() -> int:

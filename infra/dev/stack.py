@@ -12,10 +12,11 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from infra.dev.issuer import AUDIENCE, ISSUER, DevIssuer
@@ -48,10 +49,13 @@ class Status(TypedDict):
 class Stack:
     """One data folder's broker and database server."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(
+        self, data_dir: Path, *, settings: Mapping[str, str] = MappingProxyType({}), programs: Path | None = None
+    ) -> None:
+        """`settings` and `programs` are PostgreSQL's."""
         self.folder = data_dir.expanduser().resolve()
         self.kafka = Kafka(self.folder / "kafka")
-        self.postgres = Postgres(self.folder / "postgres")
+        self.postgres = Postgres(self.folder / "postgres", programs=programs, more=settings)
         self._master_key = self.folder / "master-key"
         self.issuer = DevIssuer(self.folder / "issuer")
 
