@@ -296,7 +296,7 @@ def _views(bench: Bench) -> Result:
                             database.execute(_QUIET_TABLE.format(name=name).encode())
                     known = [VIEW, *here, *([str(folder)] if here else ())]
                     case = f"{count} view{'s' * (count > 1)}"
-                    samples.append(_turn(bench, world, ledger, case, number, views=known))
+                    samples.append(_turn(bench, world, ledger, case, number, views=known, held=False))
     ratio = middle(samples, OURS, f"{VIEWS[-1]} views") / middle(samples, OURS, "1 view")
     aims = [Aim(f"{VIEWS[-1]} views of which one subscribes, beside 1", 0.9, ratio, unit="x")]
     return _result(bench, "views", "by one agent with more and more views", samples, aims)
@@ -353,11 +353,11 @@ def _turn(
     *,
     views: Sequence[str] = (VIEW,),
     processes: int = 1,
+    held: bool = True,
     latency: bool = False,
 ) -> Sample:
-    """The whole log, folded by agents that have their partitions; with other views than one, all but its first third."""
+    """The whole log, folded by agents that have their partitions; or, not `held` before it, all but its first third."""
     count = sum(ledger.version)
-    held = len(views) == 1
     what = f"growth {case}, round {number}"
     more: dict[str, float] = {}
     with progress_of(world) as progress, ExitStack() as running:

@@ -43,7 +43,7 @@ READY_S = 60.0
 def run(bench: Bench) -> Result:
     with bench.world() as world:
         turns = _Turns(bench, world)
-        with _served(bench, world) as ours, _constant(bench, world) as constant:
+        with served(bench, world) as ours, _constant(bench, world) as constant:
             turns.open_accounts(ours)
             turns.warm_up(ours, constant)
             for number in range(1, bench.options.rounds + 1):
@@ -68,7 +68,7 @@ def run(bench: Bench) -> Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class Server:
     """Who answers at a port, with all processes behind it by group."""
 
     port: int
@@ -80,7 +80,7 @@ class _Server:
 
 
 @contextmanager
-def _served(bench: Bench, world: World, marks: Path | None = None) -> Iterator[_Server]:
+def served(bench: Bench, world: World, marks: Path | None = None) -> Iterator[Server]:
     """Agent, handler and API, which answers; in a folder `marks` each leaves what it noted, in a file of its group's name."""
     port = free_port()
     modules = {
@@ -94,21 +94,21 @@ def _served(bench: Bench, world: World, marks: Path | None = None) -> Iterator[_
             name = f"{world.settings.group_prefix}-{group}"
             noting = ("benchmarks.http_marks", str(marks / group)) if marks else ()
             processes[group] = open_.enter_context(bench.process(world, name, *noting, *command, name=name))
-        server = _Server(port, processes)
+        server = Server(port, processes)
         _wait_for(server, "/health/ready", 200)
         yield server
 
 
 @contextmanager
-def _constant(bench: Bench, world: World) -> Iterator[_Server]:
+def _constant(bench: Bench, world: World) -> Iterator[Server]:
     port = free_port()
     with bench.process(world, "constant", "benchmarks.peers.constant", port=port) as process:
-        server = _Server(port, {"constant": process})
+        server = Server(port, {"constant": process})
         _wait_for(server, "/", 404)
         yield server
 
 
-def _wait_for(server: _Server, path: str, status: int) -> None:
+def _wait_for(server: Server, path: str, status: int) -> None:
     def answers() -> int:
         with suppress(httpx.TransportError):
             return int(httpx.get(f"http://{HOST}:{server.port}{path}", timeout=READY_S).status_code == status)
@@ -134,17 +134,17 @@ class _Turns:
     def size(self, case: str) -> int:
         return self.bench.options.scaled(REQUESTS[case], least=50)
 
-    def open_accounts(self, server: _Server) -> None:
+    def open_accounts(self, server: Server) -> None:
         orders = opening_orders(ACCOUNTS, self.bench.chance("open"))
         self.ledger.enter_all(orders)
         with progress_of(self.world) as progress:
             progress.carry_out(self.bench, orders, "http: open accounts", *server.processes.values())
 
-    def warm_up(self, *servers: _Server) -> None:
+    def warm_up(self, *servers: Server) -> None:
         for server in servers:
             self.ask(server, FULL, self.bench.options.scaled(WARM_UP))
 
-    def take(self, server: _Server, contender: str, case: str, number: int) -> None:
+    def take(self, server: Server, contender: str, case: str, number: int) -> None:
         """One turn. Raises RunVoid for any answer that is not what it should be."""
         groups = {group: [process] for group, process in server.processes.items()}
         meter = self.bench.cpu(**groups)
@@ -161,7 +161,7 @@ class _Turns:
             sample.more["answers_per_s"] = rate
         self.samples.append(sample)
 
-    def ask(self, server: _Server, case: str, size: int) -> tuple[list[Exchange], float]:
+    def ask(self, server: Server, case: str, size: int) -> tuple[list[Exchange], float]:
         """The exchanges in the order of answers, and the client's processor time. Raises RunVoid, BenchmarkStalled."""
         seed = next(self._seeds)
         given: dict[str, Any] = {"port": server.port, "connections": CONNECTIONS[case], "count": size}
@@ -202,7 +202,7 @@ def _divided(bench: Bench, world: World, turns: _Turns) -> dict[str, Any]:
     """Where the time goes: of the fifth in the middle, and of the slowest hundredth, of requests one at a time."""
     folder = bench.folder / "marks"
     folder.mkdir()
-    with _served(bench, world, folder) as server:
+    with served(bench, world, folder) as server:
         turns.warm_up(server)
         bench.progress.begin("http idle, divided", None)
         exchanges, _ = turns.ask(server, IDLE, turns.size(IDLE))
