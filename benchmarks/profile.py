@@ -50,7 +50,7 @@ class Profile:
         if self.programs is None:
             stderr.print(
                 "[yellow]No statements: PostgreSQL's binaries of set-up have no pg_stat_statements, and there are none in "
-                f"{OTHERS}, where `pytest tests/engine/test_secure.py` puts some.[/yellow]"
+                f"{OTHERS}, where `pytest tests/engine/test_on_the_wire.py` puts some.[/yellow]"
             )
         else:
             self.settings = {
@@ -77,6 +77,7 @@ class Profile:
             if self._database is not None:
                 self._database.close()
                 top = sorted(self._statements.values(), key=lambda one: -one["ms"])[:TOP]
+                top = [{**one, "ms": round(one["ms"], 1)} for one in top]
                 (self._folder / f"{self._name}-statements.json").write_text(json.dumps(top, indent=1) + "\n")
 
     def begin(self, processes: Sequence[Process]) -> None:
@@ -94,7 +95,7 @@ class Profile:
         for key, query, calls, rows, ms, blocks_read, wal_bytes in self._database.execute(_TOP):
             one = self._statements[key]
             one["query"] = " ".join(query.split())
-            for name, more in (("calls", calls), ("rows", rows), ("ms", round(ms, 1))):
+            for name, more in (("calls", calls), ("rows", rows), ("ms", ms)):
                 one[name] += more
             one["blocks_read"] += blocks_read
             one["wal_bytes"] += wal_bytes
