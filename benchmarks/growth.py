@@ -368,8 +368,11 @@ def _turn(
         if held:
             wait_for_assignment(agents, world.settings.partitions)
             more["start_s"] = time.monotonic() - began
-            release(world)
-        done, seconds, cpu = _fold(bench, progress, agents, count if held else 2 * count // 3, what)
+            meter, began = bench.cpu(agent=agents), release(world)
+            _wait(progress.folded, progress.appended(), agents)
+            done, seconds, cpu = count, time.monotonic() - began, meter.spent()
+        else:
+            done, seconds, cpu = _fold(bench, progress, agents, 2 * count // 3, what)
         resident = [_resident(agent) for agent in agents]
         more |= {"agent_mb": max(resident), "agents_mb": sum(resident)}
         if latency:
@@ -396,9 +399,17 @@ def _fold(
     """Until all is folded: the events of about the last `stretch`, their seconds, and processor time meanwhile."""
     total = progress.appended()
     bench.progress.begin(what, total)
-    wait_until(progress.folded, total - stretch, tuple(agents), bench.progress.advance, every=LOOK_S)
-    meter = bench.cpu(agent=agents)
     was, began = progress.folded(), time.monotonic()
+
+    def look() -> int:
+        nonlocal was, began
+        folded = progress.folded()
+        if folded <= total - stretch:
+            was, began = folded, time.monotonic()
+        return folded
+
+    wait_until(look, total - stretch + 1, tuple(agents), bench.progress.advance, every=LOOK_S)
+    meter = bench.cpu(agent=agents)
     wait_until(progress.folded, total, tuple(agents), lambda _: None, every=LOOK_S)
     seconds = time.monotonic() - began
     return total - was, seconds, meter.spent()

@@ -18,7 +18,7 @@ from benchmarks import growth, overload
 from benchmarks.check import RunVoid, check_rows
 from benchmarks.fill import Standing, fill_log
 from benchmarks.overload import Case, check_told
-from benchmarks.overload_client import Load
+from benchmarks.overload_client import Load, Told
 from benchmarks.processes import Process
 from benchmarks.profile import NotProfiled, Profile
 from benchmarks.stage import Bench, Options
@@ -197,7 +197,7 @@ def test_overload_is_measured_and_void_when_a_client_was_told_what_is_not_there(
 
     real = overload._Turns._enter
 
-    def enter(turns: overload._Turns, told: overload.Told) -> None:
+    def enter(turns: overload._Turns, told: Told) -> None:
         told.accepted[0] += 1
         real(turns, told)
 
