@@ -139,7 +139,7 @@ def test_only_growth_has_parts(samefold: Samefold) -> None:
 
 
 def tiny(stack: Stack, folder: Path, part: str = "") -> Bench:
-    return Bench(Options(rounds=1, scale=0.001, seed=SEED, part=part), stack, folder, Silent())
+    return Bench(Options(rounds=1, scale=0.001, seed=SEED, part=part, commits=2), stack, folder, Silent())
 
 
 @pytest.mark.slow
