@@ -1,6 +1,6 @@
 .PHONY: bench-jvm
 
-bench: setup ## how fast it is, beside its peers, on a stack of its own (about an hour, on a quiet machine)
+bench: setup ## how fast it is, beside its peers, on a stack of its own (about two hours, on a quiet machine)
 	@$(BIN)/samefold bench $(ARGS)
 
 bench-jvm: setup ## the benchmarks' peers in Java, Flink and Kafka Streams, into .venv (needs Maven; a minute)

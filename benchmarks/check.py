@@ -86,7 +86,7 @@ def check_rows(settings: Settings, query: Query, expected: Mapping[str, Any], wh
     )
 
 
-def check_count(settings: Settings, query: Query, expected: int, what: str) -> None:
+def check_count(settings: Settings, query: Query, expected: int | str, what: str) -> None:
     """Raises RunVoid."""
     with connect(settings, "samefold bench check", statement_timeout_ms=0) as connection:
         row = connection.execute(query).fetchone()

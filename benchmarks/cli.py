@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 ALL = "all"
-NAMES = ("handle", "project", "rebuild", "spark", "latency", "http", "switch", "jvm", "crud")
+NAMES = ("handle", "project", "rebuild", "spark", "latency", "http", "switch", "jvm", "crud", "growth", "overload")
 """Each is a module with `run`, in the order in which `all` runs them."""
+GROWTH = ("commits", "views", "partitions", "processes")
+"""Its parts, each with a result of its own."""
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +30,11 @@ def bench(
         Path | None,
         typer.Option(help="Folder for results (JSON) and plots (SVG); by default bench in the data folder."),
     ] = None,
+    part: Annotated[str | None, typer.Option(help=f"Of growth, one of its parts: {', '.join(GROWTH)}.")] = None,
+    commits: Annotated[int, typer.Option(min=2, max=50, help="Of growth: millions of commits in the longest log.")] = 8,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Sample our processes and PostgreSQL's statements, too; figures suffer.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each benchmark, a line each.")
     ] = False,
@@ -36,6 +43,7 @@ def bench(
 
     A run whose end state is not the one that an independent fold of its input demands is void: exit code 1, and no figures.
     """
+    from benchmarks.profile import Profile
     from benchmarks.report import Report
     from benchmarks.stage import Options, bench_on_own_stack
     from infra.processes.interrupts import one_interrupt
@@ -44,10 +52,18 @@ def bench(
 
     if name not in (ALL, *NAMES):
         raise typer.BadParameter(f"there is no benchmark {name!r}; there are {', '.join(NAMES)}, and {ALL}")
+    if part is not None and (part not in GROWTH or name != "growth"):
+        raise typer.BadParameter(f"only growth has parts; they are {', '.join(GROWTH)}", param_hint="--part")
     report = Report((out or Settings().data_dir / "bench").expanduser().resolve(), quiet=as_json)
-    options = Options(rounds, scale, seed)
+    turns = [
+        (one, of)
+        for one in (NAMES if name == ALL else [name])
+        for of in ((part,) if part else GROWTH if one == "growth" else ("",))
+    ]
     with one_interrupt():
-        for one in NAMES if name == ALL else [name]:
-            with Stages() as stages, bench_on_own_stack(options, stages) as stage:
+        for one, of in turns:
+            options = Options(rounds, scale, seed, of, commits if name == "growth" else 8)
+            profiled = Profile(report.folder, f"{one}-{of}" if of else one) if profile else None
+            with Stages() as stages, bench_on_own_stack(options, stages, profile=profiled) as stage:
                 result = import_module(f"benchmarks.{one}").run(stage)
             report.add(result, options)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import msgspec
 from confluent_kafka import Producer
@@ -22,6 +23,13 @@ DAY = date(2026, 1, 2)
 DAY_TEXT = DAY.isoformat().encode()
 FLUSH_S = 120.0
 STEP = 5_000
+
+
+class Standing(NamedTuple):
+    """Where a writer opens a partition, and the offset of the last command that was decided there."""
+
+    end: int
+    command_offset: int
 
 
 class NotLoaded(SamefoldError):
@@ -49,9 +57,13 @@ def fill_log(
     advance: Callable[[int], None],
     *,
     marks: Iterable[int] = (),
+    standing: Mapping[int, Standing] | None = None,
+    versions: dict[str, int] | None = None,
 ) -> tuple[list[int], dict[int, list[int]]]:
     """Write the log of one writer that accepted all these orders, into an empty topic: an opening in each partition, then commits.
 
+    `standing` is where it goes on in one that is not empty, or as one that has had no commands; `versions` are the streams' until
+    then, by name, and are changed.
     How many commits each partition has; and, for each of `marks`, how many it had after so many orders.
     """
     opened = AccountOpened(overdraft_limit=OVERDRAFT_LIMIT, on=DAY)
@@ -60,17 +72,28 @@ def fill_log(
     for partition in range(settings.partitions):
         filling.add(None, partition, encode(Opening("bench", commands_topic_id)))
     commits = [0] * settings.partitions
-    versions: dict[str, int] = {}
+    versions = {} if versions is None else versions
+    place_of = cache(partial(partition_of, partitions=settings.partitions))  # its own is for fewer streams
+    epochs = [standing[partition].end if standing else 0 for partition in range(settings.partitions)]
     wanted, passed = set(marks), {}
     for number, (account, cents, order_id) in enumerate(orders, start=1):
         stream = stream_of(account)
-        partition = partition_of(stream, settings.partitions)
+        partition = place_of(stream)
         version = versions[stream] = versions.get(stream, 0) + 1
-        offset = commits[partition]
-        commits[partition] = offset + 1
+        seq = commits[partition] = commits[partition] + 1
+        offset = standing[partition].command_offset if standing else seq - 1
         # the id is the fingerprint too: as long, and not compared here
         commit = Commit(
-            stream, version, [EventRecord(*fact_of(cents))], order_id, offset, order_id, "accepted", None, 0, offset + 1
+            stream,
+            version,
+            [EventRecord(*fact_of(cents))],
+            order_id,
+            offset,
+            order_id,
+            "accepted",
+            None,
+            epochs[partition],
+            seq,
         )
         filling.add(stream, partition, encode(commit))
         if number in wanted:

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from confluent_kafka import Producer
 
@@ -47,6 +47,7 @@ def run(bench: Bench) -> Result:
     count = bench.options.scaled(COMMANDS, least=BLOCK)
     warm_up = bench.options.scaled(WARM_UP)
     samples: list[Sample] = []
+    ledger = Ledger(CLIENT_ACCOUNTS)
     with (
         bench.world() as world,
         progress_of(world) as progress,
@@ -55,10 +56,10 @@ def run(bench: Bench) -> Result:
     ):
         agent = open_.enter_context(bench.agent(world, VIEWS))
         handler = open_.enter_context(bench.handler(world))
-        client = open_.enter_context(_client(world, bench.chance("latency")))
+        client = open_.enter_context(client_of(world, bench.chance("latency"), ledger.enter))
         floor = open_.enter_context(floor_of(aside))
         orders = opening_orders(CLIENT_ACCOUNTS + OTHER_ACCOUNTS, bench.chance("open"))
-        client.ledger.enter_all(order for order in orders if order.account < CLIENT_ACCOUNTS)
+        ledger.enter_all(order for order in orders if order.account < CLIENT_ACCOUNTS)
         progress.carry_out(bench, orders, "latency: open accounts", handler, agent)
         others = 0
         times: dict[tuple[str, str], list[float]] = {}
@@ -68,16 +69,16 @@ def run(bench: Bench) -> Result:
                 with ExitStack() as beside:
                     where = (CLIENT_ACCOUNTS, OTHER_ACCOUNTS, rate, number)
                     load = beside.enter_context(background(bench, world, *where)) if rate else None
-                    _repeat(client.step, warm_up)
-                    _repeat(floor.step, warm_up)
+                    repeat(client.step, warm_up)
+                    repeat(floor.step, warm_up)
                     turn: dict[str, list[float]] = {OURS: [], FLOOR: []}
                     cpu: dict[str, float] = defaultdict(float)
                     for _ in range(max(count // BLOCK, 1)):
                         meter = bench.cpu(handler=[handler], agent=[agent])
-                        turn[OURS] += _repeat(client.step, BLOCK)
+                        turn[OURS] += repeat(client.step, BLOCK)
                         for name, seconds in meter.spent().items():
                             cpu[name] += seconds
-                        turn[FLOOR] += _repeat(floor.step, BLOCK)
+                        turn[FLOOR] += repeat(floor.step, BLOCK)
                         bench.progress.advance(BLOCK)
                 others += load.sent() if load else 0
                 rates = {"others_per_s": load.rate() if load else 0.0}
@@ -92,7 +93,7 @@ def run(bench: Bench) -> Result:
         bench.progress.begin("latency: wait for all outcomes", None)
         total = len(orders) + client.sent + others
         wait_until(progress.answered, total, (handler, agent), lambda _: None, every=0.05)
-        check_rows(world.settings, OURS_ALONE, client.ledger.rows(), "balances")
+        check_rows(world.settings, OURS_ALONE, ledger.rows(), "balances")
         check_count(world.settings, OTHERS, others, "cents of the background load")
         check_count(aside.settings, OUTCOMES, floor.count, "transactions of the floor")
     curves = {f"{contender}, {case}": curve(measured) for (contender, case), measured in times.items()}
@@ -103,20 +104,21 @@ def run(bench: Bench) -> Result:
 
 
 @dataclass(slots=True)
-class _Client:
+class Client:
     """Sends a command and waits for its outcome, as `commands.client` does, for one at a time."""
 
     world: World
     chance: random.Random
     database: Connection
     producer: Producer
-    ledger: Ledger = field(default_factory=lambda: Ledger(CLIENT_ACCOUNTS))
+    enter: Callable[[Order], object]
+    """Into the ledger, each before it is sent."""
     sent: int = 0
 
     def step(self) -> None:
         """One deposit, until it is visible. Raises RunVoid where it is not accepted."""
         order = Order(self.chance.randrange(CLIENT_ACCOUNTS), 1, order_id(self.chance))
-        self.ledger.enter(order)
+        self.enter(order)
         self.sent += 1
         stream = stream_of(order.account)
         settings = self.world.settings
@@ -145,13 +147,13 @@ _DEPOSIT = (
 
 
 @contextmanager
-def _client(world: World, chance: random.Random) -> Iterator[_Client]:
+def client_of(world: World, chance: random.Random, enter: Callable[[Order], object]) -> Iterator[Client]:
     with connect(world.settings, "samefold bench client") as database:
         database.execute(f"listen {CORE_CHANNEL}".encode())
-        yield _Client(world, chance, database, clients.producer(world.settings))
+        yield Client(world, chance, database, clients.producer(world.settings), enter)
 
 
-def _repeat(step: Callable[[], None], count: int) -> list[float]:
+def repeat(step: Callable[[], None], count: int) -> list[float]:
     """Milliseconds of each step."""
     times = []
     for _ in range(count):

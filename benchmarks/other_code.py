@@ -1,7 +1,7 @@
 """A process with other read models than this code's: `python -m benchmarks.other_code ONLY VERSION AGENT MODULE [ARGUMENT…]`.
 
-Of the authors' views it has those that ONLY names, with commas between; VERSION and AGENT are those of `balances`, as a later
-deployment would bring them. What runs is the product's own MODULE, unchanged.
+Of the authors' views it has those that ONLY names, with commas between, and all of a folder that it names; VERSION and AGENT are
+those of `balances`, as a later deployment would bring them. What runs is the product's own MODULE, unchanged.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def keep_only(wanted: Collection[str], version: int = FIRST, agent: str = CORE) 
     import projections
     from projections.engine.views import view
 
+    projections.__path__ += [name for name in wanted if "/" in name]
     there = {info.name for info in pkgutil.iter_modules(projections.__path__) if not info.ispkg}
     view.NOT_VIEWS.update(there - set(wanted))
     balances.VERSION = version

@@ -54,6 +54,10 @@ class Process:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """In order, where it still runs."""
         process = self._running()
         if process.poll() is None:
             process.terminate()
@@ -140,12 +144,14 @@ class Cpu:
     A group is main processes with all their children, those that have come and gone too.
     """
 
-    def __init__(self, groups: Mapping[str, list[int]]) -> None:
+    def __init__(self, groups: Mapping[str, list[int]], at_end: Callable[[], None] = lambda: None) -> None:
+        self._at_end = at_end
         self._groups = {name: [psutil.Process(pid) for pid in pids] for name, pids in groups.items()}
         self._was = self._now()
 
     def spent(self) -> dict[str, float]:
         now = self._now()
+        self._at_end()
         return {name: round(now[name] - was, 2) for name, was in self._was.items()}
 
     def _now(self) -> dict[str, float]:

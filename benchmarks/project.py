@@ -96,10 +96,10 @@ def fold(
     with bench.world(beside=log) as world, progress_of(world) as progress, ExitStack() as running:
         ends = world.ends()
         total = sum(ends.values())
-        _start_held(world, agent)
+        start_held(world, agent)
         names = [f"agent-{n}" for n in range(1, processes + 1)]
         agents = tuple(running.enter_context(bench.agent(world, [VIEW], name, agent=agent)) for name in names)
-        _wait_for_assignment(agents, world.settings.partitions)
+        wait_for_assignment(agents, world.settings.partitions)
         groups = {"agent": agents}
         if contender == REACTED_TO:
             policy = running.enter_context(bench.process(world, "policy", "benchmarks.one_in_ten"))
@@ -107,7 +107,7 @@ def fold(
             groups["policy"] = (policy,)
         measured = tuple(chain.from_iterable(groups.values()))
         meter = bench.cpu(**groups)
-        began = _release(world)
+        began = release(world)
         wait_until(lambda: progress.folded(agent), total, measured, bench.progress.advance, every=LOOK_S)
         seconds = time.monotonic() - began
         cpu = meter.spent()
@@ -143,7 +143,7 @@ def _peer(bench: Bench, log: World, orders: Sequence[Order], contender: str, cas
     return sample
 
 
-def _start_held(world: World, agent: str) -> None:
+def start_held(world: World, agent: str = CORE) -> None:
     """Make the agent's first start, with a version recorded live that no code has: workers take partitions and hold."""
     views = {name: view for name, view in all_views().items() if name == VIEW or (view.is_system and agent == CORE)}
     with connect(world.settings, "samefold bench") as connection:
@@ -151,13 +151,13 @@ def _start_held(world: World, agent: str) -> None:
         connection.execute("update live set version = version + 1000 where view = %s", [VIEW])
 
 
-def _release(world: World) -> float:
+def release(world: World) -> float:
     with connect(world.settings, "samefold bench") as connection:
         connection.execute("update live set version = version - 1000 where view = %s", [VIEW])
     return time.monotonic()
 
 
-def _wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
+def wait_for_assignment(agents: Sequence[Process], partitions: int) -> None:
     """Until the group has given each process its share and no partition is without an owner."""
 
     def is_assigned() -> int:

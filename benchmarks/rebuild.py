@@ -108,6 +108,8 @@ def rebuilds(
             PeakMemory(process.pid) as peak,
         ):
             meter = bench.cpu()
+            if bench.profile:
+                bench.profile.begin([process])
             code = process.wait(WITHIN_S)
             cpu = meter.spent()
         if code:

@@ -7,9 +7,9 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import psycopg
 
 from benchmarks.other_code import FIRST
 from benchmarks.processes import Cpu, Process
+from benchmarks.profile import Profile
 from infra.database import migrate
 from infra.dev.stack import Stack
 from infra.log import topics
@@ -39,6 +40,9 @@ class Options:
     rounds: int = 3
     scale: float = 1.0
     seed: int = 1
+    part: str = ""
+    commits: int = 8
+    """Millions, of `growth`."""
 
     def scaled(self, size: int, least: int = 10) -> int:
         return max(round(size * self.scale), least)
@@ -65,6 +69,7 @@ class Bench:
     stack: Stack
     folder: Path
     progress: Progress
+    profile: Profile | None = None
 
     @contextmanager
     def world(self, beside: World | None = None, **settings: Any) -> Iterator[World]:
@@ -119,10 +124,14 @@ class Bench:
         return self.process(world, member, "benchmarks.other_code", *code, agent=agent, name=member)
 
     def cpu(self, **ours: Sequence[Process]) -> Cpu:
-        """A meter of these processes, the broker and PostgreSQL."""
+        """A meter of these processes, the broker and PostgreSQL; a profile begins with it."""
         groups = {name: [process.pid for process in processes] for name, processes in ours.items()}
         services = {"kafka": self.stack.kafka.process(), "postgres": self.stack.postgres.process()}
-        return Cpu(groups | {name: [process.pid] for name, process in services.items() if process})
+        groups |= {name: [process.pid] for name, process in services.items() if process}
+        if self.profile is None:
+            return Cpu(groups)
+        self.profile.begin(list(chain.from_iterable(ours.values())))
+        return Cpu(groups, at_end=self.profile.end)
 
 
 def postgres_for_work() -> dict[str, str]:
@@ -132,15 +141,22 @@ def postgres_for_work() -> dict[str, str]:
 
 
 @contextmanager
-def bench_on_own_stack(options: Options, progress: Progress) -> Iterator[Bench]:
+def bench_on_own_stack(
+    options: Options,
+    progress: Progress,
+    *,
+    profile: Profile | None = None,
+) -> Iterator[Bench]:
     """What a benchmark works with, on a fresh stack in a temporary folder, which is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="samefold-bench-"))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
-    stack = Stack(folder, postgres_for_work())
+    settings = {**postgres_for_work(), **(profile.settings if profile else {})}
+    stack = Stack(folder, settings=settings, programs=profile.programs if profile else None)
     try:
         stack.up()
         (folder / "logs").mkdir()
-        yield Bench(options, stack, folder / "logs", progress)
+        with profile.of(stack) if profile else nullcontext():
+            yield Bench(options, stack, folder / "logs", progress, profile)
     finally:
         stack.down()
         shutil.rmtree(folder, ignore_errors=True)

@@ -87,9 +87,9 @@ def deposits(first: int, accounts: int, count: int | None, seed: int) -> Iterato
         yield Order(first + chance.randrange(accounts), 1, order_id(chance))
 
 
-def history(accounts: int, count: int, chance: random.Random) -> Iterator[Order]:
+def history(accounts: int, count: int, chance: random.Random, *, opened: bool = False) -> Iterator[Order]:
     """Orders that are all accepted: each account is opened when it is first met, and only as much is taken as there is."""
-    balance: list[int | None] = [None] * accounts
+    balance: list[int | None] = [0 if opened else None] * accounts
     for account, cents, order_id in movements(accounts, count, chance):
         there = balance[account]
         amount = OPEN if there is None else cents if there + cents >= -OVERDRAFT_LIMIT else -cents

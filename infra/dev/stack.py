@@ -49,11 +49,13 @@ class Status(TypedDict):
 class Stack:
     """One data folder's broker and database server."""
 
-    def __init__(self, data_dir: Path, postgres: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`postgres` are further settings of the database server."""
+    def __init__(
+        self, data_dir: Path, *, settings: Mapping[str, str] = MappingProxyType({}), programs: Path | None = None
+    ) -> None:
+        """`settings` and `programs` are PostgreSQL's."""
         self.folder = data_dir.expanduser().resolve()
         self.kafka = Kafka(self.folder / "kafka")
-        self.postgres = Postgres(self.folder / "postgres", more=postgres)
+        self.postgres = Postgres(self.folder / "postgres", programs=programs, more=settings)
         self._master_key = self.folder / "master-key"
         self.issuer = DevIssuer(self.folder / "issuer")
 
