@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import LiteralString, NamedTuple
+from uuid import UUID
 
 import psycopg
 
@@ -27,7 +29,7 @@ from benchmarks.processes import Process, free_port
 from benchmarks.reading import progress_of
 from benchmarks.results import Aim, Result, Sample, middle
 from benchmarks.stage import Bench, World
-from benchmarks.workload import Ledger, Order, opening_orders
+from benchmarks.workload import Ledger, Order, name_of, opening_orders
 
 OURS = "samefold, API, handler and agent"
 ONE = "FastAPI and psycopg, 1 worker"
@@ -45,7 +47,7 @@ INSTALL = (
     "install `wrk` (apt-get or brew install wrk). Other load generators send the same headers with each request, "
     "so that all would have one idempotency key."
 )
-OUTCOMES = "select command_id from command_outcomes_v2 where outcome = 'accepted'"
+OUTCOMES = "select command from command_outcomes_v3 where code is null"
 KEYS = "select trim(both '\"' from key) from keys"
 ROWS = "select id, version, balance from accounts"
 LINES = """
@@ -80,6 +82,8 @@ def run(bench: Bench) -> Result:
     with bench.world() as world, ExitStack() as open_:
         contenders = {OURS: open_.enter_context(_ours(bench, world))}
         contenders |= {name: open_.enter_context(_crud(bench, workers)) for name, workers in WORKERS.items()}
+        for name, contender in contenders.items():  # the broker compiles what it does often: as in the other benchmarks
+            _take(bench, wrk, contender, name, 256, 0, next(turns), seconds)
         for number in range(1, bench.options.rounds + 1):
             for connections in AIMS:
                 for name, contender in contenders.items():
@@ -160,8 +164,20 @@ def _check(bench: Bench, of: _Contender, name: str) -> None:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         keys = [key for [key] in connection.execute(of.keys)]
         found = [{account: tuple(row) for account, *row in connection.execute(query)} for query in of.rows]
+    if of.keys is OUTCOMES:
+        names = _names(_openings(bench), of.turns)
+        require(names.keys() >= set(keys), f"{name}: something was deposited that was never sent")
+        keys = [names[key] for key in keys]
     enter(keys, of.turns, ledger, name)
     require(all(rows == ledger.rows() for rows in found), f"{name}: rows are not the deposits' sums")
+
+
+def _names(openings: Iterable[Order], turns: Mapping[str, Turn]) -> dict[UUID, str]:
+    """What was sent, by what stands for it in the outcomes: a digest of stream and command id."""
+    orders = [(order.account, order.id) for order in openings]
+    orders += [(n * STRIDE % ACCOUNTS, f"{turn}-{n}") for turn, told in turns.items() for n in range(1, told.sent + 1)]
+    digests = (blake2b(f"accounts/{name_of(account)}\0{id_}".encode(), digest_size=16) for account, id_ in orders)
+    return {UUID(digest.hexdigest()): id_ for digest, (_, id_) in zip(digests, orders, strict=True)}
 
 
 def enter(keys: Iterable[str], turns: Mapping[str, Turn], ledger: Ledger, name: str) -> None:

@@ -191,7 +191,7 @@ class _Log:
         for what, (table, version, balance) in (("states of streams", states), (VIEW, balances)):
             given = {"table": sql.Identifier(table), "version": sql.SQL(version), "balance": sql.SQL(balance)}
             check_count(settings, sql.SQL(_SUMS).format(**given), sums, f"{what}, how many, versions, cents")
-        outcomes = sql.SQL("select count(*) from {} where outcome = 'accepted'").format(
+        outcomes = sql.SQL("select count(*) from {} where code is null").format(
             sql.Identifier(tables["command_outcomes"])
         )
         check_count(settings, outcomes, self.count, "outcomes")

@@ -42,7 +42,7 @@ VIEW = "balances"
 LOOK_S = 0.02
 
 WISHES = "select count(*) from outbox"
-ACCEPTED = f"{OUTCOMES} where outcome = 'accepted'"
+ACCEPTED = f"{OUTCOMES} where code is null"
 
 
 def run(bench: Bench) -> Result:

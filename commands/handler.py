@@ -62,7 +62,7 @@ from projections.engine.store.command_types import CommandType, make_types_live
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
-GATHER_S = 0.006
+GATHER_S = 0.01
 """Under load, how long commands are gathered: a batch of some costs hardly more than one command."""
 GATHER_FROM, GATHER_TO = 8, 256
 """Load is a batch of at least that many commands; with so many there is no need to wait for more."""
