@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, LiteralString
+from uuid import UUID
 
 import pytest
 from psycopg import sql
@@ -178,19 +179,30 @@ def test_each_kind_of_damage_in_each_kind_of_view_on_each_engine(
         assert result.differences == len(planted)
 
 
+OTHER: dict[Scalar, LiteralString] = {
+    Scalar.STR: "{} || ' too'",
+    Scalar.UUID: "'00000000-0000-0000-0000-000000000001'::uuid",
+}
+"""Another key, by the kind of its column."""
+
+
 def _plant(place: Settings, view: View) -> Iterator[tuple[str, What, int, tuple[tuple[str, Any], ...]]]:
     """Change a row, take one away, and add one that is like another but for its key; what verify should say of each."""
     keys = [column.name for column in view.key]
     number = next(c.name for c in view.columns if not c.is_key and c.scalar in (Scalar.INT, Scalar.DECIMAL))
-    text = next(c.name for c in view.key if c.scalar is Scalar.STR)
+    name, to_another = next((c.name, OTHER[c.scalar]) for c in view.key if c.scalar in OTHER)
     table, key = sql.Identifier(view.table_name), sql.SQL(", ").join(map(sql.Identifier, [*keys, PARTITION]))
-    others = [sql.Identifier(c.name) for c in view.columns if c.name != text]
+    others = [sql.Identifier(c.name) for c in view.columns if c.name != name]
     changed, missing, like = _keys_of_three(place, view, key)
     statements: dict[What, sql.Composed] = {
         "changed": sql.SQL("update {} set {} = {} + 1").format(table, *[sql.Identifier(number)] * 2),
         "missing": sql.SQL("delete from {}").format(table),
-        "extra": sql.SQL("insert into {0} ({1}, {2}, {3}) select {1} || ' too', {2}, {3} from {0}").format(
-            table, sql.Identifier(text), sql.SQL(", ").join(others), sql.Identifier(PARTITION)
+        "extra": sql.SQL("insert into {0} ({1}, {2}, {3}) select {4}, {2}, {3} from {0}").format(
+            table,
+            sql.Identifier(name),
+            sql.SQL(", ").join(others),
+            sql.Identifier(PARTITION),
+            sql.SQL(to_another).format(sql.Identifier(name)),
         ),
     }
     for (what, statement), row in zip(statements.items(), (changed, missing, like), strict=True):
@@ -199,7 +211,7 @@ def _plant(place: Settings, view: View) -> Iterator[tuple[str, What, int, tuple[
             assert db.execute(statement + where, row).rowcount == 1
         named = dict(zip(keys, row[:-1], strict=True))
         if what == "extra":
-            named[text] += " too"
+            named[name] = f"{named[name]} too" if isinstance(named[name], str) else UUID(int=1)
         yield view.name, what, row[-1], tuple(named.items())
 
 
