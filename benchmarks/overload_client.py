@@ -130,7 +130,10 @@ class Client(asyncio.Protocol):
         self._ask()
 
     def close(self) -> None:
+        """An answer that has not come has taken until now."""
         self._closed = True
+        if self.waits:
+            self._load.times.append(1000 * (time.monotonic() - self._sent))
         if self._transport is not None:
             self._transport.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from benchmarks import growth, overload
+from benchmarks import growth, overload, overload_client
 from benchmarks.check import RunVoid, check_rows
 from benchmarks.fill import Standing, fill_log
 from benchmarks.overload import Case, check_told
@@ -95,6 +96,15 @@ def test_what_clients_were_told_is_there_and_nothing_that_was_not_sent() -> None
             check_told(rows, accepted, unknown)
     with pytest.raises(RunVoid, match="3 events"):
         check_told({"000000": (3, 3)}, [3], [0])
+
+
+def test_an_answer_that_never_comes_counts_as_long_as_it_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overload_client, "DRAIN_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the system takes its connections, and nobody reads
+        load = Load(silent.getsockname()[1], ACCOUNTS, SEED, patient=False)
+        uvloop.run(load.run(2, 0, 1))
+    assert len(load.times) == 2
+    assert min(load.times) >= 1_500
 
 
 def test_a_log_that_another_writer_goes_on_with_counts_whole(world: Settings) -> None:

@@ -142,7 +142,7 @@ def typed_decoder(events: Mapping[str, type]) -> Callable[[bytes], Commit | Open
         )
         for name, kind in events.items()
     ]
-    if not kinds:
+    if len(kinds) < 2:  # msgspec accepts an event without a type where there is only one
         return decode_value
     events_type = list[reduce(or_, kinds)]  # type: ignore[misc, valid-type]
     commit = msgspec.defstruct(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import sql
@@ -374,6 +375,19 @@ def test_a_row_that_the_database_refuses_is_traced_to_its_stream(world: Settings
     assert (stopped.value.view, stopped.value.stream, stopped.value.partition) == (name, "purse/m", 0)
     assert bench.everything() == before
     bench.db.close()
+
+
+@pytest.mark.parametrize("fingerprint", ["", "f" * 31, "f" * 31 + "x", "f" * 30 + "  "])
+def test_a_commit_that_no_release_can_have_written_is_named_with_what_to_do(bench: Bench, fingerprint: str) -> None:
+    before, batch = bench.everything(), bench.batch(0, ("a", [filled(1)]), ("m", [filled(2)]))
+    first, foreign = batch.counted
+    commit = msgspec.structs.replace(foreign.commit, fingerprint=fingerprint)
+
+    with pytest.raises(PoisonEvent, match=r"fingerprint is not 32 hexadecimal digits.*other programs") as stopped:
+        bench.apply(batch._replace(counted=[first, foreign._replace(commit=commit)]))
+
+    assert (stopped.value.stream, stopped.value.offset) == ("purse/m", foreign.offset)
+    assert bench.everything() == before
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)

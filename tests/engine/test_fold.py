@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.language import Cents, Text, fact
-from infra.log.records import Commit, EventRecord, Opening, Record, decode_value, encode
+from infra.log.records import (
+    Commit,
+    EventRecord,
+    Opening,
+    Record,
+    UnreadableRecord,
+    decode_value,
+    encode,
+    typed_decoder,
+)
 from infra.log.rule import START, Counted, read
 from projections.engine.fold.errors import EngineStop, OutOfStep, PoisonEvent, UnknownEvent, UnreadableEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED, Blocked, Changes, Held, decode, fold, keys_to_load
@@ -179,6 +188,23 @@ def test_a_full_cache_drops_the_rows_that_no_batch_has_needed_for_long() -> None
     assert held.rows["purses"]["a"].cents == 7
 
 
+def test_a_look_into_the_cache_visits_none_of_the_others() -> None:
+    class Key(str):
+        hashed = 0
+
+        def __hash__(self) -> int:
+            Key.hashed += 1
+            return super().__hash__()
+
+    held = Held(plan_of(views(purses=PURSES)), limit=1)
+    held.merge(
+        Changes(3, [], {}, {"purses": {Key(n): None for n in range(9)}})
+    )  # too many: now they are the older half
+    Key.hashed = 0
+    assert held.lacking("purses", {"new"}) == ["new"]
+    assert Key.hashed == 0
+
+
 def test_a_cleared_cache_knows_nothing_of_its_older_half_either() -> None:
     plan = plan_of(views(purses=PURSES))
     held = Held(plan, limit=1)
@@ -239,6 +265,15 @@ def test_a_type_that_two_contexts_have_is_decoded_as_that_of_its_own_context() -
     one = Commit("safe/a", 1, [filled(100)], "c", 2, "", "accepted", None, 0, 2)
     (_, _, mine), (_, _, foreign) = both_ways(plan, [*history(("a", [filled(5)])), Counted(2, 0, one)])
     assert (type(mine), type(foreign)) == (Filled, other.events["Filled"])
+
+
+@pytest.mark.parametrize("names", [["Filled"], ["Filled", "Spent"]])
+def test_an_event_without_a_type_is_unreadable_however_many_types_there_are(names: list[str]) -> None:
+    record = logged(history(("a", [filled(5)])))[-1]
+    untyped = record._replace(value=(record.value or b"").replace(b'"type":"Filled",', b""))
+    for decoder in (decode_value, typed_decoder({name: PURSE.events[name] for name in names})):
+        with pytest.raises(UnreadableRecord, match="missing required field `type`"):
+            read(START, [untyped], decoder)
 
 
 def purse_with_colours() -> type:

@@ -112,7 +112,10 @@ class LogChanged(SamefoldError):
 
 def _poison_hint(view: str) -> str:
     if view == OUTCOMES:
-        return f"Rows were changed by hand. Run `samefold rebuild {view}` to recreate them."
+        return (
+            f"If rows were changed by hand, `samefold rebuild {view}` recreates them. Else check which other programs write to the "
+            "topic: no release wrote this commit."
+        )
     if view.startswith(POLICY):
         park = ' Or continue without the stream: ON_POISON = "park".'
         return f"Correct `react` in policies/{view.removeprefix(POLICY)}.py and start again.{park}"

@@ -121,13 +121,13 @@ class Held:
 
     def lacking(self, name: str, keys: set[Any]) -> list[Any]:
         """Those of the keys that the cache lacks. All others are in `rows` now, until the next `merge`."""
-        # `difference`, not `- rows.keys()`, which would visit the whole cache
-        rows, absent = self.rows[name], keys.difference(self.rows[name])
-        if older := self.older[name]:
-            for key in absent.intersection(older):
-                rows[key] = older.pop(key)
-                absent.remove(key)
-        return list(absent)
+        # `difference`, not `- rows.keys()` or `intersection`, which would visit the whole cache
+        rows, older = self.rows[name], self.older[name]
+        absent = keys.difference(rows)
+        lacking = absent.difference(older)
+        for key in absent - lacking:
+            rows[key] = older.pop(key)
+        return list(lacking)
 
     def merge(self, changes: Changes) -> None:
         """Add the changes of a committed batch."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from psycopg.adapt import Dumper, PyFormat
@@ -82,10 +83,11 @@ def times_of_ms(milliseconds: Sequence[int]) -> BinaryArray:
 
 def uuids(digits: Sequence[str]) -> BinaryArray:
     """Of 32 hexadecimal digits each, of which there is at least one; all at once. Raises ValueError."""
-    length = _LENGTH.pack(16).hex()
-    body = bytes.fromhex(length + length.join(digits))
+    length, body = _LENGTH.pack(16).hex(), b""
+    with suppress(ValueError):  # of the place in all of them together
+        body = bytes.fromhex(length + length.join(digits))
     if len(body) != 20 * len(digits) or set(map(len, digits)) != {32}:
-        raise ValueError("they are not 32 hexadecimal digits each")
+        raise ValueError("a fingerprint is not 32 hexadecimal digits")
     return BinaryArray(UUID, len(digits), body)
 
 
