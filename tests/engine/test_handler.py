@@ -272,6 +272,21 @@ def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, cap
             until(lambda: len(commits(world)) == 1, "it goes on")
 
 
+def test_it_waits_where_a_switch_makes_outcomes_live_that_have_other_columns(
+    world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    set_up(world)
+    send(world, open_account("ada"))
+    with connect(world, "test") as db, handler(world):
+        until(lambda: len(commits(world)) == 1, "it serves")
+        db.execute("update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'")
+        send(world, deposit("ada", "d1", 1))
+        until(lambda: "another version" in caplog.text, "it logs what it waits for")
+        db.execute("update live set version = 3, table_name = 'command_outcomes_v3' where view = 'command_outcomes'")
+        until(lambda: len(commits(world)) == 2, "it goes on")
+
+
 def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
     set_up(world)
