@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from infra.log import clients
 from infra.log.partitioner import partition_of
-from infra.log.records import Command
+from infra.log.records import Command, Headers
 from infra.log.topics import Topic
 from infra.observability import logs, metrics, tracing
 from infra.processes.process_end import Parts
@@ -83,6 +83,8 @@ class _Append(NamedTuple):
     command: Command
     value: bytes
     topic: Topic
+    headers: Headers
+    """Of the request's own trace, which is the current one only while the request runs."""
 
     def end(self, error: NotAppended | MaybeAppended | None, offset: int = -1) -> None:
         """In the event loop. Metrics count by what is known, in the words of the problem's member `appended`."""
@@ -146,7 +148,8 @@ class Appender:
         """Begin to append; the future gets the command's offset, or NotAppended or MaybeAppended."""
         assert self._loop is not None, "it is open"
         span = tracing.start_here("append", SpanKind.PRODUCER) if tracing.recording() else None
-        append = _Append(self._loop.create_future(), time.perf_counter(), span, command, value, topic)
+        future, headers = self._loop.create_future(), tracing.carrier(span)
+        append = _Append(future, time.perf_counter(), span, command, value, topic, headers)
         self._gathered.append(append)
         if not self._under_way:
             self._produce_gathered()
@@ -173,7 +176,7 @@ class Appender:
                 append.value,
                 key=stream.encode(),
                 partition=partition_of(stream, append.topic.partitions),
-                headers=list(tracing.carrier(append.span)),
+                headers=append.headers,
                 on_delivery=report,
             )
         except BufferError:

@@ -67,6 +67,7 @@ class OutcomeWaits:
         self._wake = asyncio.Event()
         self._table: str | None = None
         self._count = 0
+        self._gave_up = False
         self._poll_at = 0.0
         notifications.subscribe(self._notified)
 
@@ -81,6 +82,8 @@ class OutcomeWaits:
         """
         loop = asyncio.get_running_loop()
         future: Outcome = loop.create_future()
+        if self._gave_up:  # its place was another's until now
+            future.set_result(None)
         key, of_partition = (stream, command_id), self._by_partition[partition_of(stream, partitions)]
         self._waiting.setdefault(key, []).append(future)
         of_partition.add(key)
@@ -99,7 +102,8 @@ class OutcomeWaits:
                 of_partition.discard(key)
 
     def give_up(self) -> None:
-        """All waiting requests get None: the process is stopping."""
+        """All waiting requests get None, and those to come: the process is stopping."""
+        self._gave_up = True
         self._answer(self._waiting, None)
 
     async def answer(self) -> None:

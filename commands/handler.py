@@ -234,8 +234,9 @@ class Handler:
             messages = self._consumer.consume(1, self._poll_timeout())
             if messages:
                 messages += self._consumer.consume(self.settings.handler_batch, 0)
-                if self._is_loaded and len(messages) < GATHER_TO:
-                    messages += self._consumer.consume(GATHER_TO - len(messages), GATHER_S)
+                room = min(GATHER_TO, self.settings.handler_batch) - len(messages)
+                if self._is_loaded and room > 0:
+                    messages += self._consumer.consume(room, GATHER_S)
                 self._is_loaded = len(messages) >= GATHER_FROM
         except KafkaException as raised:
             if not clients.is_finished(raised.args[0]):

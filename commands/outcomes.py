@@ -11,7 +11,7 @@ from psycopg import sql
 
 from infra.errors import SamefoldError
 from projections.engine.views.columns import PARTITION
-from projections.engine.views.core_views import OUTCOMES, command_key
+from projections.engine.views.core_views import OUTCOMES, all_views, command_key
 
 
 class ReadModelNotSetUp(SamefoldError):
@@ -34,23 +34,23 @@ def outcomes_of(
     connection: psycopg.Connection[Any], commands: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], Outcome]:
     """The outcomes that are there, by (stream, command id). Raises ReadModelNotSetUp."""
-    table = live_table(connection, OUTCOMES)
     while True:
+        table = live_table(connection, OUTCOMES)
         rows = connection.execute(
             outcomes_query(table), ([command_key(*one) for one in commands], "", OUTCOMES)
         ).fetchall()
-        named = rows[0][0] if rows else live_table(connection, OUTCOMES)
-        if named == table:
+        if rows and rows[0][0] == table:
             return {commands[row[1] - 1]: Outcome(*row[2:7]) for row in rows if row[1] is not None}
-        table = named
 
 
 def live_table(connection: psycopg.Connection[Any], view: str) -> str:
-    """The table that is live for a view. Raises ReadModelNotSetUp."""
-    row = connection.execute("select table_name from live where view = %s", (view,)).fetchone()
+    """The table that is live for a view of this code's version, whose columns a query can name. Raises ReadModelNotSetUp."""
+    version = all_views()[view].version
+    row = connection.execute("select table_name from live where (view, version) = (%s, %s)", (view, version)).fetchone()
     if row is None:
         raise ReadModelNotSetUp(
-            f"View '{view}' is not live yet.", "If no agent is starting, start one: `samefold run agent`."
+            f"View '{view}' is not live yet in version {version}.",
+            "If no agent is starting, start one: `samefold run agent`.",
         )
     return str(row[0])
 

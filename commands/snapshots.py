@@ -106,7 +106,8 @@ class SnapshotReader:
         row = question.cursor.fetchone()
         assert row is not None
         found = _decode_found(row[0])
-        tables = {view: table for view, _, table in found.live or ()}
+        # of this code's versions: another version's columns may be others, too
+        tables = {view: table for view, version, table in found.live or () if _wanted().get(view) == version}
         if any(self._tables.get(view) != tables.get(view) for view in _wanted()):
             self._tables = tables
             return None

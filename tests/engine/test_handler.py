@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from commands import release
-from commands.handler import Handler, HandlerFenced, KafkaClientFailed, TopicsInconsistent
+from commands.handler import Handler, HandlerFenced, KafkaClientFailed, TopicsInconsistent, _Batch
 from commands.intake import reserved_stream
 from infra.database.connect import connect
 from infra.domain_model.contexts import UnreadableState
@@ -270,6 +270,40 @@ def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, cap
             assert openings(world) == []
             db.execute("update live set version = 3 where view = 'streams_accounts'")
             until(lambda: len(commits(world)) == 1, "it goes on")
+
+
+def test_it_waits_where_a_switch_makes_outcomes_live_that_have_other_columns(
+    world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    set_up(world)
+    send(world, open_account("ada"))
+    with connect(world, "test") as db, handler(world):
+        until(lambda: len(commits(world)) == 1, "it serves")
+        db.execute("update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'")
+        send(world, deposit("ada", "d1", 1))
+        until(lambda: "another version" in caplog.text, "it logs what it waits for")
+        db.execute("update live set version = 3, table_name = 'command_outcomes_v3' where view = 'command_outcomes'")
+        until(lambda: len(commits(world)) == 2, "it goes on")
+
+
+def test_a_batch_does_not_gather_more_than_may_be_decided_at_once(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    receive = Handler._poll
+
+    def counted(self: Handler) -> dict[int, _Batch]:
+        batches = receive(self)
+        sizes.append(sum(len(batch.commands) for batch in batches.values()))
+        return batches
+
+    monkeypatch.setattr(Handler, "_poll", counted)
+    set_up(world)
+    send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(99)))
+    with handler(world.model_copy(update={"handler_batch": 10})):
+        until(lambda: len(commits(world)) == 100, "all are decided")
+    assert max(sizes) <= 11
 
 
 def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from commands.client import (
     send_all,
     wait_for,
 )
+from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from tests.engine import fatal
@@ -111,6 +112,17 @@ def test_outcomes_that_do_not_come_are_told(world: Settings) -> None:
     send_all(world, commands, lambda _: None)
     assert answered(world, commands) == 0
     with pytest.raises(OutcomeMissing, match="1 commands have no outcome"):
+        wait_for(world, commands, lambda _: None, timeout_s=0.1)
+
+
+def test_outcomes_of_another_release_are_none_yet(world: Settings) -> None:
+    set_up(world)
+    commands = [open_account("ada")]
+    send_all(world, commands, lambda _: None)
+    with connect(world, "test") as db:
+        db.execute("update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'")
+    assert answered(world, commands) == 0
+    with pytest.raises(OutcomeMissing):
         wait_for(world, commands, lambda _: None, timeout_s=0.1)
 
 

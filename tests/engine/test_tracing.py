@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +21,7 @@ from infra.log.source import read_held
 from infra.log.topics import describe
 from infra.observability import tracing
 from infra.settings import Settings
-from tests.engine.api import Api
+from tests.engine.api import Api, Producer, ready, serving
 from tests.engine.spine import DEADLINE_S, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -99,6 +101,34 @@ def test_a_pipelined_request_does_not_take_over_the_trace_and_the_id_of_the_one_
     found = headers_of(shared_world, shared_world.events_topic)
     assert found[b"accounts/first"] == {"traceparent": PARENT.encode()}
     assert found[b"accounts/second"] == {}
+
+
+def test_appends_that_are_gathered_have_each_its_own_trace(
+    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produced: dict[bytes, Headers] = {}
+
+    class Silent(Producer):
+        def produce(self, _topic: str, _value: bytes, *, key: bytes, headers: Headers, **_: Any) -> None:
+            produced[key] = headers
+
+    monkeypatch.setattr("api.append.GATHER_S", 0.5)
+    other = PARENT.replace(TRACE, "1" * 32)
+    traces = {"first": None, "second": PARENT, "third": None, "fourth": other}
+    with serving(shared_world.model_copy(update={"api_wait_s": 1})) as gathering, ThreadPoolExecutor(4) as clients:
+        ready(gathering)
+        appender = gathering.services.appender
+        appender._producer.now = Silent()
+        for number, (name, traceparent) in enumerate(traces.items(), 1):
+            url, headers = f"{gathering.url}/accounts/{name}/open-account", {"traceparent": traceparent or ""}
+            clients.submit(httpx.post, url, json=OPEN, headers=headers)
+            until(lambda: len(produced) + len(appender._gathered) == number, "it is there")  # noqa: B023
+        until(lambda: len(produced) == 4, "all were produced")
+    found = {
+        key.decode().removeprefix("accounts/"): (dict(sent).get("traceparent") or b"").decode()
+        for key, sent in produced.items()
+    }
+    assert found == {name: traceparent or "" for name, traceparent in traces.items()}
 
 
 def test_with_an_sdk_one_trace_leads_from_the_request_to_the_rows(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
