@@ -272,6 +272,23 @@ def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, cap
             until(lambda: len(commits(world)) == 1, "it goes on")
 
 
+def test_while_it_serves_outcomes_of_another_version_become_live_and_it_waits(
+    world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their table may have another key: a query of this code's for it would end the handler."""
+    caplog.set_level("INFO")
+    set_up(world)
+    with connect(world, "test") as db, handler(world):
+        send(world, open_account("ada"))
+        until(lambda: len(commits(world)) == 1, "it serves")
+        db.execute("update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'")
+        send(world, open_account("bob"))
+        until(lambda: "another version" in caplog.text, "it logs what it waits for")
+        assert len(commits(world)) == 1
+        db.execute("update live set version = 3, table_name = 'command_outcomes_v3' where view = 'command_outcomes'")
+        until(lambda: len(commits(world)) == 2, "it goes on")
+
+
 def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
     set_up(world)
