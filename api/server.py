@@ -181,6 +181,8 @@ class BoundedConnection(HttpToolsProtocol):
     _overhead = 0
     """Bytes since the request began, apart from its body."""
     _body = 0
+    _ahead = 0
+    """Bytes of requests that wait for an earlier one's answer, and of that one."""
     _in_head = False
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -231,6 +233,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)
+        self._ahead += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -255,7 +258,8 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_headers_complete()
             self.scope[WATCHERS] = self._watchers  # type: ignore[literal-required]
             # uvicorn does not read on behind a pipelined request, and would not see that the client has gone
-            self.flow.resume_reading()
+            if self._ahead <= MAX_HEAD:
+                self.flow.resume_reading()
             while self._cycles and self._cycles[0].response_complete:
                 self._cycles.popleft()
             self._cycles.append(self.cycle)
@@ -274,6 +278,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.pipeline:
+            self._ahead = 0
         if not self.transport.is_closing() and (not self._is_answering() or self.cycle.more_body):
             self.waiting[self] = None
 

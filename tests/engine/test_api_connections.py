@@ -98,6 +98,24 @@ def until_closed(opened: socket.socket) -> bytes:
         return b""
 
 
+def test_little_is_read_of_requests_behind_one_that_goes_on(api: Api) -> None:
+    many = bytearray(head("GET", "/health/live", [("Much", "a" * 60_000)]) * 90)
+    with ExitStack() as stack:
+        opened = subscribed(stack, api)
+        ours = next(one for one in api.server.server_state.connections if one.client == opened.getsockname())
+        opened.setblocking(False)
+        until(lambda: is_full(opened, many) and ours.flow.read_paused, "no more is read")
+        assert len(ours.pipeline) < 20
+
+
+def is_full(opened: socket.socket, data: bytearray) -> bool:
+    """Whether there is no room for what is left of the data; else some is sent."""
+    with suppress(BlockingIOError):
+        del data[: opened.send(data)]
+        return not data
+    return True
+
+
 def test_an_evicted_connection_is_counted(api: Api) -> None:
     def evicted() -> float:
         # over a connection of its own: one that is kept may be evicted itself
