@@ -1,8 +1,9 @@
 """Which release's handlers decide while handlers of several releases run.
 
-Handlers that know the same commands and events share one consumer group. Those of another release have their own group, which is
-assigned all partitions too. Of the groups that fit the live write model, the one that knows most types decides; the others
-wait, and take over when it has no members left. A group's name holds all that the others need to know:
+Handlers that know the same commands and events, and outcomes of the same version, share one consumer group. Those of another
+release have their own group, which is assigned all partitions too. Of the groups that fit the live write model, the one that
+knows most types decides; the others wait, and take over when it has no members left. A group's name holds all that the others
+need to know:
 
     samefold-handler.rooms-v1.orders-v2.7-1f0c3b5a      7 types of commands and events, of two contexts
 """
@@ -23,6 +24,7 @@ from infra.log.topics import Admin
 from infra.settings import Settings
 from projections.engine.store.command_types import CommandType, own_types
 from projections.engine.store.event_types import own_event_types
+from projections.engine.views.core_views import OUTCOMES, OUTCOMES_VERSION
 
 
 class OtherReleaseRuns(SamefoldError):
@@ -37,7 +39,8 @@ def group_of(prefix: str) -> str:
     """The consumer group of this code's handlers."""
     states = "".join(f".{name}-v{one.state_version}" for name, one in sorted(contexts().items()))
     types = sorted([*map(str, own_types()), *own_event_types()])
-    return f"{names.handlers(prefix)}{states}.{len(types)}-{hashlib.sha256(' '.join(types).encode()).hexdigest()[:8]}"
+    known = " ".join([*types, f"{OUTCOMES}-v{OUTCOMES_VERSION}"])
+    return f"{names.handlers(prefix)}{states}.{len(types)}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
 def deciding(groups: Iterable[str], prefix: str, live: Mapping[str, int]) -> str:

@@ -84,9 +84,7 @@ class SnapshotReader:
         parameters: list[Any] = [texts(names) for names in by_context.values()]
         parameters += [AGENT, self.events_topic, AGENT]
         asked = list(outcomes)
-        # another version's table has another key
-        is_ours = self._versions.get(OUTCOMES) == OUTCOMES_VERSION
-        outcomes_table = self._tables.get(OUTCOMES) if asked and is_ours else None
+        outcomes_table = self._tables.get(OUTCOMES) if asked else None
         if outcomes_table:
             parameters += [uuids([command_key(*one) for one in asked])]
         query = _query(tuple(self._tables[snapshot_view_name(context)] for context in by_context), outcomes_table)
@@ -123,6 +121,7 @@ class SnapshotReader:
                     raise unreadable_state(stream, error) from error
         positions = {partition: Reading(*reading) for partition, _, *reading in found.positions or ()}
         generations = {position[1] for position in found.positions or ()}
+        versions = self._versions = {view: version for view, version, _ in found.live or ()}
         return Snapshot(
             positions,
             generations.pop() if len(generations) == 1 else "",

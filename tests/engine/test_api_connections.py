@@ -102,7 +102,8 @@ def test_little_is_read_of_requests_behind_one_that_goes_on(api: Api) -> None:
     many = bytearray(head("GET", "/health/live", [("Much", "a" * 60_000)]) * 90)
     with ExitStack() as stack:
         opened = subscribed(stack, api)
-        ours = next(one for one in api.server.server_state.connections if one.client == opened.getsockname())
+        bounded = (one for one in api.server.server_state.connections if isinstance(one, server.BoundedConnection))
+        ours = next(one for one in bounded if one.client == opened.getsockname())
         opened.setblocking(False)
         until(lambda: is_full(opened, many) and ours.flow.read_paused, "no more is read")
         assert len(ours.pipeline) < 20

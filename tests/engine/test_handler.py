@@ -287,6 +287,13 @@ def test_it_waits_where_a_switch_makes_outcomes_live_that_have_other_columns(
         until(lambda: len(commits(world)) == 2, "it goes on")
 
 
+def test_handlers_with_outcomes_of_another_version_have_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one group, those that wait for a switch would hold partitions that the others could serve."""
+    ours = release.group_of("samefold")
+    monkeypatch.setattr(release, "OUTCOMES_VERSION", 99)
+    assert release.group_of("samefold") != ours
+
+
 def test_a_batch_does_not_gather_more_than_may_be_decided_at_once(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
