@@ -41,8 +41,6 @@ QUERY_S = 10.0
 """After that the connection is closed: the database hangs."""
 POOL_AGAIN_S = 2.0
 """For connecting again; the pool tries once more when a connection is wanted, which the checks do twice a second."""
-PLACE_WAIT_S = 3.0
-"""How long a request that will wait for an outcome waits for its place: a burst is served, and more than that is told soon."""
 SEARCH_WAIT_S = 2.0
 """How long a search waits for others to end."""
 
@@ -153,7 +151,8 @@ class Services:
         self.appender = Appender(settings, name)
         self.stores.subscribe(self._kafka_answered)
         self.outcomes = OutcomeWaits(settings, self.notifications, name)
-        self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, PLACE_WAIT_S, appended="no")
+        # a request that waits costs next to nothing; one that is refused and sent again, as much as a command
+        self.places = Slots(settings.api_max_waiting, TOO_MANY_WAIT, settings.api_wait_s, appended="no")
         """For requests that wait for outcomes."""
         self.positions = PositionWaits(self.notifications, settings.api_max_waiting)
         self.views = ViewReader(settings, ReadersPool(self.pool, settings.api_connections), self.positions, self.keys)

@@ -305,7 +305,7 @@ def test_equal_paths_are_one_path(api: Api) -> None:
 
 def test_callers_beyond_the_bound_are_told_to_come_back(world: Settings) -> None:
     set_up(world)
-    with serving(world.model_copy(update={"api_max_waiting": 1})) as api:
+    with serving(world.model_copy(update={"api_max_waiting": 1, "api_wait_s": 0.5})) as api:
         ready(api)
         with httpx.Client(base_url=api.url) as other, appends_nothing(world):
             asyncio.run_coroutine_threadsafe(api.services.places.take(), api.loop).result()

@@ -149,12 +149,10 @@ def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Sett
     assert "Traceback" not in (tmp_path / "api.log").read_text()
 
 
-def test_a_request_that_gets_its_place_at_the_end_is_answered_too(
-    world: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("api.services.PLACE_WAIT_S", 30.0)
+def test_a_request_that_gets_its_place_at_the_end_is_answered_too(world: Settings) -> None:
     set_up(world)
-    with serving(world.model_copy(update={"api_max_waiting": 1})) as api, ExitStack() as clients:
+    small = world.model_copy(update={"api_max_waiting": 1, "api_wait_s": 30.0})
+    with serving(small) as api, ExitStack() as clients:
         ready(api)
         opened = [clients.enter_context(connection(api.server.port)) for _ in range(2)]
         for one in opened:
