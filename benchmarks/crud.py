@@ -157,15 +157,15 @@ def _take(
 
 def _check(bench: Bench, of: _Contender, name: str) -> None:
     """Each deposit that was answered is there, none that was not sent, and the rows are their sums. Raises RunVoid."""
-    ledger = Ledger(ACCOUNTS)
-    ledger.enter_all(_openings(bench))
+    ledger, openings = Ledger(ACCOUNTS), _openings(bench)
+    ledger.enter_all(openings)
     with psycopg.connect(of.database_url) as connection:
         # what is still under way is in all of these or in none
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         keys = [key for [key] in connection.execute(of.keys)]
         found = [{account: tuple(row) for account, *row in connection.execute(query)} for query in of.rows]
     if of.keys is OUTCOMES:
-        names = _names(_openings(bench), of.turns)
+        names = _names(openings, of.turns)
         require(names.keys() >= set(keys), f"{name}: something was deposited that was never sent")
         keys = [names[key] for key in keys]
     enter(keys, of.turns, ledger, name)

@@ -195,7 +195,7 @@ class Settings(BaseSettings):
     api_wait_s: float = Field(10, gt=0, le=600, description="Until a command without an outcome is answered with 202")
     api_max_wait_s: float = Field(60, gt=0, le=600, description="The longest wait that a caller may ask for")
     api_max_waiting: int = Field(
-        2_000, ge=1, description="Most callers that wait at once; others wait a moment for a place, then get 429"
+        2_000, ge=1, description="Most callers that wait at once; others wait api_wait_s for a place, then get 429"
     )
     api_max_live: int = Field(
         1_000, ge=1, description="Clients of one API process that may be subscribed to live changes"
