@@ -34,8 +34,9 @@ def outcomes_of(
     connection: psycopg.Connection[Any], commands: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], Outcome]:
     """The outcomes that are there, by (stream, command id). Raises ReadModelNotSetUp."""
+    version = all_views()[OUTCOMES].version  # whose columns the query names
     while True:
-        table = live_table(connection, OUTCOMES)
+        table = live_table(connection, OUTCOMES, version)
         rows = connection.execute(
             outcomes_query(table), ([command_key(*one) for one in commands], "", OUTCOMES)
         ).fetchall()
@@ -43,13 +44,14 @@ def outcomes_of(
             return {commands[row[1] - 1]: Outcome(*row[2:7]) for row in rows if row[1] is not None}
 
 
-def live_table(connection: psycopg.Connection[Any], view: str) -> str:
-    """The table that is live for a view of this code's version, whose columns a query can name. Raises ReadModelNotSetUp."""
-    version = all_views()[view].version
-    row = connection.execute("select table_name from live where (view, version) = (%s, %s)", (view, version)).fetchone()
+def live_table(connection: psycopg.Connection[Any], view: str, version: int | None = None) -> str:
+    """The table that is live for a view, whatever its version is, or only if it is `version`. Raises ReadModelNotSetUp."""
+    row = connection.execute(
+        "select table_name from live where view = %s and version = coalesce(%s, version)", (view, version)
+    ).fetchone()
     if row is None:
         raise ReadModelNotSetUp(
-            f"View '{view}' is not live yet in version {version}.",
+            f"View '{view}' is not live yet{f' in version {version}' if version else ''}.",
             "If no agent is starting, start one: `samefold run agent`.",
         )
     return str(row[0])

@@ -317,7 +317,7 @@ def test_the_agents_process_on_a_banks_real_transactions(world: Settings, tmp_pa
     logs = read_log(world)
     expected = fold(logs)
     assert expected.commits == len(commands)
-    assert 0 < sum(row[2] == "rejected" for row in expected.rows["command_outcomes"]) < len(commands) / 2
+    assert 0 < sum(code is not None for _, _, _, _, code, *_ in expected.rows["command_outcomes"]) < len(commands) / 2
     assert live_differences(world, expected) == []
     for engine in engines.values():
         assert build_differences(world, expected, built(world, views, engine(world))) == []
