@@ -89,7 +89,7 @@ def run(bench: Bench) -> Result:
 def _commits(bench: Bench) -> Result:
     most = bench.options.commits
     marks = sorted({MARKS[0], most, *(mark for mark in MARKS if mark < most)})
-    names = {mark: f"{mark} million" for mark in marks}
+    names = {mark: f"{bench.options.scaled(mark * MILLION) / MILLION:g} million" for mark in marks}
     samples: list[Sample] = []
     for number in range(1, bench.options.rounds + 1):
         with bench.world() as world, progress_of(world) as progress:

@@ -159,7 +159,7 @@ def test_growth_of_the_log_is_measured_and_void_when_sums_differ(
 ) -> None:
     monkeypatch.setattr(growth, "MARKS", (1, 2))
     result = growth.run(tiny(stack, tmp_path, "commits"))
-    assert [case for _, case in result.contenders] == ["1 million", "2 million"]
+    assert [case for _, case in result.contenders] == ["0.001 million", "0.002 million"]
     for sample in result.samples:
         assert all(figure > 0 for figure in (sample.value, *sample.more.values())), sample
 

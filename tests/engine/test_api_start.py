@@ -157,7 +157,8 @@ def test_a_request_that_gets_its_place_at_the_end_is_answered_too(world: Setting
         opened = [clients.enter_context(connection(api.server.port)) for _ in range(2)]
         for one in opened:
             one.sendall(head("GET", "/outcomes/accounts/x/x", [("Prefer", "wait=60")]))
-        until(lambda: len(api.services.places._free._waiters or ()) == 1, "one waits for its place")
+        in_progress = "samefold_http_requests_in_progress 3.0"  # one has the place, one waits for it, one asks this
+        until(lambda: in_progress in httpx.get(f"{api.url}/metrics").text, "one waits for its place")
         api.server.should_exit = True
         assert [answer(one).json["code"] for one in opened] == ["no-outcome"] * 2
 
