@@ -134,6 +134,8 @@ class Handler:
         """The last batch had many commands."""
         self._held: dict[int, _Batch] = {}
         self._paused: set[int] = set()
+        self._resumed: list[TopicPartition] = []
+        """Not fetched for sure, until Kafka's client is told to."""
         self._next: dict[int, int] = {}
         """Offset of the next command by partition, while its writer serves."""
         self._gaps: dict[int, tuple[int, int]] = {}
@@ -230,6 +232,9 @@ class Handler:
 
     def _poll(self) -> dict[int, _Batch]:
         """Wait for the first command, unless there is something else to do, and take all that have arrived."""
+        if self._resumed:
+            clients.fetch_at_once(self._consumer, self._resumed)
+            self._resumed = []
         try:
             messages = self._consumer.consume(1, self._poll_timeout())
             if messages:
@@ -401,6 +406,7 @@ class Handler:
         try:
             self._consumer.seek(here)
             self._consumer.resume([here])
+            self._resumed.append(here)
         except KafkaException as error:  # in a delivery report, from where an exception can't be caught
             if error.args[0].code() in _NOT_YET:
                 self._later(writer, BEHIND_RETRY_S, lambda: self._read_on(writer))
