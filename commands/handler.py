@@ -135,7 +135,7 @@ class Handler:
         self._held: dict[int, _Batch] = {}
         self._paused: set[int] = set()
         self._resumed: list[TopicPartition] = []
-        """Not fetched for sure, until Kafka's client is told to."""
+        """Since the last poll, while no other partition was fetched."""
         self._next: dict[int, int] = {}
         """Offset of the next command by partition, while its writer serves."""
         self._gaps: dict[int, tuple[int, int]] = {}
@@ -406,12 +406,18 @@ class Handler:
         try:
             self._consumer.seek(here)
             self._consumer.resume([here])
-            self._resumed.append(here)
+            if self._resumed or not self._is_fetching(writer):
+                self._resumed.append(here)
         except KafkaException as error:  # in a delivery report, from where an exception can't be caught
             if error.args[0].code() in _NOT_YET:
                 self._later(writer, BEHIND_RETRY_S, lambda: self._read_on(writer))
             elif not clients.is_finished(error.args[0]):
                 self._error = KafkaClientFailed(f"No commands can be read: {error.args[0].str()}.", AGAIN)
+
+    def _is_fetching(self, but: Writer) -> bool:
+        """Whether commands of some other partition are fetched."""
+        others = (one for one in self.writers.values() if one is not but)
+        return any(one.phase is Phase.SERVING and one.partition not in self._paused for one in others)
 
     def _retry(self, batches: Batches, error: psycopg.Error | DatabaseUnavailable) -> None:
         """Retry these commands a moment later, before those that are held already."""

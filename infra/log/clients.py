@@ -34,7 +34,7 @@ SOON_S = 10.0
 """A new producer that fails within this time is not replaced again."""
 ACLS = "`samefold topics --acls` prints what each process needs"
 AT_ONCE_S = 0.5
-"""More than an answer takes, and little to lose while a broker is away."""
+"""More than an answer takes. A broker that is later loses its connection, and is connected to again."""
 END_S = 5.0
 """For the reports of purged records, which come at once. A missing report times out, as any other."""
 
@@ -293,10 +293,11 @@ def agent_consumer(settings: Settings) -> Consumer:
 
 
 def fetch_at_once(consumer: Consumer, resumed: list[TopicPartition]) -> None:
-    """Have partitions that were resumed, or sought, fetched now. Waits up to AT_ONCE_S for the brokers that lead them.
+    """Have resumed partitions fetched now, where none was before. Waits up to AT_ONCE_S for the brokers that lead them.
 
     librdkafka's thread for a broker sleeps for up to a second while none of its partitions is fetched (seen with 2.8: 0 to 1,000 ms
-    after `resume`, evenly), and only a request to that broker wakes it. This asks for the ends of these partitions.
+    after `resume`, evenly), and only a request to that broker wakes it. This asks for the ends of these partitions. Beside a fetch
+    it would not be needed, and be answered only after it.
     """
     with suppress(KafkaException):
         consumer.offsets_for_times([TopicPartition(one.topic, one.partition, OFFSET_END) for one in resumed], AT_ONCE_S)
