@@ -134,7 +134,7 @@ class Handler:
         """The last batch had many commands."""
         self._held: dict[int, _Batch] = {}
         self._paused: set[int] = set()
-        self._resumed: list[TopicPartition] = []
+        self._resumed: set[int] = set()
         """Since the last poll, while no other partition was fetched."""
         self._next: dict[int, int] = {}
         """Offset of the next command by partition, while its writer serves."""
@@ -233,8 +233,8 @@ class Handler:
     def _poll(self) -> dict[int, _Batch]:
         """Wait for the first command, unless there is something else to do, and take all that have arrived."""
         if self._resumed:
-            clients.fetch_at_once(self._consumer, self._resumed)
-            self._resumed = []
+            clients.fetch_at_once(self._consumer, self.settings.commands_topic, self._resumed)
+            self._resumed.clear()
         try:
             messages = self._consumer.consume(1, self._poll_timeout())
             if messages:
@@ -274,6 +274,7 @@ class Handler:
         if self._rebalanced:  # librdkafka paused the partitions that we keep, and may have missed that we resumed one
             self._rebalanced = False
             again |= serving.keys()
+            self._resumed |= serving.keys()
         for partition in (again & serving.keys()) - self._paused:
             self._read_on(serving[partition])
         if batches:
@@ -407,7 +408,7 @@ class Handler:
             self._consumer.seek(here)
             self._consumer.resume([here])
             if self._resumed or not self._is_fetching(writer):
-                self._resumed.append(here)
+                self._resumed.add(writer.partition)
         except KafkaException as error:  # in a delivery report, from where an exception can't be caught
             if error.args[0].code() in _NOT_YET:
                 self._later(writer, BEHIND_RETRY_S, lambda: self._read_on(writer))

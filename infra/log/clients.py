@@ -292,7 +292,7 @@ def agent_consumer(settings: Settings) -> Consumer:
     return _consumer(settings, only)
 
 
-def fetch_at_once(consumer: Consumer, resumed: list[TopicPartition]) -> None:
+def fetch_at_once(consumer: Consumer, topic: str, resumed: Iterable[int]) -> None:
     """Have resumed partitions fetched now, where none was before. Waits up to AT_ONCE_S for the brokers that lead them.
 
     librdkafka's thread for a broker sleeps for up to a second while none of its partitions is fetched (seen with 2.8: 0 to 1,000 ms
@@ -300,7 +300,7 @@ def fetch_at_once(consumer: Consumer, resumed: list[TopicPartition]) -> None:
     it would not be needed, and be answered only after it.
     """
     with suppress(KafkaException):
-        consumer.offsets_for_times([TopicPartition(one.topic, one.partition, OFFSET_END) for one in resumed], AT_ONCE_S)
+        consumer.offsets_for_times([TopicPartition(topic, partition, OFFSET_END) for partition in resumed], AT_ONCE_S)
 
 
 def assign(consumer: Consumer, partitions: list[TopicPartition]) -> None:
