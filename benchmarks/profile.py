@@ -50,7 +50,7 @@ class Profile:
         if self.programs is None:
             stderr.print(
                 "[yellow]No statements: PostgreSQL's binaries of set-up have no pg_stat_statements, and there are none in "
-                f"{OTHERS}, where `pytest tests/engine/test_on_the_wire.py` puts some.[/yellow]"
+                f"{OTHERS}, where `pytest tests/engine/infra/test_on_the_wire.py` puts some.[/yellow]"
             )
         else:
             self.settings = {

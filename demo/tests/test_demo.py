@@ -22,8 +22,8 @@ from demo.data import read, real_data
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
-from tests.engine.curl import curl
-from tests.engine.oracle import Verdict, judge
+from tests.engine.pages.curl import curl
+from tests.engine.service.oracle import Verdict, judge
 from tests.engine.spine import until
 
 FILES = ["real" if real_data() else "generated"]

@@ -23,7 +23,7 @@ from domain.language import Refusal
 from infra.domain_model.contexts import contexts
 from infra.domain_model.versions import stored_type
 from infra.log.records import Command
-from tests.engine.oracle import judge
+from tests.engine.service.oracle import judge
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from infra.processes.supervisor import Child, Supervisor
 from infra.settings import Settings
 from proofs.chaos.armed import SOCKET
 from proofs.chaos.control import Control
-from tests.engine.front import free_port
+from tests.engine.api.front import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 STOPPED = psutil.STATUS_STOPPED

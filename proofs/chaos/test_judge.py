@@ -21,9 +21,9 @@ from proofs.chaos.policy_judge import PolicyJudge
 from proofs.chaos.progress import Progress
 from proofs.chaos.tail import Tail
 from tests.engine import spine
-from tests.engine.api import agent
+from tests.engine.api.api import agent
 from tests.engine.log import commit, opening
-from tests.engine.test_policies import running
+from tests.engine.policies.test_policies import running
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from proofs.chaos.ground import Ground
 from proofs.chaos.kafka_wire import KafkaWire
 from proofs.chaos.proxy import Frame, Kind
-from tests.engine.publishers import Log, publisher, reader
+from tests.engine.policies.publishers import Log, publisher, reader
 from tests.engine.spine import until
 
 pytestmark = pytest.mark.slow

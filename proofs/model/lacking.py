@@ -1,4 +1,4 @@
-"""Readers, agents and shells that each lack one rule; the writers that do are in `tests/engine/mutants.py`."""
+"""Readers, agents and shells that each lack one rule; the writers that do are in `tests/engine/commands/mutants.py`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from proofs.model import lacking as no
 from proofs.model.handler import Handler
 from proofs.model.history import Fold, Rule
 from proofs.model.setting import Bounds, Era, Parts
-from tests.engine import mutants as w
+from tests.engine.commands import mutants as w
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from proofs.model.explore import Found, explore
 from proofs.model.lacking import ResumesFromTheGroup
 from proofs.model.liveness import all_runs, components, fair_rounds
 from proofs.model.setting import Bounds, Parts
-from tests.engine.mutants import OpensUnasked
+from tests.engine.commands.mutants import OpensUnasked
 
 # seconds of the processor, however many others want it
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -25,7 +25,7 @@ from psycopg.pq.abc import PGconn
 from infra.dev.postgres import Postgres
 from infra.settings import Settings
 from proofs.model_read.views import code
-from tests.engine.viewkit import make_tables
+from tests.engine.projections.viewkit import make_tables
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, list[Row]]

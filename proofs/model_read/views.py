@@ -9,7 +9,7 @@ from functools import cache
 from infra.domain_model.contexts import contexts
 from projections.engine.views.core_views import outcomes_view, snapshot_view
 from projections.engine.views.view import View
-from tests.engine.bankviews import view
+from tests.engine.projections.bankviews import view
 
 FAILS = """
 def fail(event):

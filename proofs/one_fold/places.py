@@ -22,7 +22,7 @@ from infra.settings import Settings
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry, Place, places_in
 from proofs.one_fold.oracle import Parked, Skip
-from tests.engine.bankviews import make_tables
+from tests.engine.projections.bankviews import make_tables
 
 PATIENCE_S = 30.0
 _numbers = count(1)

@@ -8,17 +8,17 @@ import pytest
 
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold, started
-from tests.engine.service_trees import data, home, hotel, made, source  # noqa: F401  # fixtures
+from tests.engine.tools.service_trees import data, home, hotel, made, source  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
-    from tests.engine.api import Api
-    from tests.engine.secure import House, Secure
+    from tests.engine.api.api import Api
+    from tests.engine.infra.secure import House, Secure
 
 
 @pytest.fixture(scope="module")
 def api(shared_world: Settings) -> Iterator["Api"]:
     """The HTTP API that the tests of a module share, with a handler and an agent behind it."""
-    from tests.engine.api import everything
+    from tests.engine.api.api import everything
 
     with everything(shared_world) as running:
         yield running
@@ -28,7 +28,7 @@ def api(shared_world: Settings) -> Iterator["Api"]:
 def secure() -> Iterator["Secure"]:
     """Kafka with TLS, SCRAM and ACLs, PostgreSQL with TLS and SCRAM, for the whole run."""
     from infra.database import migrate
-    from tests.engine.secure import NoPostgresWithTls, Secure
+    from tests.engine.infra.secure import NoPostgresWithTls, Secure
 
     try:
         with started(Secure) as stack:
@@ -43,7 +43,7 @@ def secure() -> Iterator["Secure"]:
 @pytest.fixture
 def house(secure: "Secure", samefold: Samefold, tmp_path: Path) -> Iterator["House"]:
     """A piece of the secure stack: topics, and for each process a user with exactly the rights that are printed."""
-    from tests.engine.secure import House
+    from tests.engine.infra.secure import House
 
     house = House(secure, tmp_path)
     house.settle(house.acls(samefold))

@@ -1,0 +1,422 @@
+"""Who may do what, over HTTP: rows and outcomes of others do not exist for a caller, and what is not allowed leaves no trace.
+
+An account belongs to the caller with its overdraft limit: `LIMITS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import httpx
+import msgspec
+import pytest
+from fastapi import FastAPI
+
+from api.commands import router_of
+from api.problems import install
+from api.requests import RawPath
+from api.view_reader import ViewReader
+from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
+from infra.access import Access, Caller, Row, Rows
+from infra.database.connect import connect
+from infra.log import topics
+from infra.log.records import Command
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+from projections.engine.views.core_views import all_views, command_key
+from tests.engine.api.api import Api, Named, everything
+from tests.engine.api.test_api_live import subscribed
+from tests.engine.api.test_api_views import problem
+from tests.engine.domain.customers import CUSTOMERS, Register
+from tests.engine.spine import commits, scalar, send, until
+
+LIMITS = {"ada": 100, "bob": 200, "zoe": 300}
+OPEN_DAY = "2026-01-01"
+
+
+def may_send(caller: Caller, stream: str, command: object) -> bool | Row:
+    account, limit = stream.partition("/")[2], LIMITS.get(caller.subject, 0)
+    if "teller" in caller.roles:
+        return True
+    match command:
+        case OpenAccount(overdraft_limit=asked):
+            return asked == limit
+        case Deposit():
+            return Row("balances", account=account, overdraft_limit=limit)
+        case CreditInterest():  # once it is done, the row is another one
+            return Row("balances", account=account, overdraft_limit=limit, cents=0)
+        case Withdraw():
+            return Row("balances", overdraft_limit=limit)
+        case CloseAccount():  # as of a token that lacks a claim
+            return Row("balances", account=account, overdraft_limit=None)
+        case ChargeFee():
+            return "yes"  # type: ignore[return-value]
+        case _:
+            return False
+
+
+def may_read(caller: Caller, view: str) -> bool | Rows:
+    if "teller" in caller.roles:
+        return True
+    if caller.subject == "noel":
+        return Rows(by=None)
+    if caller.subject not in LIMITS:
+        return "all"  # type: ignore[return-value]
+    limit = LIMITS[caller.subject]
+    match view:
+        case "balances":
+            return Rows(overdraft_limit=limit) | Rows(overdraft_limit=0, cents=limit)
+        case "statement":
+            return Rows(account=f"{caller.subject}'s")
+        case "daily_totals":
+            return Rows(operation="deposit", count=1)
+        case "transfers":
+            return Rows(owner=caller.subject)
+        case "command_outcomes":
+            return Rows(by=caller.subject)
+        case _:
+            return False
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator[Api]:
+    with everything(shared_world, access=Access(may_send, may_read)) as api:
+        yield api
+
+
+_names = count()
+
+
+def fresh() -> str:
+    return f"n{next(_names)}"
+
+
+def get(api: Api, caller: str, path: str, **headers: str) -> httpx.Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return api.client.get(path, headers=given | {"Caller": caller})
+
+
+def post(api: Api, caller: str, name: str, command: str, key: str | None = None, **body: Any) -> httpx.Response:
+    headers = {"Caller": caller} | ({"Idempotency-Key": f'"{key}"'} if key else {})
+    return api.client.post(f"/accounts/{name}/{command}", json={"on": OPEN_DAY} | body, headers=headers)
+
+
+def opened(api: Api, caller: str, name: str | None = None, key: str | None = None) -> str:
+    name = name or fresh()
+    answer = post(api, caller, name, "open-account", key, overdraft_limit=LIMITS[caller])
+    assert answer.status_code == 200, answer.text
+    return name
+
+
+@contextmanager
+def parked(world: Settings, view: str, stream: str) -> Iterator[None]:
+    """As if the view had left out the stream's later events."""
+    table = all_views()[view].table_name
+    with connect(world, "test") as db:
+        db.execute("insert into parked values (%s, %s, %s, 0, 5, 3, 'no')", (table, stream, view))
+        try:
+            yield
+        finally:
+            db.execute("delete from parked where stream = %s", (stream,))
+
+
+def same(one: httpx.Response, other: httpx.Response) -> None:
+    """Both answers are the same but for ids and positions."""
+
+    def told(answer: httpx.Response) -> Any:
+        return answer.status_code, {*answer.headers}, answer.json() | {"position": "", "correlation_id": ""}
+
+    assert told(one) == told(other)
+
+
+# rows
+
+
+def test_a_row_of_another_is_as_if_it_were_not_there(api: Api, shared_world: Settings) -> None:
+    mine, theirs = opened(api, "ada"), opened(api, "bob")
+    path, missing = f"/views/balances/{theirs}", "/views/balances/nobody"
+    assert get(api, "ada", f"/views/balances/{mine}").json()["row"]["overdraft_limit"] == 100
+    seen = get(api, "bob", path)
+    assert seen.json()["row"]["overdraft_limit"] == 200
+    after = f"after={seen.json()['position']}"
+    problem(get(api, "ada", path), 404, "no-row")
+    for headers in ({}, {"If_None_Match": seen.headers["ETag"]}, {"If_None_Match": "*"}):
+        for query in ("", f"?{after}"):
+            same(get(api, "ada", path + query, **headers), get(api, "ada", missing + query, **headers))
+    with parked(shared_world, "balances", f"accounts/{theirs}"):
+        problem(get(api, "bob", path), 409, "parked")
+        same(get(api, "ada", path), get(api, "ada", missing))
+    assert get(api, "tom teller", path).json()["row"]["account"] == theirs
+    assert api.client.get(path).status_code == 200, "where nobody is named, nothing is asked"
+
+
+def test_pages_are_full_of_the_callers_rows(api: Api) -> None:
+    names: dict[str, list[str]] = {caller: [] for caller in LIMITS}
+    for number in range(14):
+        caller = "ada" if number % 4 == 0 else "bob"
+        names[caller].append(opened(api, caller, f"page-{number:02}"))
+
+    def walked(caller: str) -> list[str]:
+        seen, path = [], "/views/balances?limit=2"
+        while path:
+            found = get(api, caller, path).json()
+            seen += [row["account"] for row in found["items"] if row["account"].startswith("page-")]
+            assert {row["overdraft_limit"] for row in found["items"]} == {LIMITS[caller]}
+            assert len(found["items"]) == 2 or found["next"] is None
+            path = found["next"]
+        return seen
+
+    assert walked("ada") == names["ada"]
+    assert walked("bob") == names["bob"]
+    of_bob = get(api, "bob", "/views/balances?limit=1").json()
+    cursor = httpx.URL(of_bob["next"]).params["cursor"]
+    found = get(api, "ada", f"/views/balances?limit=100&cursor={cursor}").json()
+    assert {row["overdraft_limit"] for row in found["items"]} == {100}
+    assert get(api, "ada", "/views/balances?overdraft_limit=200").json()["items"] == []
+    assert get(api, "ada", f"/views/balances?account={names['bob'][0]}").json()["items"] == []
+    page = get(api, "bob", "/views/balances")
+    assert get(api, "ada", "/views/balances", If_None_Match=page.headers["ETag"]).status_code == 200
+
+
+def test_totals_are_compared_after_they_are_added_up(api: Api) -> None:
+    name = opened(api, "bob", "bob's")
+    post(api, "bob", name, "deposit", cents=5, on="2026-05-01")
+    for _ in range(2):
+        post(api, "bob", name, "deposit", cents=5, on="2026-05-02")
+    post(api, "tom teller", name, "credit-interest", cents=5, on="2026-05-01")
+    found = get(api, "ada", "/views/daily_totals").json()["items"]
+    assert [(row["day"], row["operation"], row["count"]) for row in found] == [("2026-05-01", "deposit", 1)]
+    assert get(api, "ada", "/views/daily_totals/2026-05-01/deposit").status_code == 200
+    problem(get(api, "ada", "/views/daily_totals/2026-05-02/deposit"), 404, "no-row")
+    assert len(get(api, "bob", "/views/statement").json()["items"]) == 4
+    assert get(api, "ada", "/views/statement").json()["items"] == []
+
+
+def test_what_may_not_be_read_is_denied_and_logged_once(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    for path in ("/views/balances", "/views/balances/x", "/views/balances/x/live"):
+        caplog.clear()
+        told = problem(get(api, "eve\\n", path), 403, "not-allowed")
+        assert told["title"] == "You may not do that."
+        assert told["correlation_id"]
+        [line] = [one for one in caplog.records if "denied" in one.message]
+        assert (line.levelno, line.message) == (logging.WARNING, "denied: 'eve\\\\n' may not read balances")
+    for caller in ("eve", "noel"):
+        problem(get(api, caller, "/outcomes/accounts/x/y"), 403, "not-allowed")
+
+
+def test_views_that_may_not_be_read_are_not_listed(api: Api) -> None:
+    def listed(caller: str) -> set[str]:
+        return {one["name"] for one in get(api, caller, "/views").json()["views"]}
+
+    shown = {name for name, view in all_views().items() if not view.is_system}
+    assert listed("tom teller") == shown
+    assert listed("ada") == {"balances", "statement", "daily_totals", "transfers"}
+    assert listed("eve") == listed("noel") == set()
+
+
+@pytest.mark.parametrize("path", ["/views/transfers", "/views/transfers/1", "/views/transfers/1/live"])
+def test_a_column_that_is_not_there_lets_nothing_through(api: Api, caplog: pytest.LogCaptureFixture, path: str) -> None:
+    told = problem(get(api, "ada", path), 500, "bad-access")
+    assert "owner" not in json.dumps(told)
+    assert "owner" in caplog.text
+
+
+# live
+
+
+def test_a_row_that_is_no_longer_the_callers_is_gone(api: Api, shared_world: Settings) -> None:
+    theirs = opened(api, "bob")
+    mine = fresh()
+    post(api, "tom teller", mine, "open-account", overdraft_limit=0)
+    post(api, "tom teller", mine, "deposit", cents=100)
+    path = f"/views/balances/{mine}/live"
+    with (
+        subscribed(api, path, Caller="ada") as ada,
+        subscribed(api, path, Caller="bob") as bob,
+        subscribed(api, path, Caller="tom teller") as tom,
+        subscribed(api, f"/views/balances/{theirs}/live", Caller="ada") as other,
+    ):
+        assert [one.next().event for one in (ada, bob, tom, other)] == ["row", "gone", "row", "gone"]
+        post(api, "tom teller", mine, "deposit", cents=100)
+        moved = ada.next()
+        assert (moved.event, set(moved.data)) == ("gone", {"position"})
+        assert bob.next().data["row"]["cents"] == 200
+        assert tom.next().data["row"]["cents"] == 200
+        with parked(shared_world, "balances", f"accounts/{theirs}"):
+            post(api, "bob", theirs, "deposit", cents=1)
+            with subscribed(api, f"/views/balances/{theirs}/live", Caller="ada") as late:
+                assert late.next().event == "gone"
+            with subscribed(api, f"/views/balances/{theirs}/live", Caller="bob") as late:
+                assert late.next().event == "parked"
+        assert other.messages.empty()
+
+
+def test_watchers_with_rules_of_one_shape_are_read_in_one_query(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[tuple[int, set[Any]]] = []
+    by_keys = ViewReader.by_keys
+
+    async def counted(self: ViewReader, view: Any, keys: Any, streams: Any = (), only: Any = ()) -> Any:
+        if view.name == "balances":
+            rounds.append((len(keys), {one.shape for one in only}))
+        return await by_keys(self, view, keys, streams, only)
+
+    name = opened(api, "ada")
+    monkeypatch.setattr(ViewReader, "by_keys", counted)
+    lives = [
+        subscribed(api, f"/views/balances/{name}/live", Caller=caller) for caller in ("ada", "bob", "zoe", "tom teller")
+    ]
+    with lives[0] as ada, lives[1] as bob, lives[2] as zoe, lives[3] as tom:
+        assert [one.next().event for one in (ada, bob, zoe, tom)] == ["row", "gone", "gone", "row"]
+        rounds.clear()
+        until(lambda: len(rounds) >= 4, "two rounds have passed")
+        assert {(count, len(shapes)) for count, shapes in rounds} == {(3, 1), (1, 0)}
+
+
+# outcomes
+
+
+def outcome(api: Api, caller: str, name: str, key: str, **headers: str) -> httpx.Response:
+    return get(api, caller, f"/outcomes/accounts/{name}/{key}", **headers)
+
+
+def test_the_outcome_of_anothers_command_is_as_if_there_were_none(api: Api) -> None:
+    name = opened(api, "ada", key="o1")
+    assert outcome(api, "ada", name, "o1").json()["outcome"] == "accepted"
+    assert (
+        outcome(api, "tom teller", name, "o1").status_code == 403
+        or outcome(api, "tom teller", name, "o1").status_code == 200
+    )
+    problem(outcome(api, "bob", name, "o1"), 404, "no-outcome")
+    same(outcome(api, "bob", name, "o1"), outcome(api, "bob", name, "o2"))
+    waited = {"Prefer": "wait=1"}
+    same(outcome(api, "bob", name, "o1", **waited), outcome(api, "bob", name, "o2", **waited))
+
+
+def test_who_waits_is_not_told_of_anothers_outcome_when_it_arrives(api: Api) -> None:
+    name = opened(api, "ada")
+    with ThreadPoolExecutor(2) as pool, httpx.Client(base_url=api.url, timeout=60) as apart:
+
+        def waits(caller: str, wait_s: int) -> httpx.Response:
+            path = f"/outcomes/accounts/{name}/d1"
+            return apart.get(path, headers={"Caller": caller, "Prefer": f"wait={wait_s}"})
+
+        bob, ada = pool.submit(waits, "bob", 3), pool.submit(waits, "ada", 20)
+        until(lambda: len(api.services.outcomes) == 2, "both wait")
+        post(api, "ada", name, "deposit", "d1", cents=1)
+        assert ada.result().json()["outcome"] == "accepted"
+        problem(bob.result(), 404, "no-outcome")
+
+
+# commands
+
+
+def log_end(world: Settings) -> int:
+    return sum(topics.describe(world, world.commands_topic).end.values())
+
+
+def test_what_may_not_be_sent_is_not_appended_and_tells_nothing(
+    api: Api, shared_world: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine, theirs = opened(api, "ada"), opened(api, "bob")
+    before = log_end(shared_world)
+    caplog.clear()
+    there = post(api, "ada", theirs, "deposit", "secret-key", cents=987654)
+    problem(there, 403, "not-allowed")
+    [line] = [one for one in caplog.records if "denied" in one.message]
+    assert (line.levelno, line.message) == (
+        logging.WARNING,
+        f"denied: 'ada' may not send Deposit to 'accounts/{theirs}'",
+    )
+    assert "987654" not in caplog.text
+    same(there, post(api, "ada", "nobody", "deposit", "secret-key", cents=987654))
+    same(there, post(api, "ada", mine, "charge-fee", cents=1))
+    same(there, post(api, "ada", "new", "open-account", overdraft_limit=200))
+    problem(post(api, "ada", mine, "deposit", cents="many"), 422, "invalid")
+    with parked(shared_world, "balances", f"accounts/{mine}"):
+        same(there, post(api, "ada", mine, "deposit", cents=1))
+    problem(post(api, "ada", mine, "withdraw", cents=1), 500, "bad-access")
+    same(there, post(api, "ada", mine, "close-account"))
+    assert log_end(shared_world) == before
+    assert post(api, "ada", mine, "deposit", cents=1).status_code == 200
+    assert log_end(shared_world) == before + 1
+
+
+def test_personal_values_are_asked_about_as_they_were_sent_and_before_a_key_is_made() -> None:
+    asked: list[object] = []
+
+    def denied(_caller: Caller, stream: str, command: object) -> bool:
+        asked.extend((stream, command))
+        return False
+
+    app = FastAPI()
+    # no stores and no keys: asking for any would fail
+    app.state.services = SimpleNamespace(settings=Settings(), access=Access(denied, lambda *_: False))
+    app.include_router(router_of({"customers": CUSTOMERS}, []))
+    app.add_middleware(RawPath)
+    install(app)
+
+    async def sent(name: object) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(Named(app)), base_url="http://api") as client:
+            return await client.post("/customers/1/register", json={"name": name}, headers={"Caller": "eve"})
+
+    answer = asyncio.run(sent("Ada Lovelace"))
+    assert (answer.status_code, answer.json()["code"]) == (403, "not-allowed")
+    assert asked == ["customers/1", Register(name="Ada Lovelace")]
+    assert (asyncio.run(sent(7)).status_code, len(asked)) == (422, 2), "what does not fit is not asked about"
+
+
+def test_a_command_sent_again_by_its_sender_gets_its_answer(api: Api, shared_world: Settings) -> None:
+    """Though what allowed it is over: its own effect was that."""
+    name = opened(api, "ada")
+    first = post(api, "ada", name, "credit-interest", "i1", cents=5)
+    again = post(api, "ada", name, "credit-interest", "i1", cents=5)
+    assert first.status_code == 200
+    assert again.json() | {"position": ""} == first.json() | {"position": ""}
+    problem(post(api, "ada", name, "credit-interest", "i2", cents=5), 403, "not-allowed")
+    problem(post(api, "bob", name, "credit-interest", "i1", cents=5), 403, "not-allowed")
+    problem(post(api, "ada", name, "credit-interest", "i1", cents=6), 422, "key-reused")
+    assert scalar(shared_world, "select cents from balances_v2 where account = %s", name) == 5
+
+
+def test_who_sent_a_command_stands_in_commit_outcome_and_history(
+    api: Api, shared_world: Settings, samefold: Samefold
+) -> None:
+    name = opened(api, "ada", key="o1")
+    post(api, "tom teller", name, "withdraw", "w1", cents=5_000)
+    plain = api.client.post(
+        f"/accounts/{name}/deposit", json={"cents": 1, "on": OPEN_DAY}, headers={"Idempotency-Key": "d1"}
+    )
+    assert plain.status_code == 200
+    with connect(shared_world, "test") as db:
+        query = "select code, by from command_outcomes_v3 where command = %s"
+        keys = [UUID(command_key(f"accounts/{name}", key)) for key in ("o1", "w1", "d1")]
+        found = [db.execute(query, (key,)).fetchone() for key in keys]
+    assert found == [(None, "ada"), ("insufficient-funds", "tom"), (None, None)]
+    told = samefold("history", f"accounts/{name}", "--json", settings=shared_world).stdout
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert [line.get("by") for line in lines] == ["ada", "tom", None]
+    assert "by" not in lines[2], "none, and not null"
+    shown = samefold("history", f"accounts/{name}", settings=shared_world).stdout
+    assert "tom" in shown
+
+
+@pytest.mark.parametrize("by", ["x" * 201, "a\n", "ada\u0085", ""])
+def test_a_sender_that_can_not_be_kept_is_refused(api: Api, shared_world: Settings, by: str) -> None:
+    name = fresh()
+    body = msgspec.Raw(b'{"overdraft_limit":1,"on":"2026-01-01"}')
+    send(shared_world, Command("c", f"accounts/{name}", "OpenAccount", body, by=by))
+    until(lambda: any(one.stream == f"accounts/{name}" for one in commits(shared_world)), "it is decided")
+    [found] = [one for one in commits(shared_world) if one.stream == f"accounts/{name}"]
+    assert found.reason
+    assert found.reason.code == "malformed"
+    assert "by" in found.reason.message
+    assert found.by is msgspec.UNSET

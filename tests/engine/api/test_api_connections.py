@@ -1,0 +1,226 @@
+"""So many connections may be open, and so much may lie unread: clients that wait keep no other client out."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import httpx
+import psycopg
+import pytest
+from psycopg_pool import PoolTimeout
+
+from api import server, services
+from infra.database.deadline import Pool
+from infra.settings import Settings
+from tests.engine.api.api import Api, everything, ready, serving
+from tests.engine.api.raw_http import DEADLINE_S, answer, ask, connection, head
+from tests.engine.spine import set_up, until
+
+MOST = 20
+LIVE = "/views/balances/nobody/live"
+SILENT = {
+    "nothing": b"",
+    "half a head": b"GET /views HTTP/1.1\r\nHost: te",
+    "half a body": head("POST", "/accounts/a/deposit", [("Content-Type", "application/json"), ("Content-Length", "9")]),
+    "half a body after an answer": head("GET", "/health/live")
+    + head("POST", "/accounts/a/deposit", [("Content-Type", "application/json"), ("Content-Length", "9")]),
+    "no more than one request": head("GET", "/health/live"),
+}
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator[Api]:
+    set_up(shared_world)
+    with serving(shared_world.model_copy(update={"api_max_connections": MOST})) as running:
+        ready(running)
+        yield running
+
+
+def subscribed(stack: ExitStack, api: Api) -> socket.socket:
+    """A connection with a request that goes on."""
+    opened = stack.enter_context(connection(api.server.port))
+    opened.sendall(head("GET", LIVE))
+    assert b"200 OK" in opened.recv(20)
+    return opened
+
+
+def goes_on(opened: socket.socket) -> bool:
+    """Whether the server has not closed it; what it has sent is read."""
+    opened.setblocking(False)
+    try:
+        while said := opened.recv(65_536):
+            assert said
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
+
+
+@pytest.mark.parametrize("said", SILENT)
+def test_connections_that_wait_for_their_client_keep_no_other_out(api: Api, said: str) -> None:
+    with ExitStack() as stack:
+        live = subscribed(stack, api)
+        for _ in range(3 * MOST):
+            stack.enter_context(connection(api.server.port)).sendall(SILENT[said])
+            assert len(api.server.server_state.connections) <= MOST + 1
+        for _ in range(3):
+            assert ask(api.server.port, head("GET", "/health/live")).status == 200
+        assert goes_on(live), "a request that is being answered is not ended for them"
+
+
+def test_where_all_are_being_answered_a_further_one_is_closed(api: Api) -> None:
+    until(lambda: not api.server.server_state.connections, "the others are gone")
+    with ExitStack() as stack:
+        live = [subscribed(stack, api) for _ in range(MOST)]
+        with connection(api.server.port) as further:
+            assert not until_closed(further)
+        assert all(map(goes_on, live))
+        live[0].close()
+        until(lambda: len(api.server.server_state.connections) < MOST, "one is gone")
+        assert ask(api.server.port, head("GET", "/health/live")).status == 200
+
+
+def until_closed(opened: socket.socket) -> bytes:
+    """What it sends until it closes."""
+    opened.settimeout(DEADLINE_S)
+    try:
+        return b"".join(iter(lambda: opened.recv(65_536), b""))
+    except ConnectionResetError:
+        return b""
+
+
+def test_little_is_read_of_requests_behind_one_that_goes_on(api: Api) -> None:
+    many = bytearray(head("GET", "/health/live", [("Much", "a" * 60_000)]) * 90)
+    with ExitStack() as stack:
+        opened = subscribed(stack, api)
+        bounded = (one for one in api.server.server_state.connections if isinstance(one, server.BoundedConnection))
+        ours = next(one for one in bounded if one.client == opened.getsockname())
+        opened.setblocking(False)
+        until(lambda: is_full(opened, many) and ours.flow.read_paused, "no more is read")
+        assert len(ours.pipeline) < 20
+
+
+def is_full(opened: socket.socket, data: bytearray) -> bool:
+    """Whether there is no room for what is left of the data; else some is sent."""
+    with suppress(BlockingIOError):
+        del data[: opened.send(data)]
+        return not data
+    return True
+
+
+def test_an_evicted_connection_is_counted(api: Api) -> None:
+    def evicted() -> float:
+        # over a connection of its own: one that is kept may be evicted itself
+        lines = httpx.get(f"{api.url}/metrics").text.splitlines()
+        return float(next(one for one in lines if one.startswith("samefold_http_evicted_conn")).split(" ")[1])
+
+    before = evicted()
+    with ExitStack() as stack:
+        for _ in range(MOST + 5):
+            stack.enter_context(connection(api.server.port))
+        until(lambda: evicted() >= before + 5, "it is counted")
+
+
+def test_many_connections_that_come_at_once_are_accepted_in_few_rounds_of_the_loop(shared_world: Settings) -> None:
+    many, go = 200, threading.Event()
+    with serving(shared_world) as api, ExitStack() as stack:
+        ready(api)
+        before = len(api.server.server_state.connections)
+
+        async def rounds() -> int:
+            number = 0
+            while len(api.server.server_state.connections) < before + many:
+                number += 1
+                await asyncio.sleep(0)
+            return number
+
+        api.loop.call_soon_threadsafe(go.wait, DEADLINE_S)
+        for _ in range(many):
+            stack.enter_context(connection(api.server.port))
+        counted = asyncio.run_coroutine_threadsafe(rounds(), api.loop)
+        go.set()
+        assert counted.result(DEADLINE_S) < many / 8
+
+
+def test_answers_that_are_not_read_take_a_bounded_memory_in_all(
+    shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_UNREAD", 2**20)
+    with serving(shared_world) as api, ExitStack() as stack:
+        size = len(api.client.get("/openapi.json").content)
+        deaf = [stack.enter_context(connection(api.server.port)) for _ in range(3 * 2**20 // size + 10)]
+        for one in deaf:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            one.sendall(100 * head("GET", "/openapi.json"))
+            assert b"200 OK" in one.recv(20)
+        until(lambda: len(api.server.server_state.connections) < len(deaf) * 2 // 3, "those before are disconnected")
+        assert api.client.get("/health/live").status_code == 200
+        with connection(api.server.port) as reading:
+            reading.sendall(head("GET", "/openapi.json"))
+            assert answer(reading).status == 200
+
+
+def test_no_more_are_let_in_than_the_process_may_open_files_for(shared_world: Settings) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+    with serving(shared_world.model_copy(update={"api_max_connections": 10**9})) as api:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard, "it asked for all that it may have"
+        most: int = vars(api.server.config.http_protocol_class)["most"]
+        assert most == hard - server.OWN_FILES - shared_world.api_connections
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_reads_that_hang_are_told_so_and_never_make_the_process_unready(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "POOL_WAIT_S", 0.5)
+    with (
+        everything(world.model_copy(update={"api_connections": 2})) as api,
+        psycopg.connect(world.database) as locking,
+        ThreadPoolExecutor(8) as many,
+    ):
+        assert api.client.get("/views/balances").status_code == 200
+        locking.execute("lock table balances_v2 in access exclusive mode")
+        reads = [many.submit(ask, api.server.port, head("GET", "/views/balances")) for _ in range(8)]
+        until(lambda: sum(one.done() for one in reads) >= 6, "those that got no connection are answered")
+        assert [one.result().json["code"] for one in reads if one.done()] == ["too-many-readers"] * 6
+        checked = api.services.stores.seen
+        until(lambda: api.services.stores.seen not in (None, checked), "the stores are checked meanwhile")
+        assert ask(api.server.port, head("GET", "/health/ready")).status == 200
+        locking.rollback()
+        assert [one.result().status for one in reads].count(200) == 2
+
+
+class Asked:
+    """What a request holds."""
+
+
+def test_a_request_that_gets_no_connection_in_time_leaves_nothing_behind(world: Settings) -> None:
+    """An error that kept itself would keep the request, too, until a collection: these are rare."""
+
+    async def ask(pool: Pool) -> weakref.ref[Asked]:
+        asked = Asked()
+        with suppress(PoolTimeout):
+            async with pool.connection(0.01):
+                raise AssertionError("the only connection was lent twice")
+        return weakref.ref(asked)
+
+    async def refused() -> weakref.ref[Asked]:
+        pool = Pool(world.database, seconds=DEADLINE_S, min_size=1, max_size=1, open=False)
+        async with pool, pool.connection():
+            return await ask(pool)
+
+    gc.disable()
+    try:
+        assert asyncio.run(refused())() is None
+    finally:
+        gc.enable()

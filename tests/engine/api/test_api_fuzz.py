@@ -1,0 +1,271 @@
+"""schemathesis reads the API's own document and asks what it allows, and what it does not: answers must be those it promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import httpx
+import hypothesis
+import jsonschema_rs
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
+from requests import PreparedRequest
+from requests.adapters import HTTPAdapter
+from schemathesis import Case, GenerationMode
+from schemathesis.core.result import Ok
+from schemathesis.core.transport import Response
+from schemathesis.schemas import APIOperation, BaseSchema
+
+from infra.domain_model.contexts import contexts
+from infra.settings import Settings
+from infra.testing.fixtures import SEED
+from tests.engine.api.api import Api, everything
+from tests.engine.api.evidence import Told, contradictions, told, witnesses
+
+EXAMPLES = 6
+"""Of each operation, valid and invalid each."""
+SCENARIOS = 15
+STEPS = 10
+TIMEOUT_S = 20
+LONGEST = 190
+"""Bytes, with room for a context before them."""
+EVENT_STREAM = "text/event-stream"
+
+TAKEN = ["2xx", "3xx", "404", "409", "412", "429"]
+"""What may be answered to what the document allows: 412, because a version may be expected that is not there."""
+CONFIG = {"checks": {"positive_data_acceptance": {"expected-statuses": TAKEN}}}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        # handler, agent and API draw from it meanwhile, in their threads
+        "ignore:Do not use the `random` module inside strategies:hypothesis.errors.HypothesisDeprecationWarning"
+    ),
+]
+
+Operation = APIOperation[Any, Any, Any, Any]
+Document = dict[str, Any]
+
+
+class Asked:
+    """Sends generated cases over one connection; keeps the answers to commands."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self.streams = Streams()
+        self.session.mount(url, self.streams)
+        self.told: list[Told] = []
+        self.statuses: Counter[int] = Counter()
+
+    def call(self, case: Case[Any]) -> Response:
+        if case.method == "GET":
+            case.headers.pop("Prefer", None)  # to wait for what never comes
+        _as_meant(case)
+        response = case.call(base_url=self.url, session=self.session, timeout=TIMEOUT_S)
+        self.statuses[response.status_code] += 1
+        key = response.headers.get("idempotency-key")
+        if response.request.method == "POST" and key:
+            _, context, stream_id, *_ = urlsplit(str(response.request.url)).path.split("/")
+            stream = f"{context}/{unquote(stream_id)}"
+            self.told.append(told(stream, json.loads(key[0]), response.status_code, json.loads(response.content)))
+        return response
+
+    def validate(self, case: Case[Any]) -> None:
+        """Raises FailureGroup when the answer is not as the document has it."""
+        case.validate_response(self.call(case))
+
+
+class Streams(HTTPAdapter):
+    """Puts something before each stream's name: a scenario has its own, and would go the same way again, as hypothesis wants."""
+
+    begin_with = ""
+
+    def send(self, request: PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        request.url = STREAM.sub(lambda found: found[0] + self.begin_with, request.url or "")
+        return super().send(request, *arguments, **options)
+
+
+STREAM = re.compile(rf"^http://[^/]+(?:/outcomes)?/(?:{'|'.join(contexts())})/")
+
+
+def _as_meant(case: Case[Any]) -> None:
+    """What no schema can say of a valid case.
+
+    These headers exclude each other; a key belongs to one command; a cursor is that of an earlier answer; a name's length is
+    counted in bytes; and 991.0, an integer to JSON Schema, is none to us: money is never a float.
+    """
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        return
+    for name, value in case.path_parameters.items():
+        if isinstance(value, str) and len(value.encode(errors="replace")) > LONGEST:
+            cut = unquote(value)[: LONGEST // 4]
+            case.path_parameters[name] = cut if value == unquote(value) else quote(cut, safe="")
+    if "If-Match" in case.headers:
+        case.headers.pop("If-None-Match", None)
+    if "Idempotency-Key" in case.headers:
+        case.headers["Idempotency-Key"] = f'"{next(_keys)}"'
+    case.query.pop("cursor", None)
+    if isinstance(case.body, dict):
+        case.body = {name: _whole(value) for name, value in case.body.items()}
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_keys = count()
+
+
+def settings(examples: int, **more: Any) -> hypothesis.settings:
+    health = list(HealthCheck)
+    phases = [Phase.generate]
+    return hypothesis.settings(
+        max_examples=examples, deadline=None, database=None, phases=phases, suppress_health_check=health, **more
+    )
+
+
+def each(strategy: SearchStrategy[Case[Any]], check: Callable[[Case[Any]], None], examples: int = EXAMPLES) -> None:
+    @hypothesis.seed(SEED)
+    @settings(examples)
+    @hypothesis.given(case=strategy)
+    def one(case: Case[Any]) -> None:
+        check(case)
+
+    one()
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator[Api]:
+    with everything(shared_world) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def asked(api: Api, shared_world: Settings) -> Iterator[Asked]:
+    """All answers are compared with the log in the end: no refused request had an effect."""
+    asked = Asked(api.url)
+    yield asked
+    asked.session.close()
+    assert contradictions(asked.told, witnesses(shared_world)) == []
+
+
+@pytest.fixture(scope="module")
+def document(api: Api) -> Document:
+    found: Document = httpx.get(f"{api.url}/openapi.json", timeout=60).json()
+    return found
+
+
+def schema_of(document: Document) -> BaseSchema:
+    """Without what never ends, streams of server-sent events, and without position tokens.
+
+    The pattern of a token repeats what repeats, and to make one up takes a generator longer than all the rest.
+    """
+    paths = {path: item for path, item in document["paths"].items() if EVENT_STREAM not in str(item)}
+    config = schemathesis.Config.from_dict(CONFIG | {"seed": SEED})
+    return schemathesis.openapi.from_dict(document | {"paths": _without_tokens(paths)}, config=config)
+
+
+def _without_tokens(paths: Document) -> Document:
+    copy: Document = json.loads(json.dumps(paths))
+    for path in copy.values():
+        for operation in path.values():
+            operation["parameters"] = [one for one in operation.get("parameters", ()) if one["name"] != "after"]
+    return copy
+
+
+def operations(document: Document) -> Iterator[Operation]:
+    for result in schema_of(document).get_all_operations():
+        assert isinstance(result, Ok)
+        yield result.ok()
+
+
+def has_input(document: Document, operation: Operation) -> bool:
+    """Whether there is anything to be got wrong."""
+    return bool({"parameters", "requestBody"} & document["paths"][operation.path][operation.method].keys())
+
+
+def test_what_the_document_allows_is_answered_as_it_promises(document: Document, asked: Asked) -> None:
+    before = asked.statuses.copy()
+    for operation in operations(document):
+        each(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), asked.validate)
+    statuses = (asked.statuses - before).keys()
+    assert {200, 404} <= statuses
+    assert {409, 412} & statuses
+
+
+def test_what_the_document_does_not_allow_is_refused_as_it_promises(document: Document, asked: Asked) -> None:
+    before = asked.statuses.copy()
+    tried = set()
+    for operation in operations(document):
+        if has_input(document, operation):
+            with suppress(Unsatisfiable):  # it found nothing that would be wrong
+                each(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), asked.validate)
+                tried.add(operation.path)
+    assert {path for path, item in document["paths"].items() if "post" in item} <= tried
+    assert {400, 422} <= (asked.statuses - before).keys()
+
+
+def test_the_document_s_own_examples_work(document: Document, asked: Asked) -> None:
+    before, shown = asked.statuses.copy(), 0
+    for operation in operations(document):
+        for strategy in operation.get_strategies_from_examples():
+            each(strategy, asked.validate, 1)
+            shown += 1
+    assert shown >= sum("post" in path for path in document["paths"].values()), "every command has an example"
+    assert not {400, 422} & (asked.statuses - before).keys()
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["commands", "views"])
+def test_one_thing_after_another_as_the_document_links_them(document: Document, asked: Asked, views: bool) -> None:
+    """Apart, because a walk through both begins with the views and stays there."""
+    before = asked.statuses.copy()
+    paths = {path: item for path, item in document["paths"].items() if path.startswith("/views") is views}
+
+    class Machine(schema_of(document | {"paths": paths}).as_state_machine()):  # type: ignore[misc]
+        def setup(self) -> None:
+            asked.streams.begin_with = f"{next(_keys)}-"
+
+        def teardown(self) -> None:
+            asked.streams.begin_with = ""
+
+        def call(self, case: Case[Any], **_: Any) -> Response:
+            return asked.call(case)
+
+    hypothesis.seed(SEED)(Machine)
+    Machine.run(settings=settings(SCENARIOS, stateful_step_count=STEPS))
+    assert (asked.statuses - before)[200] > 0
+
+
+def test_states_that_are_sent_live_are_as_the_document_has_them(document: Document, api: Api, asked: Asked) -> None:
+    opened = httpx.post(f"{api.url}/accounts/somebody/open-account", json={"overdraft_limit": 0, "on": "2026-01-01"})
+    assert opened.status_code == 200
+    asked.told.append(told("accounts/somebody", opened.json()["command_id"], 200, opened.json()))
+    content = document["paths"]["/views/balances/{account}/live"]["get"]["responses"]["200"]["content"]
+    schema = content[EVENT_STREAM]["itemSchema"]["properties"]["data"]["contentSchema"]
+    schema |= {"components": document["components"]}  # which it refers to
+    states = {who: first_state(f"{api.url}/views/balances/{who}/live") for who in ("somebody", "nobody")}
+    assert states["somebody"]["row"]["cents"] == 0
+    assert "row" not in states["nobody"]
+    for state in states.values():
+        jsonschema_rs.validate(schema, state)
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validate(schema, {"row": {}, "position": "1"})
+
+
+def first_state(url: str) -> Any:
+    with httpx.stream("GET", url, timeout=TIMEOUT_S) as answer:
+        data = next(line for line in answer.iter_lines() if line.startswith("data:"))
+        return json.loads(data.removeprefix("data:"))

@@ -1,0 +1,94 @@
+"""A client that a generator makes from the OpenAPI document works without edits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.settings import Settings
+from tests.engine.api.api import Api, everything
+from tests.engine.spine import DEADLINE_S
+
+PACKAGE = "bank"
+GENERATE = ["--meta", "none", "--output-path", PACKAGE, "--config", "generator.json", "--fail-on-warning"]
+
+PROGRAM = """
+import datetime, sys
+
+from bank import Client
+from bank.api.accounts import accounts_deposit, accounts_open_account, accounts_withdraw
+from bank.api.views import views_balances_row
+from bank.models import AccountsDeposit, AccountsOpenAccount, AccountsWithdraw, Accepted, Problem
+
+client = Client(base_url=sys.argv[1], raise_on_unexpected_status=True)
+today = datetime.date(2026, 11, 21)
+ada = "ada/lovelace \\N{BANK}"
+
+opened = accounts_open_account.sync(ada, client=client, body=AccountsOpenAccount(overdraft_limit=0, on=today))
+assert isinstance(opened, Accepted), opened
+
+body = AccountsDeposit(cents=5000, on=today)
+for _ in range(2):  # the same key: once
+    done = accounts_deposit.sync(ada, client=client, body=body, idempotency_key='"d-1"')
+    assert isinstance(done, Accepted), done
+assert (done.stream, done.version, done.command_id) == (f"accounts/{ada}", 2, "d-1"), done
+
+refused = accounts_withdraw.sync(ada, client=client, body=AccountsWithdraw(cents=5001, on=today))
+assert isinstance(refused, Problem) and refused.code == "insufficient-funds", refused
+
+conflict = accounts_deposit.sync(ada, client=client, body=body, if_match='"1"')
+assert isinstance(conflict, Problem) and conflict.status == 412, conflict
+
+balance = views_balances_row.sync(ada, client=client, after=[done.position])
+assert (balance.row.account, balance.row.cents, balance.row.opened_on) == (ada, 5000, today), balance
+print("balance", balance.row.cents)
+"""
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator[Api]:
+    with everything(shared_world) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def document(api: Api) -> str:
+    return httpx.get(f"{api.url}/openapi.json", timeout=DEADLINE_S).text
+
+
+def generated(document: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A package in `folder`, by the generator's own command line."""
+    (folder / "openapi.json").write_text(document)
+    (folder / "generator.json").write_text('{"post_hooks": []}')
+    program = [sys.executable, "-m", "openapi_python_client", "generate", "--path", "openapi.json", *GENERATE]
+    return run(program, folder)
+
+
+def run(program: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(program, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.slow
+def test_a_generated_client_deposits_and_reads(api: Api, document: str, tmp_path: Path) -> None:
+    made = generated(document, tmp_path)
+    assert made.returncode == 0, made.stdout + made.stderr
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = run([sys.executable, "program.py", api.url], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "balance 5000\n"
+
+
+@pytest.mark.slow
+def test_a_document_that_lies_about_the_fields_has_no_such_client(api: Api, document: str, tmp_path: Path) -> None:
+    """What the client sends is what the document says: a field of another name, and the API refuses it."""
+    assert generated(document.replace('"cents"', '"pence"'), tmp_path).returncode == 0
+    (tmp_path / "program.py").write_text(PROGRAM.replace("cents", "pence"))
+    done = run([sys.executable, "program.py", api.url], tmp_path)
+    assert done.returncode == 1
+    assert "AssertionError: Problem(" in done.stderr

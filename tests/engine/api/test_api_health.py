@@ -1,0 +1,223 @@
+"""Live and ready: each check fails for its own reason, says why and what to do, and holds again by itself."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+from confluent_kafka.admin import NewTopic
+
+from api import stores
+from api.health import SUBJECTS, Readiness
+from infra.database.connect import connect
+from infra.log import clients, topics
+from infra.settings import Settings
+from tests.engine.api.api import Api, agent, serving
+from tests.engine.spine import handler, set_up, until
+
+PASSWORD = "correct-horse-battery"
+CHECKS = {*SUBJECTS, "looks", "positions"}
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator[Api]:
+    """An API alone: no handler and no agent takes harm from what these tests do to its world."""
+    set_up(shared_world)
+    with serving(shared_world) as running:
+        until(lambda: failing(running) == {}, "all is well")
+        yield running
+
+
+def asked(api: Api) -> tuple[int, dict[str, Any]]:
+    """The status of /health/ready, and its checks."""
+    answer = api.client.get("/health/ready")
+    body = answer.json()
+    if answer.status_code == 503:
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert answer.headers["Retry-After"] == "1"
+        assert body["code"] == "not-ready"
+    return answer.status_code, body["checks"]
+
+
+def failing(api: Api) -> dict[str, str]:
+    """The codes of the checks that fail."""
+    status, checks = asked(api)
+    found = {name: check["code"] for name, check in checks.items() if not check["ok"]}
+    assert set(checks) == CHECKS
+    assert status == (503 if found else 200)
+    return found
+
+
+@contextmanager
+def changed(world: Settings, change: str, back: str) -> Iterator[None]:
+    with connect(world, "test") as db:
+        db.execute(change)
+        try:
+            yield
+        finally:
+            db.execute(back)
+
+
+def nowhere() -> int:
+    """A port on which no process listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_a_process_lives_while_both_stores_are_away_and_says_which_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "TIMEOUT_S", 0.5)
+    kafka, postgres = nowhere(), nowhere()
+    settings = Settings(
+        kafka_bootstrap=f"127.0.0.1:{kafka}", database_url=f"postgresql://me:{PASSWORD}@127.0.0.1:{postgres}/nothing"
+    )
+    with serving(settings) as api:
+        until(lambda: failing(api) == away(), "both are checked")
+        assert api.client.get("/health/live").json() == {"status": "live"}
+        told = api.client.get("/health/ready").text
+        metrics = api.client.get("/metrics")
+    for secret in (PASSWORD, str(kafka), str(postgres), "127.0.0.1"):
+        assert secret not in told + metrics.text
+
+
+def away() -> dict[str, str]:
+    return dict.fromkeys(SUBJECTS, "not-looked") | {"kafka": "kafka-unavailable", "database": "database-unavailable"}
+
+
+def test_all_is_well(api: Api) -> None:
+    assert failing(api) == {}
+
+
+def test_a_probe_asks_no_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = {"begun": 0, "asked": 0}
+    look, connection = stores.StoreChecks._check, api.services.pool.connection
+
+    async def counted(self: stores.StoreChecks) -> None:
+        looks["begun"] += 1
+        await look(self)
+
+    def lent(*arguments: Any) -> Any:
+        looks["asked"] += 1
+        return connection(*arguments)
+
+    monkeypatch.setattr(stores.StoreChecks, "_check", counted)
+    monkeypatch.setattr(api.services.pool, "connection", lent)
+    for _ in range(50):
+        assert failing(api) == {}
+    until(lambda: looks["begun"] > 0, "another check")
+    assert looks["asked"] <= looks["begun"] < 50
+
+
+def test_another_write_model_is_not_ready_and_takes_no_commands_until_the_pointer_is_back(
+    api: Api, shared_world: Settings
+) -> None:
+    moved = "update live set version = version {} 1 where view = 'command_outcomes'"
+    with changed(shared_world, moved.format("+"), moved.format("-")):
+        until(lambda: failing(api) == {"views": "other-views-live"}, "it is noticed")
+        body = {"overdraft_limit": 5, "on": "2026-01-01"}
+        for answer in (
+            api.client.post("/accounts/a/open-account", json=body),
+            api.client.get("/outcomes/accounts/a/b"),
+        ):
+            assert (answer.status_code, answer.json()["code"]) == (503, "other-views-live")
+        assert api.client.get("/views/balances").status_code == 200, "reads need the view that they ask, and no other"
+    until(lambda: failing(api) == {}, "it is ready again")
+
+
+def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> None:
+    moved = "update live set version = version {} 1 where view = 'balances'"
+    checks = api.services.stores
+    version = checks.live["balances"].version
+    with changed(shared_world, moved.format("+"), moved.format("-")):
+        until(lambda: checks.live["balances"].version == version + 1, "it is noticed")
+        assert failing(api) == {}
+        answer = api.client.get("/views/balances")
+        assert (answer.status_code, answer.json()["code"]) == (503, "view-not-live")
+        assert api.client.get("/views/statement").status_code == 200
+
+
+def test_a_database_without_our_tables_is_not_ready(api: Api, shared_world: Settings) -> None:
+    with changed(shared_world, "alter table topics rename to aside", "alter table aside rename to topics"):
+        until(lambda: failing(api) == {"database": "database-behind"}, "it is noticed")
+    until(lambda: failing(api) == {}, "it is ready again")
+
+
+@pytest.mark.slow
+def test_a_topic_that_was_made_anew_is_not_ready(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "COMPARE_S", 0.0)
+    set_up(world)
+    admin = clients.admin(world)
+    with serving(world) as api:
+        until(lambda: failing(api) == {}, "all is well")
+        for future in admin.delete_topics([world.events_topic]).values():
+            future.result(10)
+
+        def made() -> bool:
+            (future,) = admin.create_topics([NewTopic(world.events_topic, world.partitions, 1)]).values()
+            return future.exception(10) is None
+
+        until(made, "the broker has forgotten the old one")
+        until(lambda: failing(api).get("topics") == "topic-changed", "it is noticed")
+
+
+@pytest.mark.slow
+def test_a_read_model_that_stands_still_is_not_ready_until_it_moves(world: Settings) -> None:
+    impatient = world.model_copy(update={"api_stall_s": 0.6})
+    set_up(world)
+    with handler(world), serving(impatient) as api:
+        until(lambda: failing(api) == {"positions": "read-model-stands-still"}, "the handler's openings wait")
+        _, checks = asked(api)
+        assert "records behind the log" in checks["positions"]["why"]
+        assert "samefold run agent" in checks["positions"]["hint"]
+        with agent(world):
+            until(lambda: failing(api) == {}, "it is ready again")
+
+
+def test_a_stall_is_told() -> None:
+    """Positions that stand still for longer than they may, behind a log that goes on, and nothing else."""
+    look = stores.StoreChecks(Settings(api_stall_s=30), cast(Any, None), "test", {})
+    readiness = Readiness(Settings(api_stall_s=30), look, None, None)
+
+    def told(at: float, next_offset: int, end: int) -> str | None:
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, {})
+        readiness.checked()
+        error = readiness.checks()["positions"]
+        return error.code if error else None
+
+    for at in range(0, 100, 2):
+        assert told(at, 5, 5) is None, "a log that stands still is no reason"
+    for at in range(100, 128, 2):
+        assert told(at, 5, at) is None, "not yet"
+    for at in range(130, 200, 2):
+        assert told(at, at - 130, at) is None, "it moves, however far behind"
+    for at in range(200, 230, 2):
+        assert told(at, 70, 300) is None, "not yet"
+    assert told(232, 70, 300) == "read-model-stands-still"
+    assert told(234, 71, 300) is None, "it moves again"
+    for at in range(236, 290, 2):
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, {})
+        readiness.checked()
+    assert readiness._lags.now["side", 0].still > 30
+    assert readiness.checks()["positions"] is None, "only core counts"
+
+
+def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
+    look = stores.StoreChecks(Settings(), cast(Any, None), "test", {})
+    readiness = Readiness(Settings(), look, None, None)
+    look.failures.clear()
+
+    def told(age_s: float) -> set[str]:
+        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, {})
+        readiness.checked()
+        return {error.code for error in readiness.checks().values() if error}
+
+    assert told(1) == set()
+    assert told(11) == {"blind"}
+    assert told(0) == set()

@@ -1,0 +1,340 @@
+"""No answer of any route names an address, a path, a user or the text of another program, whatever went wrong.
+
+The routes are those of the app, and the errors all that there are: a new one of either is asked for by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psycopg
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import SecretStr
+
+from api import services as api_services
+from api.append import MaybeAppended, NotAppended
+from api.health import SUBJECTS
+from infra.domain_model.contexts import contexts
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.observability.logs import EventFormatter
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from tests.engine.api import raw_http
+from tests.engine.api.api import Api, everything, ready, serving
+from tests.engine.api.raw_http import head
+from tests.engine.api.test_api_waiting import frozen
+from tests.engine.spine import DEADLINE_S, until
+
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
+
+NOWHERE = "127.0.0.1:1"
+SECRET = "at db.intern:5433 as operator in /var/lib/samefold"
+OF_OTHERS = re.compile(
+    r"psycopg|libpq|rdkafka|Traceback|SQLSTATE|FATAL|127\.0\.0\.1|localhost|db\.intern|operator in|/var/lib|"
+    r"relation \"|role \"|\b[A-Z]\w*(?:Error|Exception)\b|\bselect\b.*\bfrom\b|\.py\b|site-packages|\bFile \"|<\w+ object|"
+    r"uvicorn|starlette|fastapi|pydantic|msgspec|uvloop|httptools|aiokafka|[Ff]aust|\b[Pp]ython|WSGI"
+)
+LIVE = re.compile("/live$")
+"""Answers without an end."""
+BODIES: dict[str, Any] = {"open-account": {"overdraft_limit": 0, "on": "2026-01-01"}}
+MONEY = {"cents": 1, "on": "2026-01-02"}
+
+
+@pytest.fixture(scope="module")
+def api(shared_world: Settings) -> Iterator[Api]:
+    with everything(shared_world) as running:
+        yield running
+
+
+def app_of(api: Api) -> FastAPI:
+    app: FastAPI = api.server.config.loaded_app
+    return app
+
+
+def paths(api: Api) -> list[tuple[str, str]]:
+    """(method, path with parameters) of every route."""
+    found = [(method, one.path) for one in routes(app_of(api).routes) for method in one.methods or ()]
+    assert {"/health/ready", "/views/balances", "/outcomes/{context}/{stream_id}/{key}"} <= {path for _, path in found}
+    assert any(method == "POST" for method, _ in found)
+    return sorted(pair for pair in found if not LIVE.search(pair[1]))
+
+
+def routes(some: Any) -> Iterator[APIRoute]:
+    for one in some:
+        if isinstance(one, APIRoute):
+            yield one
+        else:
+            yield from routes(getattr(getattr(one, "original_router", one), "routes", ()))
+
+
+def ask(
+    api: Api, method: str, path: str, value: str = "x", query: str = "", body: bytes | None = None, wait: int = 0
+) -> httpx.Response:
+    target = re.sub(r"\{context\}", "accounts", path)
+    target = re.sub(r"\{\w+\}", value, target) + query
+    if body is None:
+        body = json.dumps(BODIES.get(path.rpartition("/")[2], MONEY)).encode() if method == "POST" else b""
+    headers = {"Content-Type": "application/json", "Prefer": f"wait={wait}"}
+    return api.client.request(method, target, content=body, headers=headers)
+
+
+def ask_all(api: Api, **how: Any) -> dict[str, httpx.Response]:
+    """Every route's answer, none of which has an internal in it."""
+    found = {f"{method} {path}": ask(api, method, path, **how) for method, path in paths(api)}
+    for name, answer in found.items():
+        assert_tells_nothing(api, name, answer)
+    return found
+
+
+def assert_tells_nothing(api: Api, name: str, answer: httpx.Response) -> None:
+    if answer.is_success and "/health" not in name:
+        return
+    told = f"{answer.headers} {answer.text}".replace(answer.headers.get("Correlation-Id", " "), " ")  # random digits
+    assert not (leak := OF_OTHERS.search(told)), f"{name}: {leak[0]!r} in {told}"
+    for secret in secrets(api.services.settings):
+        assert secret not in told, f"{name}: {secret!r} in {told}"
+
+
+def secrets(settings: Settings) -> list[str]:
+    known = conninfo_to_dict(settings.database)
+    places = [settings.kafka, settings.kafka.partition(":")[2], str(settings.data_dir), str(ROOT)]
+    names = [str(known[name]) for name in ("host", "dbname") if known.get(name)]
+    return [one for one in places + names + [f"'{known['user']}'", f'"{known["user"]}"'] if len(one) > 1]
+
+
+# stores
+
+
+def elsewhere(world: Settings, **other: str) -> Settings:
+    """These settings, with another part of the database's address."""
+    return world.model_copy(update={"database_url": SecretStr(make_conninfo(world.database, **other))})
+
+
+NOT_THERE: dict[str, tuple[str, Callable[[Settings], Settings]]] = {
+    "no store is there": (
+        "database-unavailable",
+        lambda world: elsewhere(world, host="127.0.0.1", port="1").model_copy(update={"kafka_bootstrap": NOWHERE}),
+    ),
+    "no such host": ("database-unavailable", lambda world: elsewhere(world, host="db.intern.invalid")),
+    "no such user": ("database-refused", lambda world: elsewhere(world, user="nobody_of_ours")),
+    "no such database": ("database-refused", lambda world: elsewhere(world, dbname="nothing_of_ours")),
+    "no tables": ("database-behind", lambda world: elsewhere(world, dbname="postgres")),
+}
+
+
+@pytest.mark.parametrize("situation", NOT_THERE)
+@pytest.mark.slow
+def test_of_a_store_that_is_not_as_it_should_be(
+    situation: str, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "TIMEOUT_S", 0.5)
+    code, change = NOT_THERE[situation]
+    with serving(change(shared_world)) as api:
+        until(lambda: "database" in api.services.stores.failures, "it notices")
+        found = ask_all(api)
+        checks = found["GET /health/ready"].json()["checks"]
+    assert checks["database"]["code"] == code
+    assert found["GET /views/balances"].json()["code"] == code
+
+
+@pytest.mark.slow
+def test_of_a_database_that_hangs_in_the_midst_of_a_read(
+    api: Api, stack: Stack, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_services, "QUERY_S", 1.0)
+    with serving(shared_world) as other:
+        ready(other)
+        # asked before a check can have noticed, so that it is the read's own error that is answered
+        with frozen(stack):
+            monkeypatch.setattr(other.services.stores, "_is_wrong", lambda *_: None)
+            read = ask(other, "GET", "/views/balances")
+            assert_tells_nothing(other, "read", read)
+            assert (read.status_code, read.json()["code"]) == (503, "database-unavailable")
+            assert read.headers["Correlation-Id"] == read.json()["correlation_id"]
+
+
+# requests
+
+
+def test_of_requests_that_do_not_fit(api: Api) -> None:
+    for value, query in product(
+        ("x", "%FF", "%00", "x" * 300), ("", "?nonsense=1", "?after=1~x.0-1", "?limit=x&cursor=%FF")
+    ):
+        ask_all(api, value=value, query=query)
+    for body in (b"", b"{", b"[]", b'{"cents": "x"}', b'{"cents": 1e999}', b"\xff", b"[" * 100_000, b" " * 300_000):
+        ask_all(api, body=body)
+    for _, path in paths(api):
+        assert_tells_nothing(api, path, ask(api, "DELETE", path))
+    assert_tells_nothing(api, "unknown", ask(api, "GET", "/nothing/of/ours"))
+
+
+RAW = {
+    "no HTTP": b"nonsense\r\n\r\n",
+    "no version": b"GET / HTTP/9.9\r\n\r\n",
+    "a target that is none": b"GET \x01 HTTP/1.1\r\n\r\n",
+    "a wrong length": head("POST", "/accounts/a/deposit", [("Content-Length", "many")]),
+    "too large a head": head("GET", "/views", [("X", "x" * 70_000)]),
+    "another protocol": head("GET", "/views", [("Connection", "Upgrade"), ("Upgrade", "websocket")]),
+    "a path to a file": head("GET", "/static-offline-docs/..%2f..%2f..%2fetc%2fpasswd"),
+    "a folder": head("GET", "/static-offline-docs/"),
+    "a range of a file": head("GET", "/static-offline-docs/favicon.png", [("Range", "bytes=5-1")]),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_of_what_is_no_request(api: Api, name: str) -> None:
+    reply = raw_http.ask(api.server.port, RAW[name])
+    if reply.status == 200:  # of what is sent as an upgrade, the answer is the list of views
+        assert name == "another protocol"
+    else:
+        assert not (leak := OF_OTHERS.search(f"{reply.headers} {reply.body!r}")), leak
+        for secret in secrets(api.services.settings):
+            assert secret not in str(reply)
+
+
+# errors of every kind, wherever they come from
+
+
+class Raising:
+    """In the place of something that the routes use: whatever they ask of it raises."""
+
+    def __init__(self, error: Callable[[], BaseException], settings: Settings) -> None:
+        self._error = error
+        self.settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error()
+
+
+def every_error() -> dict[str, Callable[[], BaseException]]:
+    found: dict[str, Callable[[], BaseException]] = {
+        "RuntimeError": lambda: RuntimeError(SECRET),
+        "OSError": lambda: OSError(2, SECRET, "/var/lib/samefold"),
+        "KafkaException": lambda: KafkaException(KafkaError(KafkaError._TRANSPORT, SECRET)),
+        "OperationalError": lambda: psycopg.OperationalError(SECRET),
+        "UndefinedTable": lambda: psycopg.errors.UndefinedTable(SECRET),
+    }
+    return found | {one.__name__: lambda one=one: named(one) for one in kinds(SamefoldError) if not one.is_public}
+
+
+def kinds(root: type[SamefoldError]) -> Iterator[type[SamefoldError]]:
+    for one in root.__subclasses__():
+        yield one
+        yield from kinds(one)
+
+
+def named(kind: type[SamefoldError]) -> SamefoldError:
+    error = kind.__new__(kind)
+    SamefoldError.__init__(error, SECRET, SECRET)
+    return error
+
+
+@contextmanager
+def logged() -> Iterator[Callable[[], list[dict[str, str]]]]:
+    """What the process logs meanwhile, as it would."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(EventFormatter("json"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield lambda: [json.loads(line) for line in text.getvalue().splitlines()]
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.slow
+def test_of_any_error_a_client_is_told_the_code_and_an_id_and_the_log_the_rest(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = app_of(api).state
+    settings = api.services.settings
+    with logged() as lines:
+        answers: list[httpx.Response] = []
+        for error in every_error().values():
+            with monkeypatch.context() as patch:
+                for name in ("services", "readiness"):
+                    patch.setitem(state._state, name, Raising(error, settings))
+                answers += [one for one in ask_all(api).values() if one.status_code >= 500]
+        assert len(answers) > 5 * len(every_error())
+        events = lines()
+    # why no command may be appended now is what the process knew before, and has logged
+    answers = [answer for answer in answers if "appended" not in answer.json()]
+    for answer in answers:
+        assert answer.headers["Correlation-Id"] == answer.json()["correlation_id"]
+    by_id = {event["correlation_id"]: event for event in events if SECRET in json.dumps(event)}
+    assert {answer.json()["correlation_id"] for answer in answers} <= by_id.keys()
+
+
+@pytest.mark.slow
+def test_of_what_the_process_knows_to_be_wrong(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(dict[str, SamefoldError]):
+        def __setitem__(self, *_: Any) -> None:
+            pass
+
+        def pop(self, *_: Any) -> Any:
+            return None
+
+    for kind in kinds(SamefoldError):
+        if not kind.is_public:
+            monkeypatch.setattr(api.services.stores, "failures", Stuck(dict.fromkeys(SUBJECTS, named(kind))))
+            checks = ask_all(api)["GET /health/ready"].json()["checks"]
+            assert {checks[subject]["code"] for subject in SUBJECTS} == {kind.code}
+    monkeypatch.setattr(api.services.stores, "failures", {})
+
+
+@pytest.mark.parametrize("failure", [NotAppended, MaybeAppended])
+@pytest.mark.parametrize("later", [False, True])
+def test_of_an_append_that_fails(
+    api: Api, failure: type[Exception], later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(*_arguments: Any) -> Any:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if later:
+            future.get_loop().call_soon(future.set_exception, failure(SECRET))
+        else:
+            future.set_exception(failure(SECRET))
+        return future
+
+    monkeypatch.setattr(api.services.appender, "append", append)
+    with logged() as lines:
+        found = [ask(api, method, path, wait=5) for method, path in paths(api) if method == "POST"]
+        for answer in found:
+            assert_tells_nothing(api, "append", answer)
+        found = [one for one in found if one.status_code != 422]
+        code = "maybe-appended" if failure is MaybeAppended else "not-appended"
+        assert {(one.status_code, one.json()["code"]) for one in found} == {(503, code)}
+        told = {event.get("correlation_id") for event in lines() if SECRET in event["message"]}
+    assert {one.json()["correlation_id"] for one in found} <= told
+
+
+def test_of_code_that_fails(api: Api) -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError(SECRET)
+
+    context = contexts()["accounts"]
+    with ExitStack() as stack:
+        stack.callback(object.__setattr__, context, "decide", context.decide)
+        object.__setattr__(context, "decide", fail)
+        answer = httpx.post(
+            f"{api.url}/accounts/failing/deposit", json=MONEY, headers={"Idempotency-Key": '"f"'}, timeout=DEADLINE_S
+        )
+    assert (answer.status_code, answer.json()["code"]) == (500, "failed")
+    assert_tells_nothing(api, "failed", answer)
+    later = api.client.get("/outcomes/accounts/failing/f")
+    assert later.json()["code"] == "failed"
+    assert not OF_OTHERS.search(later.text)

@@ -1,0 +1,168 @@
+"""A broker that stands still for some seconds and goes on (a paused machine, a laptop's sleep): commands wait, and are answered.
+
+It is no longer the leader of the epoch that clients remember then, as after a move to another broker.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from time import sleep
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from api import stores
+from commands import release
+from infra.log import topics
+from infra.log.clients import KafkaUnavailable
+from infra.settings import Settings
+from tests.engine.api.api import Api, everything
+from tests.engine.spine import until
+
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
+
+OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
+TAKEN = {200, 202}
+"""A command is in the log; its outcome may come later."""
+REFUSED_WITHIN_S = 1.0
+"""It would be refused at once, and is not answered before the broker goes on."""
+FENCED_AFTER_S = 2.5
+"""The broker's session with its controller lasts 2 s."""
+BACK_WITHIN_S = 60.0
+"""A client that remembers the old epoch asks in vain for 15 minutes. How soon it is back is measured in the chaos run."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def world(world: Settings) -> Settings:
+    """Where the broker does not fence a handler that heard nothing of it, however long a slow machine lets it be frozen."""
+    return world.model_copy(update={"session_timeout_ms": 60_000})
+
+
+@contextmanager
+def frozen(stack: Stack) -> Iterator[None]:
+    broker = stack.kafka.process()
+    assert broker is not None
+    broker.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        broker.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(autouse=True)
+def _left_as_it_was(stack: Stack, world: Settings) -> Iterator[None]:
+    """The next test finds a broker that leads and has a controller."""
+    yield
+    until(lambda: _is_back(world), "the broker is back")
+
+
+def _is_back(world: Settings) -> bool:
+    try:
+        topics.ensure(world)
+    except KafkaUnavailable:
+        return False
+    return True
+
+
+def led_anew(stack: Stack, world: Settings) -> None:
+    """Returns when the broker leads in another epoch than it did: frozen for longer than its session lasts, again if need be."""
+    before = _epoch(world)
+    while _epoch(world) == before:
+        with frozen(stack):
+            sleep(FENCED_AFTER_S)
+        until(lambda: _is_back(world), "the broker leads again")
+
+
+def _epoch(world: Settings) -> int:
+    """In which the broker leads, as it says itself."""
+    return topics.Admin(world).ask(lambda client, within_s: _asked(client, world, within_s))
+
+
+def _asked(client: AdminClient, world: Settings, within_s: float) -> int:
+    wanted = {TopicPartition(world.events_topic, 0): OffsetSpec.latest()}
+    [asked] = client.list_offsets(wanted, request_timeout=within_s).values()
+    return int(asked.result(within_s).leader_epoch)
+
+
+def opened(api: Api, name: str) -> httpx.Response:
+    with httpx.Client(base_url=api.url, timeout=30) as client:
+        return client.post(f"/accounts/{name}/open-account", json=OPEN, headers={"Idempotency-Key": name})
+
+
+def test_an_api_takes_commands_again_when_the_broker_leads_in_another_epoch(world: Settings, stack: Stack) -> None:
+    with everything(world) as api:
+        assert opened(api, "before").status_code == 200
+        led_anew(stack, world)
+        until(lambda: opened(api, "after").status_code in TAKEN, "it takes commands", BACK_WITHIN_S)
+        behind = api.services.stores.seen
+        until(lambda: api.services.stores.seen is not behind, "it looks again")
+
+
+def test_who_asks_for_the_ends_is_answered_when_the_broker_leads_in_another_epoch(
+    world: Settings, stack: Stack
+) -> None:
+    _, events = topics.ensure(world)
+    admin = topics.Admin(world, 30.0)
+    before = topics.ends(events, admin)
+    led_anew(stack, world)
+    assert topics.ends(events, admin) == before
+
+
+def test_who_is_told_that_another_broker_leads_asks_with_a_client_that_remembers_nothing(world: Settings) -> None:
+    topics.ensure(world)
+    asked: list[AdminClient] = []
+
+    def question(client: AdminClient, within_s: float) -> set[str]:
+        asked.append(client)
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        return set(client.list_topics(timeout=within_s).topics)
+
+    assert world.events_topic in topics.Admin(world).ask(question)
+    first, second = asked
+    assert first is not second
+
+
+def test_commands_wait_for_a_broker_that_is_silent_for_a_moment(
+    world: Settings, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "PATIENCE_S", 60.0)
+    with everything(world) as api, ThreadPoolExecutor(1) as pool:
+        assert opened(api, "before").status_code == 200
+        failed = api.services.stores
+        with frozen(stack):
+            until(lambda: not failed.kafka_answered, "a look has failed")
+            waiting = pool.submit(opened, api, "meanwhile")
+            wait([waiting], REFUSED_WITHIN_S)
+        assert waiting.result().status_code in TAKEN, waiting.result().text
+
+
+def test_commands_are_refused_when_the_broker_is_silent_for_longer(
+    world: Settings, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "PATIENCE_S", 2.0)
+    with everything(world) as api:
+        assert opened(api, "before").status_code == 200
+        with frozen(stack):
+            until(lambda: "kafka" in api.services.stores.failures, "it is told")
+            refused = opened(api, "refused")
+            assert (refused.status_code, refused.json()["appended"]) == (503, "no")
+        until(lambda: opened(api, "refused").status_code in TAKEN, "it takes commands again", BACK_WITHIN_S)
+
+
+def test_handlers_wait_where_a_broker_does_not_tell_which_others_are_there(stack: Stack, world: Settings) -> None:
+    """librdkafka gives what other brokers told, and this one's silence as a value: of a cluster, for as long as it is away."""
+    admin = topics.Admin(world, 1.0)
+    assert release.alive(admin, world.group_prefix) == []
+    with frozen(stack), pytest.raises(KafkaUnavailable):
+        release.alive(admin, world.group_prefix)
+    assert release.alive(topics.Admin(world), world.group_prefix) == []

@@ -1,0 +1,354 @@
+"""Tokens: which are taken, which are refused and why, and what happens to them while keys change or the issuer is down."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+
+from api import issuer as issuers
+from api.issuer import Issuer, KeysNotKnown, TokenRefused
+from infra.access import Caller
+from infra.settings import Settings
+from tests.engine.api.tokens import AUDIENCE, IssuerServer, Keys, issuer_server, key_file, locked
+
+ISSUER = "https://issuer.example"
+ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
+
+
+@pytest.fixture(scope="module")
+def keys() -> Keys:
+    return Keys(ISSUER, **{f"key-{one}": one for one in ALGORITHMS})
+
+
+@pytest.fixture
+def issuer(keys: Keys, tmp_path: Path) -> Issuer:
+    return Issuer(locked(Settings(), keys, key_file(tmp_path, keys)), "api")
+
+
+@pytest.fixture
+def server() -> Iterator[IssuerServer]:
+    with issuer_server() as server:
+        yield server
+
+
+def caller(issuer: Issuer, token: str) -> Caller:
+    return asyncio.run(issuer.caller_of(token)).caller
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_good_token_names_its_caller(issuer: Issuer, keys: Keys, algorithm: str) -> None:
+    token = keys.token(f"key-{algorithm}", roles=["teller", "auditor"], scope="metrics read", tenant="north")
+    found = caller(issuer, token)
+    assert found == Caller("ada", frozenset({"teller", "auditor"}), frozenset({"metrics", "read"}))
+    assert found.claims["tenant"] == "north"
+    assert "north" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "claims", "roles"),
+    [
+        ("realm_access.roles", {"realm_access": {"roles": ["teller"]}}, {"teller"}),
+        ("https://bank.example/roles", {"https://bank.example/roles": ["teller"]}, {"teller"}),
+        ("roles", {"roles": "teller auditor"}, {"teller", "auditor"}),
+        ("roles", {"roles": None}, set()),
+        ("roles", {"roles": {"teller": True}}, set()),
+        ("roles.of", {"roles": ["teller"]}, set()),
+        ("roles", {"roles": [1, None, "teller", ["auditor"]]}, {"teller"}),
+    ],
+)
+def test_roles_are_where_the_setting_says(
+    keys: Keys, tmp_path: Path, path: str, claims: dict[str, Any], roles: set[str]
+) -> None:
+    issuer = Issuer(locked(Settings(), keys, key_file(tmp_path, keys), jwt_roles_claim=path), "api")
+    assert caller(issuer, keys.token(**claims)).roles == roles
+
+
+def part(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+def unsigned(keys: Keys) -> str:
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": int(time.time()) + 60}
+    return f"{part({'alg': 'none', 'kid': 'key-RS256'})}.{part(claims)}."
+
+
+def signed_with_the_public_key(keys: Keys) -> str:
+    """The attack on libraries that take the algorithm from the token, and a public key for the secret of an HMAC."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    public = keys.private["key-RS256"][1].public_key()
+    secret = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": int(time.time()) + 60}
+    text = f"{part({'alg': 'HS256', 'kid': 'key-RS256'})}.{part(claims)}"
+    return (
+        f"{text}.{base64.urlsafe_b64encode(hmac.digest(secret, text.encode(), hashlib.sha256)).rstrip(b'=').decode()}"
+    )
+
+
+def other_payload(keys: Keys) -> str:
+    head, _, signature = keys.token(roles=[]).split(".")
+    return f"{head}.{keys.token(roles=['teller'], sub='eve').split('.')[1]}.{signature}"
+
+
+def of_a_stranger(_: Keys) -> str:
+    return Keys(ISSUER, **{"key-RS256": "RS256"}).token("key-RS256")
+
+
+BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
+    "empty": (lambda _: "", "not a JWT"),
+    "a word": (lambda _: "letmein", "not a JWT"),
+    "garbage": (lambda _: "a.b.c", "not a JWT"),
+    "dots": (lambda _: "." * 8_000, "not a JWT"),
+    "a deep header": (lambda _: f"{base64.urlsafe_b64encode(b'[' * 6_000).decode()}.e30.e30", "not a JWT"),
+    "a long one, though good": (lambda keys: keys.token(text="x" * 8_192), "8192 bytes"),
+    "no algorithm": (unsigned, "algorithm"),
+    "HMAC with the public key": (signed_with_the_public_key, "algorithm"),
+    "another key's algorithm": (lambda keys: keys.token("key-RS256", headers={"kid": "key-ES256"}), "not one of"),
+    "another RSA padding": (lambda keys: keys.token("key-RS256", headers={"kid": "key-PS256"}), "algorithm"),
+    "a stranger's key under a known id": (of_a_stranger, "signature"),
+    "another payload": (other_payload, "signature"),
+    "an unknown key": (lambda keys: keys.token(headers={"kid": "unheard"}), "not one of the issuer's"),
+    "no key id, with several keys": (lambda keys: keys.token(headers={"kid": None}), "not"),
+    "a critical header that nobody knows": (lambda keys: keys.token(headers={"crit": ["b"], "b": 1}), "not"),
+    "another issuer": (lambda keys: keys.token(iss="https://evil.example"), "another issuer's"),
+    "the issuer with a slash": (lambda keys: keys.token(iss=f"{ISSUER}/"), "another issuer's"),
+    "another audience": (lambda keys: keys.token(aud="shop"), "another audience"),
+    "other audiences": (lambda keys: keys.token(aud=["shop", "banking"]), "another audience"),
+    "expired": (lambda keys: keys.token(exp=int(time.time()) - issuers.LEEWAY_S - 1), "expired"),
+    "not yet valid": (lambda keys: keys.token(nbf=int(time.time()) + issuers.LEEWAY_S + 5), "not valid yet"),
+    "issued in the future": (lambda keys: keys.token(iat=int(time.time()) + 3_600), "not valid yet"),
+    "an expiry that is no number": (lambda keys: keys.token(exp="tomorrow"), "not valid"),
+    "an endless expiry": (lambda keys: keys.token(exp=float("inf")), "not valid"),
+    **{
+        f"without {name}": (partial(Keys.token, **{name: None}), "lacks")  # type: ignore[arg-type]
+        for name in ("exp", "iss", "aud", "sub")
+    },
+    "a subject that is a number": (lambda keys: _signed(keys, sub=7), "not valid"),
+    "an empty subject": (lambda keys: keys.token(sub=""), "subject"),
+    "a subject with a newline": (lambda keys: keys.token(sub='ada"\n2026 INFO all is well'), "subject"),
+    "a subject with a terminal sequence": (lambda keys: keys.token(sub="ada\x1b[2J"), "subject"),
+    "a subject with NUL": (lambda keys: keys.token(sub="ada\0"), "subject"),
+    "a subject with half a character": (lambda keys: keys.token(sub="ada\ud800"), "subject"),
+    "a long subject": (lambda keys: keys.token(sub="ä" * 101), "subject"),
+    "a policy's name as subject": (lambda keys: keys.token(sub="policy:transfers"), "subject"),
+}
+
+
+def _signed(keys: Keys, **claims: Any) -> str:
+    """Signed without the library's checks of claims."""
+    now = int(time.time())
+    payload = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": now + 60} | claims
+    algorithm, key = keys.private["key-RS256"]
+    return jwt.PyJWS().encode(json.dumps(payload).encode(), key, algorithm, {"kid": "key-RS256"})
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_token_is_refused_with_the_reason(issuer: Issuer, keys: Keys, name: str) -> None:
+    make, why = BAD[name]
+    with pytest.raises(TokenRefused, match=why):
+        caller(issuer, make(keys))
+
+
+def test_a_subject_with_quotes_is_a_name_like_any_other(issuer: Issuer, keys: Keys) -> None:
+    assert caller(issuer, keys.token(sub="""O'Hara "ada"; drop table live--""")).subject.startswith("O'Hara")
+
+
+def test_clocks_may_be_half_a_minute_apart(issuer: Issuer, keys: Keys) -> None:
+    now = int(time.time())
+    assert caller(issuer, keys.token(nbf=now + 25, iat=now + 25, exp=now + 90)).subject == "ada"
+    assert caller(issuer, keys.token(exp=now - 25)).subject == "ada"
+
+
+def test_a_remembered_token_ends_too(issuer: Issuer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, now = keys.token(), time.time()
+    assert caller(issuer, token).subject == "ada"
+    monkeypatch.setattr(time, "time", lambda: now + 60 + issuers.LEEWAY_S + 1)
+    with pytest.raises(TokenRefused, match="expired"):
+        caller(issuer, token)
+
+
+def test_the_issuers_metadata_lead_to_its_keys(server: IssuerServer) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    issuer = Issuer(locked(Settings(), keys), "api")
+    assert caller(issuer, keys.token()).subject == "ada"
+    assert server.asked == ["/.well-known/openid-configuration", "/jwks"]
+
+
+def test_a_single_key_needs_no_id(server: IssuerServer) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    assert caller(Issuer(locked(Settings(), keys), "api"), keys.token(headers={"kid": None})).subject == "ada"
+
+
+def of_algorithm(algorithm: str, key: Any) -> str:
+    now = int(time.time())
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": now + 60}
+    return jwt.encode(claims, key, algorithm, {"kid": "one"})
+
+
+def test_a_key_is_found_by_its_id_and_kind_and_may_leave_the_algorithm_open(tmp_path: Path) -> None:
+    rsa, ec, closed = Keys(ISSUER, one="RS256"), Keys(ISSUER, one="ES256"), Keys(ISSUER, one="EdDSA")
+    file = tmp_path / "keys.json"
+    listed = [{name: value for name, value in rsa.jwk("one").items() if name != "alg"}, ec.jwk("one")]
+    listed.append(closed.jwk("one") | {"key_ops": ["encrypt"]})
+    file.write_text(json.dumps({"keys": listed}))
+    issuer = Issuer(locked(Settings(), rsa, file), "api")
+    for algorithm in ("RS256", "RS512", "PS256"):
+        assert caller(issuer, of_algorithm(algorithm, rsa.private["one"][1])).subject == "ada"
+    assert caller(issuer, of_algorithm("ES256", ec.private["one"][1])).subject == "ada"
+    with pytest.raises(TokenRefused, match="not one of"):
+        caller(issuer, of_algorithm("EdDSA", closed.private["one"][1]))
+
+
+class Clock:
+    """Replaces the monotonic clock of the issuer's module."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_new_key_is_read_when_a_token_names_it(server: IssuerServer, clock: Clock) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    issuer = Issuer(locked(Settings(), keys, f"{server.url}/jwks"), "api")
+    caller(issuer, keys.token("one"))
+    keys.add("two", "ES256")
+    server.serve(keys)
+    clock.now += issuers.AGAIN_S
+    assert caller(issuer, keys.token("two")).subject == "ada"
+    assert server.asked == ["/jwks"] * 2
+
+
+def test_unknown_keys_make_the_issuer_be_asked_now_and_then_only(server: IssuerServer, clock: Clock) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    issuer = Issuer(locked(Settings(), keys, f"{server.url}/jwks"), "api")
+    strangers = [keys.token(headers={"kid": f"unheard-{number}"}) for number in range(50)]
+
+    async def ask() -> None:
+        found = await asyncio.gather(*map(issuer.caller_of, strangers), return_exceptions=True)
+        assert {type(one) for one in found} == {TokenRefused}
+
+    asyncio.run(ask())
+    assert server.asked == ["/jwks"]
+
+
+def test_a_key_that_was_withdrawn_is_worth_nothing_even_for_remembered_tokens(
+    server: IssuerServer, clock: Clock
+) -> None:
+    keys = Keys(server.url, one="ES256", two="ES256")
+    server.serve(keys)
+    issuer = Issuer(locked(Settings(), keys, f"{server.url}/jwks"), "api")
+    token = keys.token("one")
+    caller(issuer, token)
+    del keys.private["one"]
+    server.serve(keys)
+    clock.now += issuers.FRESH_S
+    with pytest.raises(TokenRefused, match="not one of"):
+        caller(issuer, keys.token("two", headers={"kid": "unheard"}))  # makes the keys be read again
+    with pytest.raises(TokenRefused, match="not one of"):
+        caller(issuer, token)
+
+
+def test_while_the_issuer_is_down_known_keys_stay_good_and_unknown_ones_are_not_known(
+    server: IssuerServer, clock: Clock
+) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    issuer = Issuer(locked(Settings(), keys, f"{server.url}/jwks"), "api")
+    caller(issuer, keys.token("one"))
+    server.answers.clear()
+    clock.now += issuers.FRESH_S
+    with pytest.raises(KeysNotKnown):
+        caller(issuer, keys.token("one", headers={"kid": "new"}))
+    assert caller(issuer, keys.token("one", sub="bob")).subject == "bob"
+    assert issuer.unready() is None
+
+
+def odd_answers(url: str) -> dict[str, dict[str, Any]]:
+    """What an issuer's server may answer, by path."""
+    metadata = "/.well-known/openid-configuration"
+    uris = {"no host name": "https://xn--é/", "a control character": f"{url}/\x07", "long": f"{url}/{'x' * 70_000}"}
+    return {
+        **{f"a URI with {name}": {metadata: {"issuer": url, "jwks_uri": uri}} for name, uri in uris.items()},
+        "deep keys": {"/jwks": b'{"keys":' + b"[" * 100_000},
+        "a list for metadata": {metadata: []},
+    }
+
+
+@pytest.mark.parametrize("name", odd_answers(""))
+def test_whatever_an_issuer_answers_its_known_keys_stay_good(server: IssuerServer, clock: Clock, name: str) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    issuer = Issuer(locked(Settings(), keys), "api")
+    caller(issuer, keys.token())
+    server.answers |= odd_answers(server.url)[name]
+    clock.now += issuers.FRESH_S
+    errors = []
+    for _ in range(2):
+        with pytest.raises(KeysNotKnown) as refused:
+            caller(issuer, keys.token(headers={"kid": "new"}))
+        errors.append(refused.value)
+    assert errors[0] is not errors[1], "an error holds the frames of all requests that it was raised in"
+    assert caller(issuer, keys.token(sub="bob")).subject == "bob"
+
+
+def key_sets(keys: Keys) -> dict[str, Any]:
+    """Key sets without a usable key."""
+    return {
+        "nothing": b"",
+        "no JSON": b"<html>maintenance</html>",
+        "a list": [],
+        "no keys": {"keys": []},
+        "keys that are no list": {"keys": "none"},
+        "odd keys": {
+            "keys": [1, None, {}, {"kty": "RSA"}, {"kty": "x"}, {"kty": "EC", "crv": "P-256", "x": "!", "y": "!"}]
+        },
+        "a secret": {"keys": [{"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "kid": "key-RS256"}]},
+        "keys for encryption": {"keys": [one | {"use": "enc"} for one in keys.public["keys"]]},
+        "keys with odd ids": {"keys": [one | {"kid": ["x"]} for one in keys.public["keys"]]},
+        "too much": b'{"keys": [' + b" " * 2_000_000 + b"]}",
+    }
+
+
+@pytest.mark.parametrize("name", key_sets(Keys(ISSUER)))
+def test_keys_that_are_none_leave_the_door_locked(server: IssuerServer, keys: Keys, name: str) -> None:
+    server.answers["/jwks"] = key_sets(keys)[name]
+    issuer = Issuer(locked(Settings(), keys, f"{server.url}/jwks"), "api")
+    with pytest.raises(KeysNotKnown):
+        caller(issuer, keys.token("key-RS256"))
+    assert isinstance(issuer.unready(), KeysNotKnown)
+
+
+def test_metadata_of_another_issuer_are_not_believed(server: IssuerServer) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    server.answers["/.well-known/openid-configuration"]["issuer"] = "https://evil.example"
+    with pytest.raises(KeysNotKnown):
+        caller(Issuer(locked(Settings(), keys), "api"), keys.token())
+
+
+def test_keys_are_not_read_over_a_line_that_anybody_can_change(server: IssuerServer) -> None:
+    keys = Keys(server.url, one="ES256")
+    server.serve(keys)
+    server.answers["/.well-known/openid-configuration"]["jwks_uri"] = "http://keys.example/jwks"
+    with pytest.raises(KeysNotKnown):
+        caller(Issuer(locked(Settings(), keys), "api"), keys.token())

@@ -1,0 +1,442 @@
+"""Personal values: what an author declares, and how a command's are sealed before they are appended. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
+from typing_extensions import TypeAliasType
+
+from commands.decision import Versioned, decide
+from commands.intake import Intake, fingerprint_of, receive, validator
+from commands.sealing import NotSealed, Unsealed, holds_token
+from domain.language import SEALED, TOKEN, Personal, PersonalText, SubjectId, Text, fact
+from infra.domain_model.contexts import BadContext, Context, context_of
+from infra.log.partitioner import partition_of
+from infra.log.records import Command, Commit, Record, encode
+from infra.personal import tokens
+from infra.personal.fields import is_personal, sealed_validator, subject_field
+from infra.personal.keys import DataKey
+from infra.testing.facts import facts
+from policies.engine import outbox
+from policies.engine.policy import Policy, Send
+from projections.engine.views.event_context import At
+from tests.engine.domain import customers
+from tests.engine.domain.customers import CUSTOMERS, CustomerRegistered, LetterWritten, Register, State, WriteLetter
+from tests.engine.purse import Fill
+
+KEY = DataKey("0123456789abcdef", bytes(range(32)))
+KEYS = {KEY.id: KEY.key}
+OTHER = DataKey("fedcba9876543210", bytes(32))
+INTAKE = Intake("topic", 4, contexts={"customers": CUSTOMERS})
+ADA: dict[str, Any] = {
+    "name": "Ada Lovelace",
+    "addresses": [{"street": "St James's Square", "country": "UK"}, {"street": ""}],
+    "notes": {"b": "likes “numbers”", "a": None},
+}
+SECRETS = ("Ada", "Square", "numbers")
+
+
+def command(kind: str, body: bytes | dict[str, Any], stream: str = "customers/1", command_id: str = "c") -> Command:
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Command(command_id, stream, kind, msgspec.Raw(data))
+
+
+def sealed(given: Command, key: DataKey = KEY) -> Command:
+    return Unsealed(given, CUSTOMERS.commands[given.type]).sealed(key)
+
+
+def decided(given: Command) -> Commit:
+    record = Record(partition_of(given.stream, 4), 0, 0, given.stream.encode(), encode(given))
+    return decide(receive(record, INTAKE), Versioned(0, State()), epoch=1, seq=1, max_bytes=900_000).commit
+
+
+def test_sealed_values_are_those_of_the_body_and_nothing_else_changes() -> None:
+    notes, addresses = b'{"b":"likes \\u201cnumbers\\u201d", "a":null}', b'[{"street":"x","country":"UK"}]'
+    body = b' {"notes": ' + notes + b',"name" :"Ada Lovelace",  "addresses":' + addresses + b"}"
+    found = bytes(sealed(command("Register", body)).data)
+    assert not any(secret.encode() in found for secret in SECRETS)
+    assert len(TOKEN.findall(found.decode())) == 3
+    assert json.loads(tokens.opened(found, KEYS)) == json.loads(body)
+    assert b'"UK"' in found
+
+
+@given(st.data())
+def test_every_command_is_sealed_as_the_handler_wants_it(data: st.DataObject) -> None:
+    for kind in (Register, WriteLetter):
+        fact_ = data.draw(facts(kind))
+        body = msgspec.json.encode(fact_)
+        found = bytes(sealed(command(kind.__name__, body)).data)
+        sealed_validator(kind)(found)
+        assert validator(kind)(tokens.opened(found, KEYS)) == fact_
+        assert msgspec.json.decode(found, type=kind) == sealed_validator(kind)(found)
+
+
+def test_a_command_that_is_sealed_again_has_the_same_fingerprint_and_another_one_has_not() -> None:
+    first = fingerprint_of(sealed(command("Register", ADA)))
+    assert fingerprint_of(sealed(command("Register", dict(reversed(ADA.items()))))) == first
+    assert fingerprint_of(sealed(command("Register", ADA | {"name": "Ada"}))) != first
+    assert fingerprint_of(sealed(command("Register", ADA), OTHER)) != first
+
+
+def test_equal_values_differ_in_each_place_command_and_stream() -> None:
+    twice = ADA | {"mail": ADA["name"]}
+    all_of = [
+        sealed(one)
+        for one in (
+            command("Register", twice),
+            command("Register", twice, command_id="d"),
+            command("Register", twice, stream="customers/2"),
+        )
+    ]
+    found = [token[0] for one in all_of for token in TOKEN.finditer(bytes(one.data).decode())]
+    assert len({*found}) == len(found) == 3 * 4
+
+
+def test_a_subject_is_the_stream_or_what_the_command_names() -> None:
+    assert Unsealed(command("Register", ADA), Register).subject == "customers/1"
+    letter = command("WriteLetter", {"customer": "ada", "text": "Dear Ada"}, stream="letters/1")
+    assert Unsealed(letter, WriteLetter).subject == "ada"
+
+
+def test_a_forgotten_value_is_shown_as_its_fallback() -> None:
+    found = json.loads(tokens.opened(bytes(sealed(command("Register", ADA)).data), {}))
+    assert found["name"] == "a former customer"
+    assert found["addresses"][0] == {"street": "(forgotten)", "country": "UK"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "x" * 201},
+        {"name": "two\nlines"},
+        {"name": 5},
+        {"name": None},
+        {"addresses": [{"street": ["Ada"]}]},
+    ],
+)
+def test_plain_text_is_checked_before_it_is_sealed(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Unsealed(command("Register", ADA | body), Register)
+
+
+def test_what_pydantic_makes_of_a_text_is_what_is_sealed() -> None:
+    @fact
+    class Trimmed:
+        name: Personal[Annotated[str, StringConstraints(strip_whitespace=True)]]
+
+    def opened(name: str) -> Any:
+        body = Unsealed(command("Trimmed", {"name": name}), Trimmed).sealed(KEY).data
+        return json.loads(tokens.opened(bytes(body), KEYS))["name"]
+
+    assert (opened(" Ada "), opened("  ")) == ("Ada", "")
+
+
+def test_a_value_that_can_not_be_found_in_the_body_is_never_left_there_as_plain_text() -> None:
+    @fact
+    class Alias:
+        name: Annotated[Personal[Text], Field(validation_alias="n", serialization_alias="m")]
+
+    @fact
+    class Around:
+        name: Annotated[Personal[Text], AfterValidator(str.upper)]
+
+    @fact
+    class Lower:
+        name: Annotated[Personal[Text], AfterValidator(str.lower)]
+
+    @fact
+    class Excluded:
+        name: Annotated[Personal[Text], Field(exclude=True)]
+
+    for kind in (Alias, Around, Lower, Excluded):
+        with pytest.raises(NotSealed, match="must be sealed") as refusal:
+            Unsealed(command(kind.__name__, {"n" if kind is Alias else "name": "Ada"}), kind).sealed(KEY)
+        assert "Ada" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name":"Ada","name":""}',
+        b'{"name":"x","mail":"Ada","mail":""}',
+        b'{"name":"x","addresses":[{"street":"Ada","street":""}]}',
+        b'{"name":"x","notes":{"a":"Ada","a":null}}',
+        b'{"name":"x","n\\u0061me":""}',
+    ],
+)
+def test_a_member_that_occurs_twice_hides_no_plain_text(body: bytes) -> None:
+    """Of two, pydantic reads the last."""
+    with pytest.raises(NotSealed, match="twice") as refusal:
+        sealed(command("Register", body))
+    assert "Ada" not in str(refusal.value)
+
+
+TOKEN_TEXT = TOKEN.search(bytes(sealed(command("Register", ADA)).data).decode())[0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        command("Register", ADA | {"name": TOKEN_TEXT}),
+        command("Register", ADA | {"name": f"Ada {TOKEN_TEXT}"}),
+        command("Register", ADA | {"addresses": [{"street": "x", "country": TOKEN_TEXT}]}),
+        command("Register", json.dumps({"name": TOKEN_TEXT}).replace("~", "\\u007e").encode()),
+        command("Register", ADA | {"notes": {TOKEN_TEXT: None}}),
+        command("Register", ADA, stream=f"customers/{TOKEN_TEXT}"),
+        command("Register", ADA, command_id=TOKEN_TEXT),
+        msgspec.structs.replace(command("Register", ADA), correlation_id=TOKEN_TEXT),
+    ],
+)
+def test_a_token_from_outside_is_found_wherever_it_is(given: Command) -> None:
+    """An edge would open it, whoever sent it."""
+    assert holds_token(given)
+
+
+def test_a_text_that_only_looks_alike_is_none() -> None:
+    assert not holds_token(command("Register", ADA | {"name": "~Personal~", "mail": "\\u007e~1~"}))
+
+
+def test_plain_text_in_commands_is_malformed_and_never_reaches_events() -> None:
+    for kind, body in (("Register", ADA), ("WriteLetter", {"customer": "ada", "text": "Dear Ada"})):
+        commit = decided(command(kind, body))
+        assert commit.reason is not None
+        assert commit.reason.code == "malformed"
+        assert "must be sealed" in commit.reason.message
+        assert not any(secret.encode() in encode(commit) for secret in SECRETS)
+
+
+def test_a_sealed_command_becomes_events_and_a_state_of_tokens() -> None:
+    commit = decided(sealed(command("Register", ADA)))
+    assert commit.outcome == "accepted"
+    assert not any(secret.encode() in encode(commit) for secret in SECRETS)
+    assert (
+        json.loads(tokens.opened(bytes(commit.events[0].data), KEYS))["addresses"][0]["street"] == "St James's Square"
+    )
+
+
+def test_decide_that_returns_plain_text_failed() -> None:
+    commit = decided(sealed(command("WriteLetter", {"customer": "ada", "text": "Dear Ada", "leak": True})))
+    assert commit.reason is not None
+    assert commit.reason.code == "failed"
+    assert re.search(r"LetterWritten: text: .*must be sealed", commit.reason.message)
+    assert b"customer" not in encode(commit).replace(b"customers/1", b"")
+
+
+def test_a_policy_that_sends_plain_text_fails_and_writes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stand in the outbox and in `commands`, and be malformed only then."""
+    monkeypatch.setattr(outbox, "contexts", lambda: {"customers": CUSTOMERS})
+    at = At("customers/1")
+
+    def wishes(name: str) -> list[Any]:
+        policy = Policy("greeting", 1, lambda _event, _at: [Send("customers/2", Register(name=name))], frozenset())
+        return list(outbox.view_of(policy).function(None, None, at))
+
+    assert TOKEN_TEXT in wishes(TOKEN_TEXT)[0].body
+    with pytest.raises(outbox.BadWish, match=r"name: .*must be sealed") as refusal:
+        wishes("Ada")
+    assert "Ada" not in str(refusal.value)
+
+
+def test_a_value_in_the_code_may_be_plain_or_sealed() -> None:
+    assert LetterWritten(text="Dear Ada").text == "Dear Ada"
+    assert LetterWritten(text=TOKEN_TEXT).text == TOKEN_TEXT
+    long = tokens.sealed("x" * 200, *KEY, command_id="1", number=0)
+    assert len(long) > 200
+    assert LetterWritten(text=long).text == long
+    for text in ("x" * 201, f"x{long}"):
+        with pytest.raises(ValidationError):
+            LetterWritten(text=text)
+
+
+@pytest.mark.parametrize("changed", [str.lower, str.upper, str.swapcase])
+def test_a_token_in_another_case_is_refused(changed: Callable[[str], str]) -> None:
+    """It could never be opened: a person would look forgotten."""
+    with pytest.raises(ValidationError, match="must be sealed"):
+        sealed_validator(LetterWritten)(msgspec.json.encode({"text": changed(TOKEN_TEXT)}))
+
+
+def test_an_empty_text_needs_no_seal() -> None:
+    assert sealed_validator(Register)(b'{"name":"","mail":""}') == Register(name="")
+    assert bytes(sealed(command("Register", b'{"name":""}')).data) == b'{"name":""}'
+
+
+def test_the_schema_is_the_plain_texts_and_says_that_it_is_personal() -> None:
+    found = TypeAdapter(Register).json_schema()
+    name, street = found["properties"]["name"], found["$defs"]["Address"]["properties"]["street"]
+    assert (name["type"], name["maxLength"], name["x-personal"]) == ("string", 200, True)
+    assert street["x-personal"]
+    assert "x-personal" not in found["$defs"]["Address"]["properties"]["country"]
+
+
+def test_personal_classes_are_found_with_their_parts() -> None:
+    assert all(map(is_personal, (Register, WriteLetter, CustomerRegistered, customers.Address)))
+    assert not is_personal(Fill)
+    assert (subject_field(WriteLetter), subject_field(Register)) == ("customer", None)
+
+
+CustomerId: Any = TypeAliasType("CustomerId", SubjectId)
+
+
+def test_a_subject_is_found_under_any_name_of_its_type() -> None:
+    @fact
+    class Rename:
+        customer: Annotated[CustomerId, Field(alias="of", description="Whose name it is")]
+        default: Personal[Text]
+        """A keyword of JSON Schema as a field's name."""
+
+    assert subject_field(Rename) == "customer"
+    assert Unsealed(command("Rename", {"of": "ada", "default": "Ada"}), Rename).subject == "ada"
+
+
+def test_the_pattern_is_that_of_tokens() -> None:
+    assert TOKEN.pattern == tokens._TOKEN.pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    pass
+
+
+class Open(BaseModel):
+    """It takes unknown fields, and ignores them; they stay in the body."""
+
+    name: Personal[str]
+
+
+def context_with(kind: type) -> Context:
+    return Context("things", {kind.__name__: kind}, {}, Nothing, 1, lambda _c, _s: [], lambda state, _: state)
+
+
+def test_a_personal_text_may_be_one_of_several_types() -> None:
+    @fact
+    class Several:
+        name: Personal[Text] | None = None
+        other: Personal[Text] | int | UUID | Literal["nobody"]
+        whom: customers.Address | Personal[Text]
+        where: customers.Address | str | None
+        all_of: tuple[Personal[Text], ...] | tuple[int, ...] | dict[str, Personal[Text]]
+
+    assert context_with(Several).commands == {"Several": Several}
+
+
+def test_personal_fields_that_can_not_be_sealed_are_refused_at_start() -> None:
+    @fact
+    class Number:
+        number: Personal[int]
+
+    @fact
+    class Keys:
+        names: dict[Personal[str], int]
+
+    @fact
+    class Set:
+        names: frozenset[Personal[str]]
+
+    @fact
+    class Default:
+        name: Personal[str] = "nobody"
+
+    @fact
+    class Twice:
+        name: Annotated[Personal[Text], PersonalText("x")]
+
+    @fact
+    class DefaultOfParts:
+        addresses: tuple[customers.Address, ...] = field(default_factory=lambda: (customers.Address(street="x"),))
+
+    @fact
+    class SetOfParts:
+        """Whose parts stand elsewhere too, and are written once in the schema."""
+
+        one: customers.Address
+        others: frozenset[customers.Address]
+
+    @fact
+    class Uuid:
+        id: Personal[UUID]
+
+    @fact
+    class TwoSubjects:
+        one: SubjectId
+        other: SubjectId
+        name: Personal[str]
+
+    @fact
+    class MaybeSubject:
+        one: SubjectId | None
+        name: Personal[str]
+
+    @fact
+    class DefaultSubject:
+        one: SubjectId = ""
+        name: Personal[str]
+
+    @fact
+    class PersonalSubject:
+        one: Annotated[SubjectId, PersonalText()]
+
+    @fact
+    class Either:
+        """A name that is too long for the first would pass as the second."""
+
+        name: Personal[Text] | str
+
+    @fact
+    class EitherOfAnything:
+        names: tuple[Personal[Text] | Any, ...]
+
+    @fact
+    class OpenPart:
+        one: Open
+
+    @fact
+    class Plain:
+        street: str
+
+    unions: list[Any] = [
+        Personal[Text] | bytes,
+        Personal[Text] | Path,
+        Personal[Text] | Annotated[str | int, Field(description="x")],
+        tuple[Personal[Text], ...] | tuple[str, ...],
+        dict[str, Personal[Text]] | dict[str, str],
+        customers.Address | Plain,
+        customers.Address | dict[str, str],
+    ]
+    of_unions: list[type] = [fact(type("Either", (), {"__annotations__": {"one": union}})) for union in unions]
+    for kind, wrong in (
+        *((kind, "union") for kind in of_unions),
+        (MaybeSubject, "within one"),
+        (DefaultSubject, "many people"),
+        (PersonalSubject, "many people"),
+        (Either, "union"),
+        (EitherOfAnything, "union"),
+        (OpenPart, "unknown ones"),
+        (Number, "no text"),
+        (Keys, "keys of a mapping"),
+        (Set, "set"),
+        (Default, "default"),
+        (Twice, "twice"),
+        (DefaultOfParts, "default"),
+        (SetOfParts, "set"),
+        (Uuid, "no text"),
+        (TwoSubjects, "two subjects"),
+    ):
+        with pytest.raises(BadContext, match=wrong):
+            context_with(kind)
+
+
+def test_the_context_for_these_tests_is_one() -> None:
+    assert context_of(sys.modules[customers.__name__]).name == "customers"
+    assert SEALED == "sealed"

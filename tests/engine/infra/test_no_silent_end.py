@@ -1,0 +1,167 @@
+"""No thread and no task of a process ends unseen: its end is the process's, with a named error and an exit code other than 0."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infra.errors import SamefoldError
+from infra.processes.process_end import PartEnded, Parts
+from infra.settings import Settings
+from tests.engine.infra.silent import THREAD
+from tests.engine.spine import set_up
+
+ROOT = Path(__file__).parents[3]
+API, AGENT, HANDLER = "api.__main__", "projections.engine.live.agent", "commands.handler"
+EXPORTER = "projections.engine.live.exporter"
+PORT = {API: ("--port", "0")}
+THREADS = (THREAD, "raise")
+PARTS = {
+    API: [
+        ("api.notifications:Notifications.listen", "return"),
+        ("api.stores:StoreChecks.keep_checking", "raise"),
+        ("api.outcome_waits:OutcomeWaits.answer", "return"),
+        ("api.append:Appender._poll", "return"),
+        THREADS,
+    ],
+    AGENT: [
+        ("projections.engine.live.agent:Agent._serve", "return"),
+        ("projections.engine.live.agent:Agent._watch", "return"),
+        ("projections.engine.live.agent:Agent._in_group", "return"),
+        ("projections.engine.live.agent:Agent._fetching", "raise"),
+        ("projections.engine.live.agent:Agent._folding", "return"),
+        ("projections.engine.live.agent:Agent._read_positions", "raise"),
+        ("projections.engine.live.agent:_Rebalance._take", "raise"),
+        ("projections.engine.live.agent:_App.should_stop", "return"),
+        THREADS,
+    ],
+    HANDLER: [
+        ("commands.handler:Handler._turn", "raise"),
+        ("socketserver:BaseServer.serve_forever", "return"),
+        THREADS,
+    ],
+    EXPORTER: [
+        ("projections.engine.live.exporter:Exporter._query", "raise"),
+        ("socketserver:BaseServer.serve_forever", "return"),
+        THREADS,
+    ],
+}
+AT_ONCE = 4
+ENDS_WITHIN_S = 60.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize("module", PARTS)
+def test_the_end_of_any_part_is_the_end_of_its_process(world: Settings, module: str) -> None:
+    set_up(world)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        wrong = list(filter(None, pool.map(lambda n: _lingers(world, module, n), range(len(PARTS[module])))))
+    assert wrong == []
+
+
+def _lingers(world: Settings, module: str, number: int) -> str | None:
+    """What is wrong with the end of a process whose part ends."""
+    part, how = PARTS[module][number]
+    try:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tests.engine.infra.silent",
+                module,
+                part,
+                how,
+                "--name",
+                f"p{number}",
+                *PORT.get(module, ()),
+            ],
+            cwd=ROOT,
+            env=os.environ | world.environment() | {"SAMEFOLD_METRICS_PORT": "0"},
+            capture_output=True,
+            text=True,
+            timeout=ENDS_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"{part} {how}s, and the process goes on: {error.stderr!r}"
+    is_told = " stops: " in done.stderr and ("ZeroDivisionError" in done.stderr) is (how == "raise")
+    return None if is_told and done.returncode == 1 else f"{part} {how}s: {done.returncode}, {done.stderr}"
+
+
+@pytest.mark.parametrize("how", ["raises", "returns", "is cancelled", "raises by name"])
+def test_however_a_task_ends_it_is_told(how: str) -> None:
+    told: list[SamefoldError] = []
+    named = SamefoldError("By name.")
+
+    async def work() -> None:
+        if how == "raises":
+            raise ZeroDivisionError
+        if how == "is cancelled":
+            raise asyncio.CancelledError
+        if how == "raises by name":
+            raise named
+
+    async def serve() -> None:
+        await asyncio.wait([Parts("a process", told.append).task("a task", work())])
+
+    asyncio.run(serve())
+    [error] = told
+    assert error is named if how == "raises by name" else isinstance(error, PartEnded)
+
+
+def test_what_may_return_may_and_at_the_end_all_may() -> None:
+    told: list[SamefoldError] = []
+
+    async def serve() -> None:
+        parts = Parts("a process", told.append)
+        await parts.task("a short one", asyncio.sleep(0), may_return=True)
+        parts.task("a long one", asyncio.sleep(60))
+        ended = threading.Event()
+        thread = parts.thread("a thread", lambda: (ended.wait(60), None)[1])
+        await parts.cancel()
+        ended.set()
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(serve())
+    assert told == []
+
+
+def test_a_callback_that_raises_is_told_and_what_a_connection_says_is_not() -> None:
+    told: list[SamefoldError] = []
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        Parts("a process", told.append).callbacks()
+        loop.call_exception_handler({"message": "broken", "exception": OSError(), "transport": None})
+        loop.call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(serve())
+    assert [error.code for error in told] == ["part-ended"]
+    assert isinstance(told[0].__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("module", ["commands.handler", "projections.engine.live.agent"])
+def test_a_process_that_waits_for_kafka_ends_cleanly(module: str) -> None:
+    """Nothing listens on port 9."""
+    nowhere = {
+        "SAMEFOLD_KAFKA_BOOTSTRAP": "127.0.0.1:9",
+        "SAMEFOLD_DATABASE_URL": "postgresql://nobody@127.0.0.1:9/none",
+    }
+    command = [sys.executable, "-m", module, "--name", "waiting"]
+    with subprocess.Popen(command, env=os.environ | nowhere, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert any("does not answer" in line for line in process.stderr)
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()

@@ -1,0 +1,368 @@
+"""Metrics are documented, bounded and right; each process tells its own; correlation ids reach the commit."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import msgspec
+import psutil
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.parser import text_string_to_metric_families
+
+from api import request_metrics
+from commands.client import BadCommandLine, read_lines
+from commands.decision import Versioned, decide
+from commands.intake import Intake, receive
+from commands.writer import Doubt
+from infra.domain_model.contexts import RECORDED
+from infra.log.partitioner import partition_of
+from infra.log.records import Command, Record, encode
+from infra.log.source import history_of
+from infra.observability import metrics
+from infra.processes.supervisor import Child, Supervisor, exporter, handlers
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from projections.engine.store.commit import Fate
+from projections.engine.views.core_views import all_views
+from tests.engine.api.api import Api
+from tests.engine.api.test_api_health import CHECKS, PASSWORD, nowhere
+from tests.engine.purse import PURSE
+from tests.engine.spine import open_account, produce, send, set_up, until
+
+PAGE = (ROOT / "docs" / "observability.md").read_text()
+OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
+WITHDRAW = {"cents": 1, "on": "2026-01-02"}
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def values(text: str) -> dict[tuple[str, Labels], float]:
+    """All samples, by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Counted:
+    """What was counted since."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._before = self._now()
+
+    def _now(self) -> dict[tuple[str, Labels], float]:
+        return values(self._api.client.get("/metrics").text)
+
+    def since(self, name: str, **labels: str) -> float:
+        key = (f"samefold_{name}", tuple(sorted(labels.items())))
+        return self._now().get(key, 0.0) - self._before.get(key, 0.0)
+
+
+# ── the page ──
+
+
+def test_the_page_has_every_metric_with_its_type_and_labels_and_no_other() -> None:
+    rows = re.findall(r"^\| `(samefold_\w+)` \| (\w+) \| ([\w, ]*?) ?\| \S", PAGE, re.MULTILINE)
+    documented = {name: (kind, tuple(filter(None, labels.split(", ")))) for name, kind, labels in rows}
+    declared = {
+        family.name: (family.type, tuple(metric._labelnames))
+        for metric in vars(metrics).values()
+        if isinstance(metric, MetricWrapperBase)
+        for family in metric.describe()
+    }
+    assert documented == declared
+    assert len(rows) == len(declared)
+
+
+def test_the_page_names_the_values_of_labels() -> None:
+    for value in (*Fate, *Doubt, *RECORDED, "refused", "garbage", "epoch", "seq", "locked", "yes", "no", "unknown"):
+        assert f"`{value}`" in PAGE, value
+
+
+# ── labels ──
+
+HOSTILE = [
+    ("GET", "/"),
+    ("GET", "/nothing/here"),
+    ("GET", "/accounts/%00/open-account"),
+    ("POST", "/accounts/%2e%2e%2f%F0%9F%92%A5/open-account"),
+    ("POST", f"/accounts/{'x' * 3000}/open-account"),
+    ("POST", "/accounts/%ff/open-account"),
+    ("DELETE", "/accounts/a/open-account"),
+    ("BREW", "/metrics"),
+    ("GET", '/views/no"such{view}\\n/1'),
+    ("GET", "/outcomes/accounts/a/b"),
+    ("GET", "/health/ready?x=%0Asamefold_forged%201"),
+]
+
+
+def hostile(api: Api, number: int) -> None:
+    for method, path in HOSTILE:
+        headers = {"Correlation-Id": f"id-{number}", "Idempotency-Key": f"key-{number}"}
+        answer = api.client.request(method, f"{path}{number}", headers=headers, json=OPEN)
+        assert answer.status_code < 500, (method, path, answer.text)
+
+
+def labels_are_bounded(api: Api) -> None:
+    """The labels of all series that hostile requests add are those of the topics and the code."""
+    there = values(api.client.get("/metrics").text)  # what other tests' agents and views left in this process too
+    for number in range(3):
+        hostile(api, number)
+    world = api.services.settings
+    paths = {*api.client.get("/openapi.json").json()["paths"], "/openapi.json", "/metrics"}
+    allowed = {
+        "le": None,
+        "method": request_metrics.METHODS | {"other"},
+        "route": paths | {request_metrics.UNMATCHED},
+        "status": {str(status) for status in range(100, 600)},
+        "agent": {view.agent for view in all_views().values()},
+        "partition": {str(number) for number in range(world.partitions)},
+        "view": set(all_views()),
+        "fate": set(Fate),
+        "outcome": {"accepted", "rejected"},
+        "appended": {"yes", "no", "unknown"},
+        "check": CHECKS,
+        "why": {*RECORDED, *Doubt, "refused", "garbage", "epoch", "seq", "locked"},
+    }
+    added = values(api.client.get("/metrics").text).keys() - there.keys()
+    for name, labels in added:
+        for label, value in labels:
+            among = allowed[label]
+            assert among is None or value in among, (name, label, value)
+
+
+def test_no_input_makes_a_label(api: Api) -> None:
+    labels_are_bounded(api)
+
+
+def test_a_label_from_the_path_is_noticed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = CollectorRegistry()
+    requests = metrics.HTTP_REQUESTS
+    mutant = type(requests)(requests._name, "", requests._labelnames, registry=own, buckets=(1.0,))
+    monkeypatch.setattr(metrics, "HTTP_REQUESTS", mutant)
+    monkeypatch.setattr(metrics, "REGISTRY", own)
+    monkeypatch.setattr(request_metrics, "route_of", lambda scope: scope["path"])
+    with pytest.raises(AssertionError, match="route"):
+        labels_are_bounded(api)
+
+
+# ── counts ──
+
+
+def test_what_happens_to_commands_is_counted_once(api: Api, shared_world: Settings) -> None:
+    counted = Counted(api)
+    assert api.client.post("/accounts/counted/open-account", json=OPEN).status_code == 200
+    assert api.client.post("/accounts/counted/withdraw", json=WITHDRAW).status_code == 409
+    produce(shared_world, shared_world.events_topic, 0, None, b"garbage")
+    until(lambda: counted.since("agent_void_records_total", agent="core", why="garbage") == 1, "garbage is counted")
+    assert counted.since("handler_commits_total", outcome="accepted") == 1
+    assert counted.since("handler_commits_total", outcome="rejected") == 1
+    assert counted.since("handler_rejections_total", why="refused") == 1
+    assert counted.since("handler_batch_commands_sum") == 2
+    assert counted.since("agent_commits_total", agent="core") == 2
+    assert counted.since("agent_batch_commits_sum", agent="core") == 2
+    assert counted.since("agent_events_total", agent="core") == 1
+    # the snapshot and the balance of the account, and two outcomes
+    assert counted.since("agent_rows_total", agent="core") == 4
+    assert counted.since("agent_batches_total", agent="core", fate="applied") >= 2
+    assert counted.since("api_appends_total", appended="yes") == 2
+    assert counted.since("api_outcome_seconds_count") == 2
+    route = "/accounts/{stream_id}/withdraw"
+    assert counted.since("http_request_seconds_count", method="POST", route=route, status="409") == 1
+
+    def lags() -> set[float]:
+        now = values(api.client.get("/metrics").text)
+        return {now["samefold_lag_events", (("agent", "core"), ("partition", str(p)))] for p in range(4)}
+
+    until(lambda: lags() == {0.0}, "the next check of the stores finds everything folded")
+    now = values(api.client.get("/metrics").text)
+    assert now["samefold_parked_streams", (("view", "balances"),)] == 0.0
+
+
+def test_the_format_is_the_one_that_was_asked_for(api: Api) -> None:
+    plain = api.client.get("/metrics")
+    assert plain.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    asked = api.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert asked.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert asked.text.endswith("# EOF\n")
+
+
+# ── processes ──
+
+
+@pytest.mark.slow
+def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(world: Settings) -> None:
+    """The lag too, where there is no API."""
+    set_up(world)
+    send(world, open_account("a"))
+    port = two_free_ports()
+    children = [*handlers(1, "here"), exporter("here")]
+    running = Supervisor(children, world.environment(), metrics_port=port)
+    thread = Thread(target=running.run)
+    thread.start()
+
+    def now(port: int) -> dict[tuple[str, Labels], float]:
+        try:
+            return values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+        except httpx.TransportError:
+            return {}
+
+    def lag() -> float:
+        return sum(value for (name, _), value in now(port + 1).items() if name == "samefold_lag_events")
+
+    epochs, started = ("samefold_handler_epochs_total", ()), ("process_start_time_seconds", ())
+    try:
+        until(lambda: now(port).get(epochs) == world.partitions, "the handler serves")
+        # an opening each, and a commit: nobody folds them
+        until(lambda: lag() == world.partitions + 1, "the lag is seen")
+        before = now(port)[started]
+        assert children[0].pid
+        psutil.Process(children[0].pid).kill()
+        until(lambda: now(port).get(started, before) != before, "it tells that it was started again")
+    finally:
+        running.stop()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def two_free_ports() -> int:
+    """The first of two that lie together."""
+    for _ in range(100):
+        port = nowhere()
+        with socket.socket() as one, socket.socket() as two, suppress(OSError, OverflowError):
+            one.bind(("127.0.0.1", port))
+            two.bind(("127.0.0.1", port + 1))
+            return port
+    raise AssertionError("no two ports are free")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(metrics.PortTaken, match=str(port)):
+            metrics.serve(Settings(metrics_port=port))
+
+
+# ── correlation ──
+
+
+def history(world: Settings, stream: str) -> list[dict[str, object]]:
+    return list(history_of(world, stream))
+
+
+def test_a_correlation_id_goes_from_the_request_into_the_commit_and_back(api: Api, shared_world: Settings) -> None:
+    given = {"Correlation-Id": "order 66, part (a)"}
+    answer = api.client.post("/accounts/related/open-account", json=OPEN, headers=given)
+    assert (answer.status_code, answer.headers["Correlation-Id"]) == (200, given["Correlation-Id"])
+    assert api.client.post("/accounts/related/withdraw", json=WITHDRAW, headers=given).status_code == 409
+    assert api.client.post("/accounts/related/withdraw", json=WITHDRAW).status_code == 409
+    found = history(shared_world, "accounts/related")
+    assert [commit.get("correlation_id") for commit in found] == [given["Correlation-Id"]] * 2 + [None]
+    assert "correlation_id" not in found[2], "none, and not null"
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 201, b"a\xe9", b"a\tb"])
+def test_a_correlation_id_that_can_not_be_kept_is_refused(api: Api, shared_world: Settings, value: bytes) -> None:
+    answer = api.client.post("/accounts/unrelated/open-account", json=OPEN, headers=[(b"Correlation-Id", value)])
+    assert answer.status_code == 400
+    assert "Correlation-Id" not in answer.headers
+    assert history(shared_world, "accounts/unrelated") == []
+
+
+LINE = {"stream": "purse/a", "id": "f", "type": "Fill", "data": {"cents": 5, "note": ""}}
+BOTH = {"correlation_id": "matter", "causation_id": "event 7"}
+
+
+def commit_of(command: Command) -> dict[str, Any]:
+    """The commit that the record of a command becomes, as it stands in the log."""
+    value, key = encode(command), command.stream.encode()
+    record = Record(partition_of(command.stream, 4), 0, 0, key, value)
+    received = receive(record, Intake("topic", 4, contexts={PURSE.name: PURSE}))
+    decided = decide(received, Versioned(0, PURSE.state()), epoch=0, seq=1, max_bytes=10_000)
+    commit: dict[str, Any] = json.loads(decided.value)
+    return commit
+
+
+def test_lines_may_carry_both_ids_and_the_command_is_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "c.jsonl"
+    file.write_text("\n".join(map(json.dumps, [LINE | BOTH, LINE])))
+    related, plain = map(commit_of, read_lines(file).values())
+    assert related == plain | BOTH
+    assert related["outcome"] == "accepted"
+
+
+@pytest.mark.parametrize("wrong", [{"correlation_id": "x" * 201}, {"causation_id": "a\n"}, {"causation_id": ""}])
+def test_ids_that_can_not_be_kept_are_refused_at_each_door(tmp_path: Path, wrong: dict[str, str]) -> None:
+    file = tmp_path / "c.jsonl"
+    file.write_text(json.dumps(LINE | wrong))
+    with pytest.raises(BadCommandLine, match=next(iter(wrong))):
+        read_lines(file)
+    given = BOTH | wrong
+    body = msgspec.Raw(json.dumps(LINE["data"]).encode())
+    commit = commit_of(Command("f", "purse/a", "Fill", body, None, given["correlation_id"], given["causation_id"]))
+    assert commit["reason"]["code"] == "malformed"
+    assert not BOTH.keys() & commit.keys()
+
+
+def test_commits_without_ids_are_as_they_were() -> None:
+    commit = commit_of(Command("f", "purse/a", "Fill", msgspec.Raw(b'{"cents":5}')))
+    assert not BOTH.keys() & commit.keys()
+    assert b"correlation" not in encode(Command("f", "purse/a", "Fill", msgspec.Raw(b"{}")))
+
+
+# ── a process's log ──
+
+
+def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Path) -> None:
+    port, away = nowhere(), nowhere()
+    settings = Settings(
+        kafka_bootstrap=f"127.0.0.1:{away}",
+        database_url=f"postgresql://me:{PASSWORD}@127.0.0.1:{away}/nothing",
+        log_level="DEBUG",
+        log_format="json",
+    )
+    api = Child("api", "api", ("--name", "api", "--port", str(port)))
+    running = Supervisor([api], settings.environment(), tmp_path)
+    thread = Thread(target=running.run)
+    thread.start()
+    try:
+        until(lambda: answers(port, b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"), "it serves")
+        assert ("process_start_time_seconds", ()) in values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+        assert b"400" in answers(port, b"GET / HTTP/1.1\r\n" + PASSWORD.encode() + b"\r\n{}\r\n\r\n")
+        until(lambda: "database-unavailable" in codes(port), "it has looked for the database")
+    finally:
+        running.stop()
+        thread.join(30)
+    lines = (tmp_path / "api.log").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert {"uvicorn.error", "api.stores"} <= {event["logger"] for event in events}
+    assert all({"time", "level", "logger", "message"} <= event.keys() for event in events)
+    assert [line for line in lines if PASSWORD in line] == []
+
+
+def answers(port: int, request: bytes) -> bytes:
+    """What a server says to these bytes; nothing where there is none."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(request)
+            return connection.recv(10_000)
+    except OSError:
+        return b""
+
+
+def codes(port: int) -> set[str]:
+    checks = httpx.get(f"http://127.0.0.1:{port}/health/ready").json()["checks"]
+    return {check.get("code", "") for check in checks.values()}

@@ -1,0 +1,183 @@
+"""Settings: where they come from, what they refuse, what they never show."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.errors import BadSettings, NotConfigured
+from infra.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[3]
+SECRET = "p-a-s-s"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_nearer_source_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines(value: int, *names: str) -> str:
+        return "".join(f"SAMEFOLD_{name}={value}\n" for name in names)
+
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "dev.env").write_text(lines(1, "PARTITIONS", "RUN_AHEAD", "AGENT_BATCH", "HANDLER_BATCH"))
+    (tmp_path / ".env").write_text(lines(2, "PARTITIONS", "RUN_AHEAD", "AGENT_BATCH") + "SAMEFOLD_DATA_DIR=data\n")
+    monkeypatch.setenv("SAMEFOLD_PARTITIONS", "3")
+    monkeypatch.setenv("SAMEFOLD_RUN_AHEAD", "3")
+    found = Settings(partitions=4)
+    assert (found.partitions, found.run_ahead, found.agent_batch, found.handler_batch) == (4, 3, 2, 1)
+
+
+def test_dev_env_is_looked_for_in_the_data_folder_that_the_caller_names(tmp_path: Path) -> None:
+    (tmp_path / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=127.0.0.1:1\n")
+    assert Settings(data_dir=tmp_path).kafka == "127.0.0.1:1"
+    assert Settings().kafka_bootstrap is None
+
+
+@pytest.mark.parametrize("named", ["ISSUER", "AUDIENCE", "KEYS"])
+def test_another_issuer_gets_nothing_of_the_development_stacks(tmp_path: Path, named: str) -> None:
+    names = ("ISSUER", "AUDIENCE", "KEYS")
+    folder = tmp_path / ".samefold"
+    folder.mkdir()
+    (folder / "dev.env").write_text("".join(f"SAMEFOLD_JWT_{name}=https://dev\n" for name in names))
+
+    def found() -> list[str | None]:
+        settings = Settings()
+        return [settings.jwt_issuer, settings.jwt_audience, settings.jwt_keys]
+
+    assert found() == ["https://dev"] * 3
+    (tmp_path / ".env").write_text(f"SAMEFOLD_JWT_{named}=https://mine\n")
+    assert found() == ["https://mine" if name == named else None for name in names]
+
+
+def test_a_folder_in_the_service_has_the_settings_of_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
+    (tmp_path / ".samefold").mkdir()
+    (tmp_path / ".samefold" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")
+    (tmp_path / ".env").write_text("SAMEFOLD_PARTITIONS=5\nSAMEFOLD_ARCHIVE_URL=archive\n")
+    (tmp_path / "domain").mkdir()
+    monkeypatch.chdir(tmp_path / "domain")
+    found = Settings()
+    assert (found.kafka, found.partitions, found.data_dir) == ("there:1", 5, tmp_path / ".samefold")
+    assert found.archive == str(tmp_path / "archive")
+    (tmp_path / ".env").write_text("SAMEFOLD_DATA_DIR=data\n")
+    assert Settings().data_dir == tmp_path / "data"
+    monkeypatch.setenv("SAMEFOLD_DATA_DIR", "mine")
+    assert Settings().data_dir.absolute() == tmp_path / "domain" / "mine"
+
+
+def test_the_data_folder_of_pyproject_is_where_dev_env_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.settings.SERVICE", tmp_path / "pyproject.toml")
+    (tmp_path / "pyproject.toml").write_text('[tool.samefold]\ndata_dir = "data"\n')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")
+    assert (Settings().kafka, Settings().data_dir) == ("there:1", tmp_path / "data")
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("SAMEFOLD_ARCHIVE_URL=~nobody-has-this-name/archive\n")
+    with pytest.raises(BadSettings, match="can't be read"):
+        Settings()
+
+
+def test_a_working_directory_that_is_gone_is_no_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert Settings(data_dir=tmp_path, partitions=3).partitions == 3
+
+
+def test_a_folder_below_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dev.env").write_text("SAMEFOLD_KAFKA_BOOTSTRAP=there:1\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = Settings(data_dir=Path("~/data"))
+    assert (settings.kafka, settings.data_dir) == ("there:1", tmp_path / "data")
+
+
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_PARTITON", "3")
+    with pytest.raises(BadSettings, match=r"SAMEFOLD_PARTITON .*SAMEFOLD_PARTITIONS\?"):
+        Settings()
+
+
+def test_a_misspelt_line_in_dot_env_is_refused_and_other_programs_lines_are_not(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("POSTGRES_PASSWORD=x\nSAMEFOLD_PARTITIONS=5\n")
+    assert Settings().partitions == 5
+    (tmp_path / ".env").write_text("SAMEFOLD_HANDLER_BACH=5\n")
+    with pytest.raises(BadSettings, match=r"SAMEFOLD_HANDLER_BACH .*SAMEFOLD_HANDLER_BATCH\?"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"partitions": 0}, "SAMEFOLD_PARTITIONS"),
+        ({"partitions": "many"}, "SAMEFOLD_PARTITIONS"),
+        ({"events_topic": "a b"}, "SAMEFOLD_EVENTS_TOPIC"),
+        ({"kafka_security_protocol": "TLS"}, "SAMEFOLD_KAFKA_SECURITY_PROTOCOL"),
+        ({"log_level": "LOUD"}, "SAMEFOLD_LOG_LEVEL"),
+        ({"events_topic": "commands"}, "must differ"),
+        ({"replication_factor": 1, "min_insync_replicas": 2}, "min_insync_replicas"),
+        ({"kafka_security_protocol": "SASL_SSL", "kafka_sasl_mechanism": "PLAIN"}, "_username and _password"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(wrong: dict[str, object], named: str) -> None:
+    with pytest.raises(BadSettings, match=named):
+        Settings(**wrong)
+
+
+def test_what_is_not_configured_says_both_cures() -> None:
+    with pytest.raises(NotConfigured, match=r"samefold dev up.*SAMEFOLD_KAFKA_BOOTSTRAP"):
+        _ = Settings().kafka
+    with pytest.raises(NotConfigured, match=r"samefold dev up.*SAMEFOLD_DATABASE_URL"):
+        _ = Settings().database
+
+
+def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_DATABASE_URL", f"postgresql://u:{SECRET}@h/d")
+    monkeypatch.setenv("SAMEFOLD_KAFKA_SASL_PASSWORD", SECRET)
+    found = Settings()
+    assert SECRET in found.database
+    assert SECRET not in f"{found!r} {found} {found.model_dump()} {found.model_dump_json()}"
+    monkeypatch.setenv("SAMEFOLD_PARTITIONS", SECRET)
+    with pytest.raises(BadSettings) as refusal:
+        Settings()
+    assert SECRET not in f"{refusal.value} {refusal.value!r} {refusal.value.__cause__!r}"
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().partitions = 3  # type: ignore[misc]
+
+
+def test_another_process_gets_the_very_same_settings() -> None:
+    mine = Settings(database_url=f"host=h password={SECRET}", partitions=3, kafka_ssl_ca_location=Path("ca.pem"))
+    script = "import sys; from infra.settings import Settings; print(Settings().environment() == eval(sys.argv[1]))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | mine.environment()
+    command = [sys.executable, "-c", script, repr(mine.environment())]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_the_example_file_names_every_setting_with_its_default() -> None:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    example = dict(line.removeprefix("#").split("=", 1) for line in lines if re.match(rf"#?{PREFIX}\w+=", line))
+    assert set(example) == {PREFIX + name.upper() for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if default is not None:
+            assert example[PREFIX + name.upper()] == str(default).removeprefix(f"{Path.cwd()}/")
+
+
+def test_the_example_file_says_what_each_described_setting_is_for() -> None:
+    text = (ROOT / ".env.example").read_text()
+    assert [f.description for f in Settings.model_fields.values() if f.description and f.description not in text] == []

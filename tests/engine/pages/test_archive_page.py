@@ -1,0 +1,67 @@
+"""`docs/archive.md` is executed: its commands print what it shows (`…` stands for anything), its code reads the files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from infra.archive import write
+from infra.settings import PREFIX, Settings
+from infra.testing.fixtures import ROOT, Samefold
+from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.infra.archives import ACCOUNTS
+from tests.engine.spine import records_of, set_up
+
+FIRST = b'{"samefold":"opening/1"'
+PAGE = (ROOT / "docs" / "archive.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def shown(text: str) -> re.Pattern[str]:
+    """What the page shows as a pattern: a line of `…` is any lines."""
+    lines = [
+        r"(.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n" for line in text.splitlines()
+    ]
+    return re.compile(r"(.*\n)*?" + "".join(lines))
+
+
+@pytest.mark.slow
+def test_the_page(world: Settings, samefold: Samefold, tmp_path: Path) -> None:
+    world = world.model_copy(update={"archive_url": str(tmp_path / "archive")})
+    set_up(world)
+    keeper = Bookkeeper(world)
+    keeper.life(ACCOUNTS, 20)
+    fold_all(world)
+    typed = 0
+    for block in blocks("console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, output = part.partition("\n")
+            if line.startswith("export "):
+                name, _, value = line.removeprefix(f"export {PREFIX}").partition("=")
+                world = Settings(**{**world.model_dump(exclude_none=True), name.lower(): value})
+                continue
+            done = samefold(*line.split()[1:], settings=world)
+            assert done.returncode == 0, (line, done.stderr)
+            assert shown(output).fullmatch(done.stdout), (line, done.stdout)
+            typed += 1
+    assert typed == 7
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for block in blocks("python"):
+            exec(block, {"archive": world.archive})
+    count = len(records_of(world, world.events_topic))
+    assert printed.getvalue() == f"{count} records; {FIRST!r}\n"
+
+
+@pytest.mark.slow
+def test_the_page_tells_the_sizes_of_a_file() -> None:
+    assert f"a multiple of {write.MOST_RECORDS:,} offsets" in PAGE
+    assert f"after {write.MOST_BYTES // 1_000_000} MB" in PAGE
+    assert f"({Settings.model_fields['archive_restore_days'].default})" in PAGE

@@ -1,0 +1,81 @@
+"""`docs/before-you-deploy.md` is typed from the first line to the last; `docs/security.md` names tests that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from infra.dev.issuer import AUDIENCE, ISSUER
+from infra.dev.stack import Stack
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT, Samefold
+from tests.engine.api.api import serving
+from tests.engine.infra.role_worlds import role_world
+from tests.engine.pages.curl import curl
+from tests.engine.pages.pages import matches
+from tests.engine.pages.test_change_a_read_model import typed
+from tests.engine.spine import set_up
+
+PAGE = (ROOT / "docs" / "before-you-deploy.md").read_text()
+TABLE = (ROOT / "docs" / "security.md").read_text()
+
+
+@pytest.mark.timeout(240)
+def test_the_checklist_from_the_first_line_to_the_last(
+    stack: Stack, migrated: str, samefold: Samefold, tmp_path: Path
+) -> None:
+    of_issuer = {"auth": "jwt", "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_keys": str(stack.issuer.keys)}
+    with role_world(stack, migrated, "samefold") as place, ExitStack() as running:
+        common = place.admin.model_dump(exclude_none=True) | {"archive_url": str(tmp_path / "archive")} | of_issuer
+        settings, url = Settings(**common), ""
+        types = [
+            line
+            for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+            for line in typed(block)
+        ]
+        for line, expected in types:
+            words = line.removeprefix("$ ").partition(" <")[0].split()
+            if words == ["samefold", "archive"]:  # the processes have been started by then
+                set_up(place.admin)
+            if words[0] == "export":
+                [role] = re.findall(r"//(samefold_\w+)@", words[1])
+                settings = place.settings(role, Settings(**common))
+            elif words == ["samefold", "run", "api"]:
+                url = running.enter_context(serving(settings)).url
+            elif words[0] == "curl":
+                token = samefold("dev", "token", "--subject", "ada", "--role", "teller", settings=settings).stdout
+                answer = curl(line.removeprefix("$ ").replace("$TOKEN", token.strip()), url)
+                assert matches(answer.text, expected.strip()), (line, answer.text)
+            elif words[0] == "make":
+                subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            else:
+                done = samefold(*words[1:], settings=settings, given="secret\n")
+                assert done.returncode == 0, (line, done.stdout, done.stderr)
+                assert matches(done.stdout, expected.strip()), (line, done.stdout)
+        assert len(types) == 23
+
+
+def test_each_test_that_is_named_exists() -> None:
+    named = re.findall(r"`(tests/\w[\w/]*\.py)::(test_\w+)`", TABLE)
+    assert len(named) > 50
+    assert [
+        (file, test)
+        for file, test in named
+        if not re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ] == []
+
+
+def test_each_row_names_its_items_and_a_test() -> None:
+    rows = [line for line in TABLE.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 25
+    assert [row for row in rows if not re.match(r"\| \d+\.\d+\.\d+[, ].*`tests/\S+::test_\w+` \|$", row)] == []
+
+
+def test_the_table_of_secrets_names_all_of_them() -> None:
+    from infra.settings import PREFIX, SECRETS
+
+    assert {f"{PREFIX.lower()}{name}" for name in SECRETS} <= set(re.findall(r"`(samefold_\w+)`", PAGE))

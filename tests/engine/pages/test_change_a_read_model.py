@@ -1,0 +1,264 @@
+"""`docs/change-a-read-model.md` is walked from the first line to the last, under load, with a reader who must never see less.
+
+Lines that begin with `$` or `old$` are typed, in the next release's checkout or where the old one is installed; what is below
+them is what they must print, `…` standing for anything. `&` is another terminal, known by its last word or as `rebuild`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from commands.client import wait_for
+from demo.proof import counted_in
+from demo.traffic import Traffic
+from infra.database.connect import connect
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from tests.engine.pages.test_journey import table
+from tests.engine.spine import scalar, until
+
+PAGE = (ROOT / "docs" / "change-a-read-model.md").read_text()
+PROMPT = re.compile(r"(?:old)?\$ ")
+LINE_S = 120
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Language and text of each."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def typed(block: str) -> Iterator[tuple[str, str]]:
+    """Each line that is typed, and what it must print."""
+    expected: list[str] = []
+    line = ""
+    for text in block.splitlines():
+        if PROMPT.match(text):
+            if line:
+                yield line, "\n".join(expected)
+            line, expected = text, []
+        else:
+            expected.append(text)
+    yield line, "\n".join(expected)
+
+
+class Reader(threading.Thread):
+    """Reads people's view `balances` over and over; what was there once must stay there."""
+
+    def __init__(self, world: Settings) -> None:
+        super().__init__()
+        self.world = world
+        self.asked = 0
+        self.fell: list[tuple[Counter[str], Counter[str]]] = []
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            before = Counter[str]()
+            with connect(self.world, "reader") as db:
+                while not self.ended.wait(0.002):
+                    now = Counter[str](dict(db.execute("select account, transactions from balances").fetchall()))
+                    if before - now:
+                        self.fell.append((before, now))
+                    before = now
+                    self.asked += 1
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Reader:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.join(30)
+
+
+class Operator:
+    """Somebody who has the page before them, two releases' folders, and as many terminals as it takes."""
+
+    def __init__(self, world: Settings, folder: Path) -> None:
+        self.world = world
+        self.log = folder / "terminals.log"
+        self.folders = {"$ ": folder / "new", "old$ ": folder / "old"}
+        self.folders["old$ "].mkdir()
+        _copy_tree(self.folders["$ "])
+        self.code = {"$ ": self.folders["$ "], "old$ ": ROOT}
+        self.terminals: dict[str, subprocess.Popen[bytes]] = {}
+        self.lines: list[str] = []
+        self.around = ExitStack()
+        self.traffic = Traffic(world, ["ada", "bob"], date(2026, 11, 21))
+        self.reader = Reader(world)
+
+    def walk(self, language: str, block: str) -> None:
+        match language:
+            case "console":
+                for line, expected in typed(block):
+                    self.lines.append(line)
+                    prompt = PROMPT.match(line)
+                    assert prompt
+                    self.type(prompt[0], shlex.split(line.removeprefix(prompt[0])), expected)
+            case "jsonl":
+                (self.folders["old$ "] / "commands.jsonl").write_text(block)
+            case "diff":
+                apply = ["git", "apply", "--unidiff-zero", "-"]
+                subprocess.run(apply, cwd=self.folders["$ "], input=block, text=True, check=True)
+            case _:
+                self.ask(block)
+
+    def type(self, prompt: str, words: list[str], expected: str) -> None:
+        match words:
+            case ["kill", how, name]:
+                self.end(name.removeprefix("%"), {"-9": signal.SIGKILL, "-INT": signal.SIGINT}[how])
+            case [*command, "&"] if "rebuild" in command:
+                self.begin("rebuild", prompt, command)
+            case [*command, "&"]:
+                self.begin(command[-1], prompt, command)
+            case _:
+                self.run(prompt, words, expected)
+
+    def run(self, prompt: str, words: list[str], expected: str) -> None:
+        """A command that ends, and what it must print."""
+        done = subprocess.run(
+            _command(words),
+            cwd=self.folders[prompt],
+            env=self._environment(prompt),
+            timeout=LINE_S,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = f"{self.lines[-1]}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, said + self.log.read_text()[-3_000:]
+        pattern = ".*".join(map(re.escape, expected.strip().split("…")))
+        assert not expected or re.fullmatch(pattern, done.stdout.strip(), re.DOTALL), said
+        if "send" in words:
+            self.around.enter_context(self.traffic)
+            self.around.enter_context(self.reader)
+        if "switch" in words or "rebuild" in words:
+            before = self._answers()
+            self.until(lambda: self._answers() > before, "the agents of the code that is live go on")
+
+    def begin(self, name: str, prompt: str, words: list[str]) -> None:
+        """In a terminal of its own. A rebuild comes as far as the midst of its load, and stays there until it is ended."""
+        if name == "rebuild":
+            self.slowly = connect(self.world, "test")
+            self.slowly.execute("set idle_in_transaction_session_timeout = 0")
+            self.slowly.execute("begin")
+            self.slowly.execute("lock table build_parts in share mode")
+        with self.log.open("ab") as log:
+            self.terminals[name] = subprocess.Popen(
+                _command(words),
+                cwd=self.folders[prompt],
+                env=self._environment(prompt),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if name == "rebuild":
+            self.until(self._is_loading, "the rebuild loads")
+        else:
+            self.until(lambda: self._has_joined(name), f"'{name}' is at work, or waits for its turn")
+
+    def end(self, name: str, how: signal.Signals) -> None:
+        process = self.terminals.pop(name)
+        process.send_signal(how)
+        assert process.wait(60) == (-how if how == signal.SIGKILL else 0)
+        if name == "rebuild":
+            self.slowly.close()
+
+    def ask(self, block: str) -> None:
+        query, _, shown = block.removeprefix("=> ").partition("\n")
+        with connect(self.world, "test") as db:
+            cursor = db.execute(query.encode())
+            columns = [column.name for column in cursor.description or ()]
+            assert table(shown) == [columns, *([str(value) for value in row] for row in cursor)]
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        try:
+            until(holds, what, seconds=LINE_S)
+        except AssertionError:
+            print(self.log.read_text()[-5_000:])
+            raise
+
+    def stop(self) -> None:
+        self.around.close()
+        for process in self.terminals.values():
+            process.send_signal(signal.SIGINT)
+        for process in self.terminals.values():
+            process.wait(60)
+
+    def _answers(self) -> int:
+        return int(scalar(self.world, "select count(*) from command_outcomes"))
+
+    def _is_loading(self) -> bool:
+        waiting = "application_name like 'samefold build %%' and wait_event_type = 'Lock'"
+        return bool(scalar(self.world, f"select count(*) from pg_stat_activity where {waiting}"))
+
+    def _has_joined(self, name: str) -> bool:
+        named = "select count(*) from pg_stat_activity where application_name like %s"
+        return bool(scalar(self.world, named, f"samefold %{name}%"))
+
+    def _environment(self, prompt: str) -> dict[str, str]:
+        return (
+            os.environ
+            | self.world.environment()
+            | {
+                "PYTHONPATH": str(self.code[prompt]),
+                "SAMEFOLD_API_PORT": "0",  # both releases have an API on this machine
+            }
+        )
+
+
+def _command(words: list[str]) -> list[str]:
+    known = {"samefold": ["-c", "from infra.cli import main; main()"], "pytest": ["-m", "pytest"]}
+    return [sys.executable, *known[words[0]], *words[1:]]
+
+
+def _copy_tree(folder: Path) -> None:
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, files)):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+@pytest.fixture
+def operator(world: Settings, tmp_path: Path) -> Iterator[Operator]:
+    someone = Operator(world, tmp_path)
+    try:
+        yield someone
+    finally:
+        someone.stop()
+
+
+def test_the_page_from_the_first_line_to_the_last(operator: Operator) -> None:
+    world, traffic, reader = operator.world, operator.traffic, operator.reader
+    for language, block in blocks():
+        operator.walk(language, block)
+    traffic.stop()
+    answered = wait_for(world, traffic.commands, lambda _: None, timeout_s=60)
+    assert (answered.accepted, answered.rejected) == (len(traffic.commands), 0)
+    counted = counted_in(world)
+    assert {counted[command.stream, command.id] for command in traffic.commands} == {1}
+    assert (reader.error, reader.fell) == (None, [])
+    assert reader.asked > 100
+    assert scalar(world, "select sum(cents) from balances") == traffic.deposited - traffic.withdrawn - 450
+    assert len(operator.lines) == len(re.findall(r"^(?:old)?\$ ", PAGE, re.MULTILINE)) > 20

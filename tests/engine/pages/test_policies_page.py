@@ -1,0 +1,26 @@
+"""`docs/policies.md` is walked from the first line to the last."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.testing.fixtures import ROOT
+from tests.engine.pages.pages import Author, author, blocks, check_files  # noqa: F401
+from tests.engine.tools.service_trees import Tree
+
+PAGE = (ROOT / "docs" / "policies.md").read_text()
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
+
+
+def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
+    check_files(PAGE, hotel)
+
+
+def test_the_page_from_the_first_line_to_the_last(author: Author) -> None:  # noqa: F811
+    for language, block in blocks(PAGE):
+        author.walk(language, block)
+    leave = '{"stream": "rooms/14", "id": "leave", "type": "CheckOut", "data": {}}\n'
+    (author.service.folder / "commands.jsonl").write_text(leave)
+    author.type("samefold send commands.jsonl --wait", "…accepted 1, rejected 0")
+    author.type("samefold history rooms/14", "…GuestLeft…RoomCleaned…moves~…")

@@ -1,0 +1,217 @@
+"""README and the page on the first event are executed: what they tell a newcomer to type works, in that order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.engine.api.front import free_port
+from tests.engine.pages.curl import curl
+from tests.engine.spine import until
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
+FIRST_EVENT = (ROOT / "docs" / "first-event.md").read_text()
+BIN = Path(sys.executable).parent
+
+
+def section(title: str, page: str = FIRST_EVENT) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found, f"there is no section '{title}'"
+    return found[1]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    return [line.removeprefix("$ ") for block in blocks(text, "console") for line in block.splitlines()]
+
+
+class Newcomer:
+    """Somebody with an empty folder, an empty environment and the project's commands on the path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.environment = {
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder),
+            "LC_ALL": "C.UTF-8",
+            "SAMEFOLD_API_PORT": str(self.port),  # another one may be in use
+        }
+
+    def types(self, line: str) -> str:
+        if line.startswith("curl "):
+            return self._asks(line)
+        done = subprocess.run(
+            line.split(), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _asks(self, line: str) -> str:
+        """What the API answers, once it is up."""
+        answers: list[httpx.Response] = []
+
+        def is_answered() -> bool:
+            try:
+                answers.append(curl(line, f"http://127.0.0.1:{self.port}"))
+            except httpx.TransportError:
+                return False
+            return answers[-1].status_code != 503
+
+        until(is_answered, f"an answer to {line}")
+        assert answers[-1].status_code == 200, answers[-1].text
+        return answers[-1].text
+
+    @contextmanager
+    def meanwhile(self, line: str) -> Iterator[None]:
+        """A command in another terminal, ended with Ctrl-C; it must then end cleanly."""
+        with (self.folder / "terminal.log").open("ab") as log:
+            running = subprocess.Popen(
+                line.split(), cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                yield
+            except BaseException:
+                print((self.folder / "terminal.log").read_text()[-5_000:])
+                raise
+            finally:
+                running.send_signal(signal.SIGINT)
+                code = running.wait(60)
+        assert code == 0
+
+
+@pytest.fixture
+def newcomer() -> Iterator[Newcomer]:
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="sf-"))  # short: sockets live below it
+    someone = Newcomer(folder)
+    try:
+        yield someone
+    finally:
+        subprocess.run(["samefold", "dev", "down"], cwd=folder, env=someone.environment, check=False, timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(400)
+def test_the_page_from_the_first_command_to_the_last(newcomer: Newcomer) -> None:
+    _play(newcomer)
+
+
+@pytest.mark.slow
+def test_a_new_event_on_what_the_page_left(newcomer: Newcomer) -> None:
+    run, lines = _play(newcomer)
+    _add_the_event(newcomer)
+    with newcomer.meanwhile(run):
+        change = {"stream": "accounts/ada", "id": "4", "type": "ChangeOverdraftLimit"}
+        change_line = json.dumps(change | {"data": {"overdraft_limit": 100_000, "on": "2026-11-22"}})
+        again = json.dumps(json.loads(lines.splitlines()[2]) | {"id": "5"})
+        (newcomer.folder / "more.jsonl").write_text(f"{change_line}\n{again}\n")
+        assert "accepted 2, rejected 0" in newcomer.types("samefold send more.jsonl --wait")
+        assert "OverdraftLimitChanged" in newcomer.types("samefold history accounts/ada")
+        newcomer.types("samefold verify")
+    assert "ChangeOverdraftLimit" not in newcomer.environment  # nothing but the tree told it
+
+
+def _play(newcomer: Newcomer) -> tuple[str, str]:
+    """All that the page types; the command that runs the service, and the lines that were sent."""
+    play = section("Play with it")
+    first, run, then = commands(play)[:3], commands(play)[3], commands(play)[4:]
+    for line in first:
+        newcomer.types(line)
+    [lines] = blocks(play, "json")
+    (newcomer.folder / "commands.jsonl").write_text(lines)
+    with newcomer.meanwhile(run):
+        printed = {line: newcomer.types(line) for line in then}
+    sent = printed["samefold send commands.jsonl --wait"]
+    assert "accepted 2, rejected 1" in sent
+    assert "insufficient-funds: 1" in sent
+    assert "3 had their answer before" in sent, "the second time nothing is done again"
+    assert "MoneyDeposited" in printed["samefold history accounts/ada"]
+    posted, read = (json.loads(answer) for line, answer in printed.items() if line.startswith("curl "))
+    assert (posted["outcome"], posted["version"]) == ("accepted", 3)
+    assert read["row"]["cents"] == 5000 + 1200, "who has the answer reads what was done"
+    return run, lines
+
+
+def _add_the_event(newcomer: Newcomer) -> None:
+    """Apply the README's diff to a copy of the tree: one file in `domain/` and one test, and nothing else knows."""
+    copy = newcomer.folder / "tree"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, tracked)):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    [diff] = blocks(section("Add an event"), "diff")
+    touched = re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE)
+    assert touched == ["domain/accounts.py", "tests/test_overdraft_limit.py"]
+    subprocess.run(["git", "init", "-q"], cwd=copy, check=True)
+    subprocess.run(["git", "apply", "-"], cwd=copy, input=diff, text=True, check=True)
+    newcomer.environment["PYTHONPATH"] = str(copy)
+    for checked in (
+        [sys.executable, "-m", "pytest", "-q", "tests/test_overdraft_limit.py", "tests/test_accounts.py"],
+        [str(BIN / "mypy"), "domain", "tests/test_overdraft_limit.py"],
+        [str(BIN / "ruff"), "check", "domain", "tests/test_overdraft_limit.py"],
+    ):
+        done = subprocess.run(
+            checked, cwd=copy, env=newcomer.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_command_that_the_documents_name_exists() -> None:
+    from typer.main import get_command
+
+    from infra.cli import build
+
+    documents = [README, *(path.read_text() for path in (ROOT / "docs").rglob("*.md"))]
+    named = {match for text in documents for match in re.findall(r"samefold ([a-z]+)(?: ([a-z]+))?", text)}
+    app = get_command(build())
+    groups = app.commands  # type: ignore[attr-defined]
+    for first, second in named:
+        if first in {"is", "and", "on"}:
+            continue
+        assert first in groups, f"the documents name `samefold {first}`"
+        inner = getattr(groups[first], "commands", None)
+        if inner and second:
+            assert second in inner, f"the documents name `samefold {first} {second}`"
+
+
+def test_the_readme_tells_commands_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text() + (ROOT / "demo" / "demo.mk").read_text()
+    assert commands(section("The commands", README)) == ["make demo", "make run", "make test"]
+    for target in ("demo", "run", "test"):
+        assert re.search(rf"^{target}: setup", makefile, re.MULTILINE)
+    assert re.search(r"^test-all: setup", makefile, re.MULTILINE), "what the README says of it"
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[1:] == ["exec make test-all"]
+
+
+def test_waiting_has_a_deadline() -> None:
+    with pytest.raises(AssertionError, match="in vain"):
+        until(lambda: False, "nothing", seconds=0.05)
+
+
+def test_every_test_named_in_failures_exists() -> None:
+    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / "docs" / "failures.md").read_text())
+    assert len(named) > 20
+    folders = ("tests", "proofs", "demo", "benchmarks")
+    files = {path.name: path for folder in folders for path in (ROOT / folder).rglob("test_*.py")}
+    for file, test in named:
+        text = files[file].read_text()
+        assert f"def {test}(" in text or not test, f"{file} has no {test}"

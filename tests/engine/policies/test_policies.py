@@ -1,0 +1,150 @@
+"""Policies as they run: an agent for each, and the relay, with a handler on the real stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from typing import Any
+
+import pytest
+
+from domain.accounts import Deposit, MoneyDeposited, Withdraw
+from infra.database.connect import connect
+from infra.log.rule import START, Reading
+from infra.settings import Settings
+from policies.engine.activations import switch
+from policies.engine.policy import Policy, Send, discover
+from policies.engine.process import Policies
+from projections.engine.store.positions import lock_positions, set_generation
+from projections.engine.views.core_views import all_views
+from projections.engine.views.event_context import At
+from projections.engine.views.view import Kind
+from tests.engine.api.api import agent
+from tests.engine.spine import beside, commits, deposit, handler, open_account, scalar, send, set_up, until
+
+DAY = date(2026, 1, 1)
+
+
+@contextmanager
+def running(world: Settings, *policies: Policy, name: str = "p1", **more: Any) -> Iterator[Policies]:
+    """The process of these policies, in a thread."""
+    made: list[Policies] = []
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        made.append(Policies(world, policies, name, **more))
+        await made[0].run()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(serve())
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(made[0].stop)
+
+    with beside(run, stop, name):
+        agents = [policy.agent for policy in policies]
+        query = "select count(distinct agent) from positions where agent = any(%s)"
+        until(lambda: scalar(world, query, agents) == len(agents), "the policies are live")
+        yield made[0]
+
+
+def forward(event: MoneyDeposited, at: At) -> Iterable[Send]:
+    """What account 1 gets, account 2 gets too; and if it did, account 1 gives it away."""
+    if at.id == "1":
+        yield Send("accounts/2", Deposit(cents=event.cents, on=event.on), then=Withdraw(cents=event.cents, on=event.on))
+
+
+FORWARD = Policy("forward", 1, forward, frozenset({MoneyDeposited}))
+
+
+def balance(world: Settings, account: str) -> int | None:
+    cents: int | None = scalar(world, "select cents from balances where account = %s", account)
+    return cents
+
+
+def open_wishes(world: Settings) -> int:
+    count: int = scalar(world, "select count(*) from outbox")
+    return count
+
+
+def test_a_wish_is_sent_once_in_effect_and_then_its_follow_up(world: Settings) -> None:
+    set_up(world)
+    with running(world, FORWARD), handler(world), agent(world):
+        send(world, open_account("1"), open_account("2"), *(deposit("1", f"d{n}", n) for n in range(1, 101)))
+        until(lambda: (balance(world, "1"), balance(world, "2")) == (0, 5050), "all is forwarded")
+        until(lambda: open_wishes(world) == 0, "no wish is left")
+    ids = [commit.command_id for commit in commits(world)]
+    assert len(ids) == len(set(ids)) == 302
+
+
+def failing(event: MoneyDeposited, at: At) -> Iterable[Send]:
+    raise ZeroDivisionError("this policy has a defect")
+
+
+def test_a_policy_that_stops_stops_no_other(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    set_up(world)
+    defect = Policy("defect", 1, failing, frozenset({MoneyDeposited}))
+    with running(world, FORWARD, defect), handler(world), agent(world):
+        send(world, open_account("1"), open_account("2"), deposit("1", "d1", 7))
+        until(lambda: (balance(world, "1"), balance(world, "2")) == (0, 7), "all is forwarded")
+        until(lambda: "this policy has a defect" in caplog.text, "the other one says why it stops")
+    assert scalar(world, "select max(command_offset) from positions where agent = 'policy_defect'") < 1
+
+
+def forward_to_3(event: MoneyDeposited, at: At) -> Iterable[Send]:
+    if at.id == "1":
+        yield Send("accounts/3", Deposit(cents=event.cents, on=event.on))
+
+
+FORWARD_2 = Policy("forward", 2, forward_to_3, frozenset({MoneyDeposited}))
+
+
+@pytest.mark.slow
+def test_each_event_belongs_to_the_version_that_was_in_force(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever code runs, and also in a database that was restored to a time before the switch."""
+    set_up(world)
+    with handler(world), agent(world):
+        with running(world, FORWARD):
+            send(world, *map(open_account, "123"), deposit("1", "d1", 7))
+            until(lambda: (balance(world, "1"), balance(world, "2")) == (0, 7), "version 1 reacts")
+            until(lambda: open_wishes(world) == 0, "no wish is left")
+        switch(world, FORWARD_2)
+        with running(world, FORWARD_2):
+            send(world, deposit("1", "d2", 5))
+            until(lambda: (balance(world, "1"), balance(world, "3")) == (5, 5), "version 2 reacts")
+            until(lambda: open_wishes(world) == 0, "no wish is left")
+        with connect(world, "test") as db, db.transaction():
+            at = lock_positions(db, ["policy_forward"], world.events_topic)["policy_forward"]
+            set_generation(db, world.events_topic, {"policy_forward": dict.fromkeys(at, START)}, "restored")
+            db.execute("delete from activations")
+        with running(world, FORWARD_2, name="new"):
+            until(
+                lambda: "version 1 of policy 'forward' is in force" in caplog.text, "version 2 leaves old events alone"
+            )
+            with running(world, FORWARD, name="old"):
+                until(lambda: passed(world, at) == len(at), "both versions together read everything")
+            until(lambda: open_wishes(world) == 0, "old wishes have met their old outcomes")
+    assert [balance(world, account) for account in "123"] == [5, 7, 5]
+    ids = [commit.command_id for commit in commits(world)]
+    assert len(ids) == len(set(ids)) == 8
+
+
+def passed(world: Settings, at: dict[int, Reading]) -> int:
+    """How many of the policy's partitions have been read up to there."""
+    with connect(world, "test") as db:
+        found = db.execute("select partition, next_offset from positions where agent = 'policy_forward'").fetchall()
+    now: dict[int, int] = dict(found)
+    return sum(now[partition] >= reading.next_offset for partition, reading in at.items())
+
+
+def test_a_policy_is_no_view_which_a_rebuild_would_run_again() -> None:
+    """Nor would `verify` or time travel: they take the views, and nothing else."""
+    assert discover()
+    assert not [view.name for view in all_views().values() if view.kind is Kind.POLICY]

@@ -1,0 +1,624 @@
+"""Webhooks arrive at least once, signed and in order per stream, whatever the receiver answers and whoever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from infra.database.connect import connect
+from infra.errors import BadSettings
+from infra.observability.metrics import REGISTRY
+from infra.settings import Endpoint, Settings
+from infra.testing.fixtures import ROOT
+from policies.engine import webhooks as webhooks_engine
+from policies.engine.webhooks import DELAYS_S, Webhooks
+from tests.engine.spine import until
+
+SECRET = "whsec_" + "c2VjcmV0" * 4
+QUICK_S = [0.05] * 500
+ALL = {"letters": range(4)}
+CERTIFICATE = ROOT / "tests" / "engine" / "policies" / "localhost.pem"
+"""Of `localhost`, signed by itself, with its key."""
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Receiver:
+    """The receiver's process, started again whenever it ends."""
+
+    def __init__(self, folder: Path, *certificate: str) -> None:
+        self._certificate = certificate
+        self.journal = folder / "journal.jsonl"
+        self.starts = 0
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._ending = threading.Event()
+        self._start()
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self._keeper.start()
+
+    def _start(self) -> None:
+        self.starts += 1
+        program = str(ROOT / "tests" / "engine" / "policies" / "webhook_receiver.py")
+        command = [sys.executable, program, str(self.port), str(self.journal), SECRET, *self._certificate]
+        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def _keep(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self._process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+            if not self._ending.is_set():
+                self._start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._keeper.join()
+        self._process.kill()
+        self._process.wait()
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+    def got(self, name: str | None = None) -> list[dict[str, Any]]:
+        """What it has processed, in order: all requests, or those of an endpoint."""
+        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
+        requests = [json.loads(line) for line in lines]
+        return [request for request in requests if name in (None, request["name"])]
+
+    def answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
+    receiver = Receiver(tmp_path)
+    try:
+        until(receiver.answers, "the receiver answers")
+        yield receiver
+    finally:
+        receiver.end()
+
+
+def with_endpoints(world: Settings, **urls: str) -> Settings:
+    endpoints = {
+        name: Endpoint.model_validate({"url": url, "secret": SECRET, "timeout_s": 1}) for name, url in urls.items()
+    }
+    return world.model_copy(update={"webhooks": endpoints})
+
+
+def put(
+    settings: Settings, endpoint: str, stream: str, versions: Collection[int], policy: str = "letters"
+) -> list[str]:
+    """Posts in the outbox, as the policy's engine writes them; their ids."""
+    ids = [f"{policy}~{endpoint}.{stream.replace('/', '.')}.{version}" for version in versions]
+    with connect(settings, "test") as db, db.cursor() as cursor:
+        cursor.executemany(
+            "insert into outbox (id, policy, kind, partition, stream, version, number, target, body, wished_at)"
+            " values (%s, %s, 'post', %s, %s, %s, 0, %s, %s, now())",
+            [
+                (id_, policy, sum(stream.encode()) % 4, stream, version, endpoint, body(stream, version))
+                for id_, version in zip(ids, versions, strict=True)
+            ],
+        )
+    return ids
+
+
+def body(stream: str, version: int) -> str:
+    return f'{{"stream":"{stream}",  "version":{version}, "text":"zwölf Boxkämpfer"}}'
+
+
+def waiting(settings: Settings) -> dict[str, tuple[int, str | None]]:
+    """The posts that are in the outbox: attempts, and why they are dead letters."""
+    with connect(settings, "test") as db:
+        return {row[0]: (row[1], row[2]) for row in db.execute("select id, attempts, dead from outbox")}
+
+
+def due_in_s(settings: Settings, post: str, now: datetime) -> float:
+    with connect(settings, "test") as db:
+        row = db.execute("select next_attempt from outbox where id = %s", (post,)).fetchone()
+    assert row
+    return float((row[0] - now).total_seconds())
+
+
+@contextmanager
+def posting(
+    settings: Settings,
+    delays_s: Sequence[float] = QUICK_S,
+    clock: Callable[[], datetime] | None = None,
+    partitions: Mapping[str, Collection[int]] = ALL,
+) -> Iterator[Webhooks]:
+    """Webhooks in a thread, for as long as the block runs. An error of theirs is the block's."""
+    webhooks = Webhooks(
+        settings, "policies", lambda: partitions, delays_s=delays_s, **({"clock": clock} if clock else {})
+    )
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(webhooks.run())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
+    thread.start()
+    try:
+        yield webhooks
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(20)
+    assert not thread.is_alive()
+    loop.close()
+    assert task.cancelled(), task.exception()
+
+
+def empty(settings: Settings) -> Callable[[], bool]:
+    return lambda: not waiting(settings)
+
+
+def in_order(requests: Sequence[dict[str, Any]]) -> bool:
+    """Whether the first arrivals of each stream's posts are in the order of its events."""
+    seen: dict[str, list[int]] = {}
+    for request in requests:
+        versions = seen.setdefault(request["body"]["stream"], [])
+        if request["taken"] and request["body"]["version"] not in versions:
+            versions.append(request["body"]["version"])
+    return all(versions == sorted(versions) for versions in seen.values())
+
+
+# ── what is promised ──
+
+
+def test_a_post_arrives_signed_as_it_was_written_and_leaves_the_outbox(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, good=receiver.url("good/ok"))
+    [post] = put(settings, "good", "boxes/1", [1])
+    with posting(settings):
+        until(empty(settings), "the outbox is empty")
+    [request] = receiver.got()
+    headers = request["headers"]
+    assert (request["verified"], request["body"]) == (True, json.loads(body("boxes/1", 1)))
+    assert (headers["webhook-id"], headers["content-type"]) == (post, "application/json")
+    assert abs(int(headers["webhook-timestamp"]) - time.time()) < 60
+    assert int(headers["content-length"]) == len(body("boxes/1", 1).encode())
+
+
+def test_each_post_arrives_once_after_dedup_in_order_from_a_receiver_that_fails_in_every_way(
+    world: Settings, receiver: Receiver
+) -> None:
+    settings = with_endpoints(world, first=receiver.url("first/moody"), second=receiver.url("second/moody"))
+    ids = [
+        post
+        for endpoint in settings.webhooks
+        for number in range(6)
+        for post in put(settings, endpoint, f"boxes/{number}", range(1, 6))
+    ]
+    with posting(settings):
+        until(empty(settings), "the outbox is empty", 100)
+    for endpoint in settings.webhooks:
+        assert in_order(receiver.got(endpoint))
+    requests = receiver.got()
+    assert {request["headers"]["webhook-id"] for request in requests if request["taken"]} == set(ids)
+    assert all(request["verified"] for request in requests)
+    assert len(requests) > len(ids)
+    assert receiver.starts > 1, "it crashed at least once after it had processed a post"
+
+
+@pytest.mark.slow
+def test_none_is_lost_and_first_arrivals_are_in_order_when_senders_are_killed_and_overlap(
+    world: Settings, receiver: Receiver
+) -> None:
+    settings = with_endpoints(world, first=receiver.url("first/hasty"), second=receiver.url("second/ok"))
+    ids = [
+        post
+        for endpoint in settings.webhooks
+        for number in range(10)
+        for post in put(settings, endpoint, f"boxes/{number}", range(1, 41))
+    ]
+    program = str(ROOT / "tests" / "engine" / "policies" / "webhook_sender.py")
+    environment = os.environ | settings.environment() | {"PYTHONPATH": str(ROOT)}
+    senders: list[subprocess.Popen[bytes]] = []
+    kills = 0
+    try:
+        while waiting(settings):
+            while len(senders) < 2:  # as in a rebalance, two have the same partitions
+                senders.append(subprocess.Popen([sys.executable, program, f"sender-{kills}", "0.05"], env=environment))
+            before = len(receiver.got())
+            until(lambda seen=before: len(receiver.got()) > seen + 60 or not waiting(settings), "posts arrive", 60)  # type: ignore[misc]
+            victim = senders.pop(random.randrange(2))
+            victim.kill()
+            victim.wait()
+            kills += 1
+    finally:
+        for sender in senders:
+            sender.kill()
+            sender.wait()
+    assert kills >= 5
+    for endpoint in settings.webhooks:
+        assert in_order(receiver.got(endpoint))
+    requests = receiver.got()
+    assert {request["headers"]["webhook-id"] for request in requests if request["taken"]} == set(ids)
+    assert all(request["verified"] for request in requests)
+
+
+def test_the_next_post_of_a_stream_waits_for_its_predecessor_and_other_streams_do_not(
+    world: Settings, receiver: Receiver
+) -> None:
+    settings = with_endpoints(world, down=receiver.url("down/status/500"))
+    first, second = put(settings, "down", "boxes/1", [1, 2])
+    [other] = put(settings, "down", "boxes/2", [1])
+    with posting(settings, [3600.0] * 3):
+        until(lambda: waiting(settings)[first][0] == waiting(settings)[other][0] == 1, "both were tried")
+        put(settings, "down", "boxes/3", [1])  # tried later than what may be wrong
+        until(lambda: len(receiver.got()) == 3, "the third stream's was tried")
+    assert waiting(settings)[second] == (0, None)
+    assert {request["headers"]["webhook-id"] for request in receiver.got()}.isdisjoint({second})
+
+
+def test_a_slow_endpoint_does_not_hold_up_another(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, slow=receiver.url("slow/never"), fast=receiver.url("fast/ok"))
+    patient = settings.webhooks["slow"].model_copy(update={"timeout_s": 120.0})
+    settings = settings.model_copy(update={"webhooks": settings.webhooks | {"slow": patient}})
+    for number in range(10):
+        put(settings, "slow", f"boxes/{number}", [1, 2])
+    with posting(settings) as webhooks:
+        until(lambda: len(receiver.got("slow")) == 4, "the slow endpoint has all that it gets at once")
+        for number in range(10):
+            put(settings, "fast", f"boxes/{number}", range(1, 6))
+        webhooks.kick()
+        until(lambda: len(receiver.got("fast")) == 50, "the fast endpoint has got all")
+        until(lambda: len(waiting(settings)) == 20, "all of them have left the outbox")
+        assert len(receiver.got("slow")) == 4
+    assert len(waiting(settings)) == 20, "a request that was cancelled is not forgotten"
+
+
+def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
+    world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking up a name takes a thread until the resolver gives up, however long ago the attempt has timed out."""
+    looked_up, over = socket.getaddrinfo, threading.Event()
+
+    def look_up(host: Any, *more: Any, **named: Any) -> Any:
+        if host in ("nowhere.test", b"nowhere.test"):
+            over.wait(30)
+            raise socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution")
+        return looked_up(host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    fast = f"http://localhost:{receiver.port}/fast/ok"
+    settings = with_endpoints(world, slow="http://nowhere.test/hooks", fast=fast)
+    for number in range(60):
+        put(settings, "slow", f"boxes/{number}", [1])
+    try:
+        with posting(settings):
+            until(lambda: sum(tried for tried, _ in waiting(settings).values()) >= 12, "its attempts time out", 30)
+            put(settings, "fast", "boxes/1", [1])
+            until(lambda: len(receiver.got("fast")) == 1, "the fast endpoint has its post", 5)
+            over.set()
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("host", ["xn--strae-oqa.test", "localhost", "[::1]"])
+def test_the_name_that_is_looked_up_is_the_one_that_is_asked(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx shows a name with its letters, which Python would encode by another rule: `straße` as `strasse`."""
+    looked_up: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: looked_up.append(host))
+    endpoint = Endpoint.model_validate({"url": f"https://{host}/hooks", "secret": SECRET})
+    post = webhooks_engine.Post("letters~1", "letters", 0, "{}", 0)
+
+    async def ask() -> webhooks_engine.Answer:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(204))) as client:
+            webhooks = Webhooks(Settings(), "policies", dict)
+            return await webhooks_engine._Queue(webhooks, "good", endpoint, client)._asked(post)
+
+    assert asyncio.run(ask()).result is webhooks_engine.Result.DELIVERED
+    assert looked_up == [host.strip("[]").encode()]
+
+
+def test_only_posts_of_this_processs_partitions_are_sent(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, good=receiver.url("good/ok"))
+    mine, others = put(settings, "good", "boxes/4", [1]), put(settings, "good", "boxes/5", [1])
+    foreign = put(settings, "good", "boxes/4", [1], policy="parcels")
+    with posting(settings, partitions={"letters": [sum(b"boxes/4") % 4]}):
+        until(lambda: len(waiting(settings)) == 2, "one was sent")
+    assert set(waiting(settings)) == {*others, *foreign}
+    assert [request["headers"]["webhook-id"] for request in receiver.got()] == mine
+
+
+def test_what_was_answered_while_the_database_was_away_is_not_posted_again(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, good=receiver.url("good/trickle"))  # the answer takes a second to be read
+    put(settings, "good", "boxes/1", [1])
+    with posting(settings):
+        until(lambda: len(receiver.got()) == 1, "the post was processed")
+        with connect(settings, "test") as db:
+            db.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and application_name like '%webhooks'"
+            )
+        until(empty(settings), "the outbox is empty")
+    assert len(receiver.got()) == 1
+
+
+@pytest.mark.slow
+def test_a_long_backlog_arrives_whole_and_in_order(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, good=receiver.url("good/ok"))
+    for number in range(5):
+        put(settings, "good", f"boxes/{number}", range(1, 251))
+    with posting(settings):
+        until(empty(settings), "the outbox is empty", 60)
+    assert in_order(receiver.got())
+    versions = [request["body"]["version"] for request in receiver.got() if request["body"]["stream"] == "boxes/1"]
+    assert all(later == earlier + 1 for earlier, later in pairwise(versions))
+
+
+@pytest.mark.parametrize("statement", ["_POST", "_NOT_DELIVERED", "_DELIVERED"])
+def test_a_post_is_found_by_its_id_however_many_there_are(world: Settings, statement: str) -> None:
+    """The statements were planned when the outbox was empty, and PostgreSQL keeps these plans until it analyzes the table."""
+    query = getattr(webhooks_engine, statement)
+    values = {"id": "none", "now": START, "tried": 1, "next_attempt": None, "dead": None}
+    webhooks = Webhooks(world, "policies", dict)
+    with connect(world, "test") as db:
+        db.execute("alter table outbox set (autovacuum_enabled = off)")
+        db.execute("vacuum analyze outbox")
+        for _ in range(12):
+            webhooks._execute(query, values)
+        db.execute(
+            "insert into outbox (id, policy, kind, partition, stream, version, number, target, body, wished_at) "
+            "select 'letters~' || n, 'letters', 'post', 0, 'boxes/1', n, 0, 'good', '{}', now() "
+            "from generate_series(1, 5000) n"
+        )
+    read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
+    assert webhooks._connection is not None
+    with webhooks._connection.transaction():
+        [(before,)] = webhooks._execute(read, {})
+        webhooks._execute(query, values | {"id": "letters~77"})
+        [(after,)] = webhooks._execute(read, {})
+    webhooks._disconnect()
+    assert after - before <= 2
+
+
+# ── retries and dead letters ──
+
+
+@pytest.mark.slow
+def test_attempts_are_repeated_later_and_later_and_then_the_post_is_a_dead_letter_and_the_next_one_goes(
+    world: Settings, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = with_endpoints(world, down=receiver.url("down/status/500?token=hidden"))
+    first, second = put(settings, "down", "boxes/1", [1, 2])
+    now = START
+    with posting(settings, DELAYS_S, clock=lambda: now), caplog.at_level(logging.DEBUG):
+        for tried, delay_s in enumerate(DELAYS_S, start=1):
+            until(lambda tried=tried: waiting(settings)[first] == (tried, None), f"attempt {tried} was made")  # type: ignore[misc]
+            wait_s = due_in_s(settings, first, now)
+            assert delay_s <= wait_s <= delay_s * 1.2
+            now += timedelta(seconds=wait_s)
+        until(lambda: waiting(settings)[second][0] == 1, "the next one goes")
+    assert sum(DELAYS_S) / 86_400 > 3
+    assert waiting(settings)[first] == (10, "gave-up: attempt 10: it answered 500")
+    assert f"post {first} to endpoint 'down' is a dead letter" in caplog.text
+    assert "hidden" not in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_dead_letter_that_is_made_alive_again_is_posted(world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, gone=receiver.url("gone/status/410"))
+    [post] = put(settings, "gone", "boxes/1", [1])
+    with posting(settings):
+        until(lambda: waiting(settings)[post][1] is not None, "it is a dead letter")
+    assert waiting(settings)[post] == (1, "gone: it answered 410")
+    with connect(settings, "test") as db:
+        db.execute("update outbox set dead = null, attempts = 0, next_attempt = null")
+    with posting(with_endpoints(world, gone=receiver.url("gone/ok"))):
+        until(empty(settings), "the outbox is empty")
+
+
+def test_an_endpoint_that_the_settings_do_not_name_gets_dead_letters(
+    world: Settings, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = with_endpoints(world, good=receiver.url("good/ok"))
+    unknown = put(settings, "god", "boxes/1", [1, 2])
+    put(settings, "good", "boxes/1", [1])
+    with posting(settings):
+        until(lambda: set(waiting(settings)) == set(unknown), "the good one is served")
+        until(lambda: all(dead for _, dead in waiting(settings).values()), "the others are dead letters")
+    assert {dead.partition(":")[0] for _, dead in waiting(settings).values() if dead} == {"unknown-endpoint"}
+    assert "2 posts are dead letters: SAMEFOLD_WEBHOOKS names no endpoint 'god'" in caplog.text
+
+
+@pytest.mark.slow_but("900")
+@pytest.mark.parametrize("header", ["900", "Thu, 01 Jan 2026 00:15:00 GMT"])
+def test_retry_after_is_kept_and_nothing_else_is_posted_before(
+    header: str, world: Settings, receiver: Receiver
+) -> None:
+    settings = with_endpoints(world, busy=receiver.url(f"busy/later/{quote(header)}"))
+    [first] = put(settings, "busy", "boxes/1", [1])
+    now = START
+    with posting(settings, [5.0, 5.0], clock=lambda: now):
+        until(lambda: waiting(settings)[first][0] == 1, "it was too much")
+        assert due_in_s(settings, first, now) == 900
+        [other] = put(settings, "busy", "boxes/2", [1])
+        [known] = put(settings, "unknown", "boxes/2", [1])
+        until(lambda: waiting(settings)[known][1] is not None, "the outbox was read")
+        now += timedelta(seconds=899)
+        [known] = put(settings, "unknown", "boxes/3", [1])
+        until(lambda: waiting(settings)[known][1] is not None, "the outbox was read again")
+        assert waiting(settings)[other] == (0, None)
+        now += timedelta(seconds=1)
+        until(lambda: len(receiver.got()) == 3, "both are posted")
+
+
+# ── bad answers ──
+
+BAD = {
+    "moved/to": ("redirected", "it answered 301, a redirect, which is not followed"),
+    "status/302": ("redirected", "it answered 302, a redirect, which is not followed"),
+    "status/304": ("redirected", "it answered 304, a redirect, which is not followed"),
+    "status/404": ("refused", "it answered 404"),
+    "status/503": ("failed", "it answered 503"),
+    "never": ("timed-out", "no answer within 1 s"),
+    "reset": ("unreachable", "ReadError"),
+    "garbage": ("unreachable", "RemoteProtocolError"),
+    "headers": ("unreachable", ""),
+}
+
+
+@pytest.mark.parametrize("mood", BAD)
+def test_a_bad_answer_is_a_failed_attempt_with_a_reason(mood: str, world: Settings, receiver: Receiver) -> None:
+    result, why = BAD[mood]
+    settings = with_endpoints(world, bad=receiver.url(f"bad/{mood}?token=hidden"), good=receiver.url("good/ok"))
+    [post] = put(settings, "bad", "boxes/1", [1])
+    put(settings, "good", "boxes/1", [1])
+    before = attempts("bad", result)
+    with posting(settings, []):
+        until(lambda: set(waiting(settings)) == {post}, "the good endpoint is served")
+        until(lambda: waiting(settings)[post][1] is not None, "it is a dead letter")
+    assert waiting(settings)[post][0] == 1
+    dead = waiting(settings)[post][1]
+    assert dead
+    assert dead.startswith(f"gave-up: attempt 1: {why}")
+    assert "hidden" not in dead
+    assert attempts("bad", result) == before + 1
+    assert not receiver.got("followed") + receiver.got("elsewhere")
+
+
+def attempts(endpoint: str, result: str) -> float:
+    labels = {"endpoint": endpoint, "result": result}
+    return REGISTRY.get_sample_value("samefold_webhook_attempts_total", labels) or 0.0
+
+
+@pytest.mark.parametrize("mood", ["huge", "trickle"])
+def test_the_body_of_an_answer_is_not_read(mood: str, world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, good=receiver.url(f"good/{mood}"))
+    put(settings, "good", "boxes/1", [1, 2])
+    with posting(settings):
+        until(empty(settings), "the outbox is empty")
+    assert len(receiver.got()) == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:1/?token=hidden", "http://no-such-host.invalid/?token=hidden", "https://127.0.0.1:{port}/"],
+)
+def test_an_endpoint_that_cannot_be_reached_is_a_failed_attempt(url: str, world: Settings, receiver: Receiver) -> None:
+    settings = with_endpoints(world, bad=url.format(port=receiver.port))
+    [post] = put(settings, "bad", "boxes/1", [1])
+    with posting(settings, []):
+        until(lambda: waiting(settings)[post][1] is not None, "it is a dead letter")
+    dead = waiting(settings)[post][1]
+    assert dead
+    assert dead.startswith("gave-up: attempt 1: ConnectError: ")
+    assert "hidden" not in dead
+
+
+def test_certificates_are_verified_with_the_authorities_of_the_environment(
+    world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = Receiver(tmp_path, str(CERTIFICATE))
+    try:
+        until(receiver.answers, "the receiver answers")
+        port = receiver.port
+        settings = with_endpoints(world, good=f"https://localhost:{port}/ok", other=f"https://127.0.0.1:{port}/ok")
+        [good], [other] = put(settings, "good", "boxes/1", [1]), put(settings, "other", "boxes/1", [1])
+        with posting(settings, []):
+            until(lambda: all(dead for _, dead in waiting(settings).values()), "both are dead letters")
+        assert not receiver.got()
+        dead = waiting(settings)[good][1]
+        assert dead
+        assert "certificate verify failed" in dead
+        with connect(settings, "test") as db:
+            db.execute("update outbox set dead = null, attempts = 0")
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        with posting(settings, []):
+            until(lambda: set(waiting(settings)) == {other} and bool(waiting(settings)[other][1]), "one is delivered")
+    finally:
+        receiver.end()
+
+
+def test_neither_cookies_nor_a_proxy_nor_passwords_of_the_environment_are_used(
+    world: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    settings = with_endpoints(world, good=receiver.url("good/cookie"))
+    put(settings, "good", "boxes/1", [1, 2])
+    with posting(settings):
+        until(empty(settings), "the outbox is empty")
+    assert len(receiver.got()) == 2
+    assert all({"cookie", "authorization"}.isdisjoint(request["headers"]) for request in receiver.got())
+
+
+# ── settings ──
+
+
+def as_json(**changes: object) -> str:
+    return json.dumps({"billing": {"url": "https://billing.example.com/in?key=hidden", "secret": SECRET} | changes})
+
+
+def test_endpoints_are_read_from_json_shown_without_secrets_and_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEFOLD_WEBHOOKS", as_json(timeout_s=3))
+    found = Settings()
+    assert found.webhooks["billing"].timeout_s == 3
+    shown = f"{found!r} {found} {found.model_dump()} {found.model_dump_json()}"
+    assert SECRET not in shown
+    assert "hidden" not in shown
+    for name, value in found.environment().items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == found
+
+
+def test_the_nearest_source_names_all_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(f"SAMEFOLD_WEBHOOKS={as_json().replace('billing', 'other')}\n")
+    assert set(Settings().webhooks) == {"other"}
+    monkeypatch.setenv("SAMEFOLD_WEBHOOKS", as_json())
+    assert set(Settings().webhooks) == {"billing"}
+    monkeypatch.setenv("SAMEFOLD_WEBHOOKS", "{}")
+    assert not Settings().webhooks
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("{hidden", "SAMEFOLD_WEBHOOKS: it is not JSON"),
+        ('["hidden"]', "SAMEFOLD_WEBHOOKS: Input should be a valid dictionary"),
+        (as_json().replace("billing", "Billing", 1), "SAMEFOLD_WEBHOOKS, Billing"),
+        (as_json(secret="hidden"), "SAMEFOLD_WEBHOOKS, billing, secret: write whsec_"),
+        (as_json(secret="whsec_c2hvcnQ="), "SAMEFOLD_WEBHOOKS, billing, secret: write whsec_"),
+        (as_json(secret=None), "SAMEFOLD_WEBHOOKS, billing, secret"),
+        (as_json(url="ftp://a/hidden"), "SAMEFOLD_WEBHOOKS, billing, url: write http"),
+        (as_json(url="https:///hidden"), "SAMEFOLD_WEBHOOKS, billing, url: write http"),
+        (as_json(url="https://me:hidden@a/"), "SAMEFOLD_WEBHOOKS, billing, url: it must hold no user"),
+        (as_json(url="https://a:99999/hidden"), "SAMEFOLD_WEBHOOKS, billing, url: it is not a URL"),
+        (as_json(timeout_s=0), "SAMEFOLD_WEBHOOKS, billing, timeout_s"),
+        (as_json(uri="hidden"), "SAMEFOLD_WEBHOOKS, billing, uri"),
+    ],
+)
+def test_a_wrong_endpoint_is_refused_by_name_and_not_quoted(
+    value: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAMEFOLD_WEBHOOKS", value)
+    with pytest.raises(BadSettings) as refusal:
+        Settings()
+    told = f"{refusal.value} {refusal.value!r}"
+    assert named in told
+    assert "hidden" not in told
+    assert SECRET not in told

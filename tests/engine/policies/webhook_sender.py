@@ -1,0 +1,13 @@
+"""A process that posts all webhooks of the policy `letters`: `python tests/engine/policies/webhook_sender.py NAME DELAY_S`."""
+
+import asyncio
+import sys
+
+from infra.settings import Settings
+from policies.engine.webhooks import Webhooks
+
+if __name__ == "__main__":
+    settings = Settings()
+    mine = {"letters": range(settings.partitions)}
+    webhooks = Webhooks(settings, sys.argv[1], lambda: mine, delays_s=[float(sys.argv[2])] * 500)
+    asyncio.run(webhooks.run())

@@ -1,0 +1,151 @@
+"""Views over the sample bank as later or faulty code would have them, and what tables hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import dedent
+from typing import Any
+
+import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.pool import NullPool
+
+from infra.database.connect import connect
+from infra.domain_model.contexts import contexts
+from infra.settings import Settings
+from projections.engine.views.core_views import agent_views
+from projections.engine.views.sql_views import ensure_sql_views
+from projections.engine.views.tables import table_of
+from projections.engine.views.view import View
+from tests.engine.projections import viewkit
+
+IMPORTS = """
+from domain.accounts import AccountOpened, FeeCharged, MoneyDeposited, MoneyWithdrawn, State, change
+"""
+
+BALANCES_2 = """
+    VERSION = 3
+
+    class Balance(NamedTuple):
+        account: Key[str]
+        cents: int
+        fees: int
+
+    def evolve(row: Balance | None, event: AccountOpened | MoneyDeposited | MoneyWithdrawn | FeeCharged, at: At) -> Balance | None:
+        if isinstance(event, AccountOpened):
+            return Balance(at.id, 0, 0)
+        assert row is not None
+        fee = event.cents if isinstance(event, FeeCharged) else 0
+        return Balance(at.id, row.cents + change(event), row.fees + fee)
+"""
+"""A new shape of the sample view `balances`."""
+
+BROKEN = """
+def fail(event):
+    if isinstance(event, MoneyDeposited) and event.details.purpose in ("poison", "worse"):
+        raise ValueError("can't take this")
+"""
+STILL_BROKEN = """
+def fail(event):
+    if isinstance(event, MoneyDeposited) and event.details.purpose == "worse":
+        raise ValueError("can't take this either")
+"""
+CORRECTED = """
+def fail(event):
+    pass
+"""
+
+SUMS = """
+    ON_POISON = "park"
+
+    class Own(NamedTuple):
+        account: Key[str]
+        cents: int
+        moves: int
+
+    def evolve(row: Own | None, event: MoneyDeposited | MoneyWithdrawn, at: At) -> Own | None:
+        fail(event)
+        return Own(at.id, change(event) + (row.cents if row else 0), 1 + (row.moves if row else 0))
+"""
+MOVES = """
+    ON_POISON = "park"
+
+    class Move(NamedTuple):
+        account: Key[str]
+        line: Key[int]
+        cents: int
+        balance: int
+
+    def rows(event: MoneyDeposited | MoneyWithdrawn, after: State, at: At) -> Iterable[Move]:
+        fail(event)
+        yield Move(at.id, at.version, change(event), after.balance)
+"""
+TOTALS = """
+    ON_POISON = "park"
+
+    class Total(NamedTuple):
+        kind: Key[str]
+        count: Sum[int]
+        cents: Sum[int]
+        largest: Max[int]
+
+    def delta(event: MoneyDeposited | MoneyWithdrawn, at: At) -> Iterable[Total]:
+        fail(event)
+        yield Total(type(event).__name__, 1, change(event), event.cents)
+"""
+PARKING = {"sums": SUMS, "moves": MOVES, "totals": TOTALS}
+"""A view of each kind that parks what `fail` refuses."""
+
+
+def view(source: str, name: str, before: str = "") -> View:
+    """The view that this text would declare as `projections/<name>.py`."""
+    return viewkit.view(IMPORTS + before + dedent(source), name, tuple(contexts().values()))
+
+
+def parking(fail: str) -> dict[str, View]:
+    """The sample views, and one of each kind that parks, whose common `fail` is this."""
+    return with_views({name: view(source, name, fail) for name, source in PARKING.items()})
+
+
+def with_views(more: Mapping[str, View], *without: str) -> dict[str, View]:
+    """The sample code's views, with others added or in their place, in name order."""
+    found = {**agent_views("core"), **more}
+    return {name: found[name] for name in sorted(found) if name not in without}
+
+
+def make_tables(world: Settings, views: Mapping[str, View]) -> None:
+    """What migrations would make of the views whose tables are not there."""
+    metadata = sa.MetaData()
+    for one in views.values():
+        table_of(one, metadata=metadata)
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: _plain(world), poolclass=NullPool)
+    metadata.create_all(engine)
+    engine.dispose()
+    with connect(world, "test tables") as db:
+        ensure_sql_views(db, {one.name: one.table_name for one in views.values()})
+
+
+def _plain(world: Settings) -> Any:
+    connection = connect(world, "test tables")
+    connection.autocommit = False
+    return connection
+
+
+def rows(world: Settings, table: str) -> list[tuple[Any, ...]]:
+    """Everything in a table, or in a SQL view, in a fixed order."""
+    with connect(world, "test") as db:
+        query = sql.SQL("select t::text from {} t").format(sql.Identifier(table))
+        return sorted(db.execute(query).fetchall())
+
+
+def live_table(world: Settings, view: str) -> str:
+    with connect(world, "test") as db:
+        row = db.execute("select table_name from live where view = %s", (view,)).fetchone()
+    assert row is not None, f"{view} is not live"
+    return str(row[0])
+
+
+def build_states(world: Settings, view: str) -> dict[str, str]:
+    """The states of a view's builds, by table."""
+    with connect(world, "test") as db:
+        return dict(db.execute("select table_name, state from builds where view = %s", (view,)).fetchall())

@@ -1,0 +1,381 @@
+"""`samefold rebuild --abandon`: ends who builds the same view, frozen or not, who does no harm when he wakes up."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.archive.trim import plan_trim, trim_log
+from infra.database.connect import SessionEnded, connect
+from infra.settings import Settings
+from projections.engine.rebuild import build_locks as claims
+from projections.engine.rebuild import builds
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim, end_builders, session_name
+from projections.engine.rebuild.builds import begin
+from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
+from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import all_views
+from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives, live_agent
+from tests.engine.projections.bankviews import build_states, live_table, rows
+from tests.engine.spine import scalar, until
+
+pytestmark = pytest.mark.slow
+
+ACCOUNTS = [str(number) for number in range(20)]
+
+
+@pytest.fixture
+def bank(world: Settings) -> Bookkeeper:
+    return folded_lives(world, ACCOUNTS, 5)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "CLAIM_S", 0.2)
+
+
+def test_it_says_who_builds_where_and_since_when(bank: Bookkeeper) -> None:
+    world = bank.world
+    with connect(world, session_name("rebuild")) as other:
+        begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
+        with pytest.raises(BuildAlive) as refused:
+            rebuild(world, ["balances"], all_views())
+    assert re.search(
+        rf"by another process: samefold rebuild, pid {os.getpid()} on \S+, since \d{{4}}-.*, session \d+\.",
+        str(refused.value),
+    )
+    assert "samefold rebuild balances --abandon" in refused.value.hint
+
+
+def test_it_ends_who_builds_and_takes_his_place(bank: Bookkeeper) -> None:
+    world = bank.world
+    with connect(world, session_name("rebuild")) as other, connect(world, "another view") as unconcerned:
+        begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
+        claim(unconcerned, "statement")
+        result = rebuild(world, ["balances"], all_views(), end_others=True)
+        assert result.tables == {"balances": "balances_v2_r3"}
+        assert build_states(world, "balances")["balances_v2_r2"] == "abandoned"
+        assert unconcerned.execute("select 1").fetchone() == (1,), "only who stands in the way is ended"
+        with pytest.raises(Exception, match="terminat"):
+            other.execute("select 1")
+
+
+def test_it_ends_nobody_where_nobody_builds(bank: Bookkeeper) -> None:
+    assert rebuild(bank.world, ["balances"], all_views(), end_others=True).tables == {"balances": "balances_v2_r2"}
+
+
+def test_a_dead_builders_place_is_taken_without_it(bank: Bookkeeper) -> None:
+    world = bank.world
+    with connect(world, session_name("rebuild")) as other:
+        begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r3"}
+
+
+def test_a_session_that_does_not_end_is_told(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = "(values (0, 'x', null::inet, now())) a(pid, application_name, client_addr, backend_start)"
+    monkeypatch.setattr(claims, "_HOLDER", f"from {nobody} where %s <> ''")
+    with connect(bank.world, "test") as db, pytest.raises(BuildAlive, match="did not end"):
+        end_builders(db, ["balances"])
+
+
+# ── a builder that is frozen, and wakes up when another one has taken his place ──
+
+FREEZES = """
+import os, pydoc, signal, sys
+from infra.processes import faultpoints
+name, dot, attribute = sys.argv[1].rpartition(".")
+owner = pydoc.locate(name) if dot else faultpoints
+goes_on = getattr(owner, attribute) if dot else None
+
+def freeze(*arguments, **named):
+    if not dot and arguments != (sys.argv[1],):
+        return
+    setattr(owner, attribute if dot else "hook", goes_on)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return goes_on and goes_on(*arguments, **named)
+
+setattr(owner, attribute if dot else "hook", freeze)
+from infra.errors import SamefoldError
+from infra.settings import Settings
+from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.views.core_views import all_views
+try:
+    print(rebuild(Settings(), ["balances", "statement"], all_views(), processes=1).tables)
+except SamefoldError as error:
+    print(error.code)
+    print(error.message, file=sys.stderr)
+    sys.exit(3)
+"""
+STAGES = {
+    "before the load": "projections.engine.rebuild.filling.load",
+    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
+    "before the keys": "projections.engine.rebuild.filling.index",
+    "before the switch": "projections.engine.rebuild.rebuild.switch",
+    "under the locks, all written": "projections.engine.rebuild.switch.set_generation",
+}
+
+
+@contextmanager
+def frozen_builder(world: Settings, stage: str) -> Iterator[subprocess.Popen[str]]:
+    """A rebuild of `balances` and `statement` in a process of its own, stopped before a function or at a fault point."""
+    # long enough that only who abandons it, no timeout, gets the locks that it holds
+    patient = world.model_copy(update={"idle_in_transaction_timeout_ms": 60_000, "statement_timeout_ms": 60_000})
+    process = subprocess.Popen(
+        [sys.executable, "-c", FREEZES, stage],
+        env=os.environ | patient.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the builder stops")
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+
+
+def wakes_up(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """How it ends, and what it says."""
+    return wakes_up_and_explains(process)[:2]
+
+
+def wakes_up_and_explains(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """How it ends, what it says, and why."""
+    process.send_signal(signal.SIGCONT)
+    said, why = process.communicate(timeout=30)
+    return process.returncode, said.strip(), why.strip()
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_a_frozen_builder_is_ended_and_does_no_harm_when_it_wakes(bank: Bookkeeper, stage: str) -> None:
+    world = bank.world
+    with frozen_builder(world, stage) as frozen:
+        if "Switch" not in stage:  # there it holds the locks of all positions
+            with pytest.raises(BuildAlive, match=f"pid {frozen.pid} on"):
+                rebuild(world, ["balances"], all_views())
+        rebuild(world, ["balances", "statement"], all_views(), end_others=True)
+        bank.life(ACCOUNTS, 1)
+        fold_all(world)
+        was = {name: rows(world, name) for name in ("balances", "statement")}
+        assert wakes_up(frozen) == (3, "build-abandoned")
+    for name, before in was.items():
+        assert live_table(world, name) == f"{all_views()[name].table_name}_r3"
+        assert rows(world, name) == before
+        assert build_states(world, name)[f"{all_views()[name].table_name}_r2"] == "abandoned"
+    assert verify(world, all_views()).differences == 0
+
+
+BEFORE_IT_HAS_A_TABLE = {
+    "claimed, and nothing made": "projections.engine.rebuild.builds.create",
+    "while it makes its table": "projections.engine.rebuild.builds.drop_keys",
+}
+
+
+@pytest.mark.parametrize("stage", BEFORE_IT_HAS_A_TABLE.values(), ids=BEFORE_IT_HAS_A_TABLE)
+def test_one_that_is_ended_before_it_has_a_table_says_who_ended_it(bank: Bookkeeper, stage: str) -> None:
+    world = bank.world
+    with frozen_builder(world, stage) as frozen, connect(world, session_name("rebuild")) as other:
+        end_builders(other, ["balances"])
+        claim(other, "balances")
+        code, said, why = wakes_up_and_explains(frozen)
+    assert (code, said) == (3, "build-abandoned")
+    assert why.startswith(f"Another process ended this one: samefold rebuild, pid {os.getpid()} on ")
+
+
+def test_and_that_it_was_ended_when_nobody_is_left_to_name(bank: Bookkeeper) -> None:
+    with frozen_builder(bank.world, BEFORE_IT_HAS_A_TABLE["while it makes its table"]) as frozen:
+        rebuild(bank.world, ["balances"], all_views(), end_others=True)
+        assert wakes_up_and_explains(frozen) == (3, "build-abandoned", "Another process ended this one.")
+    assert verify(bank.world, all_views()).differences == 0
+
+
+@pytest.mark.parametrize("command", ["switch", "views drop", "archive trim"])
+def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str, tmp_path: Path) -> None:
+    """Each waits for a lock in the midst of what it does."""
+    world = bank.world.model_copy(update={"archive_url": str(tmp_path), "archive_restore_days": 0})
+    rebuild(world, ["balances"], all_views(), make_live=command != "switch")
+    commands: dict[str, Callable[[], object]] = {
+        "switch": lambda: go_to(world, ["balances"], all_views()),
+        "views drop": lambda: drop_tables(world, droppable(world, "balances", "balances_v2"), None),
+        "archive trim": lambda: trim_log(world, *plan_trim(world)),
+    }
+    if command == "archive trim":
+        with connect(world, "killed") as killed:
+            begin(killed, [all_views()["balances"]], world.events_topic, {}, "core")
+    lock = {
+        "switch": "select from positions for update",
+        "views drop": "lock table balances_v2",
+        "archive trim": "lock table balances_v2_r3",
+    }
+    with connect(world, "test") as db, connect(world, "another") as other, ThreadPoolExecutor(1) as pool:
+        db.execute("begin")
+        db.execute(lock[command])
+        done = pool.submit(commands[command])
+        until(lambda: claims.by_whom(other, "balances") != "", "it has claimed the view")
+        end_builders(other, ["balances"])
+        claim(other, "balances")
+        with pytest.raises(BuildAbandoned, match=r"Another process ended this one: another, since"):
+            done.result(30)
+
+
+def test_a_database_that_stops_is_not_taken_for_another_process(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends sessions with the same words when it is stopped; started again, it is not the server it was."""
+    world = bank.world
+    monkeypatch.setattr(claims, "ENDED_S", 0.2)
+    starts = iter(["once", "again"])
+    monkeypatch.setattr(claims, "_server", lambda _: next(starts))
+
+    def is_ended() -> None:
+        with connect(world, "admin") as db, claims.builder(world, "rebuild") as connection:
+            db.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+            connection.execute("select 1")
+
+    with pytest.raises(SessionEnded, match="ended this session"):
+        is_ended()
+
+
+def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
+    """Frozen behind its COMMIT: what it made live stays so until the next one's switch."""
+    world = bank.world
+    with frozen_builder(world, "switch done") as frozen:
+        assert live_table(world, "balances") == "balances_v2_r2"
+        again = rebuild(world, ["statement"], all_views(), end_others=True)
+        assert again.tables == {"statement": "statement_v2_r3", "streams_accounts": "streams_accounts_v3_r3"}
+        assert live_table(world, "balances") == "balances_v2_r2"
+        code, told = wakes_up(frozen)
+        assert code == 0
+        assert "'balances': 'balances_v2_r2', 'statement': 'statement_v2_r2'" in told
+    assert live_table(world, "statement") == "statement_v2_r3"
+    assert verify(world, all_views()).differences == 0
+
+
+def test_without_ending_its_loaders_a_frozen_part_would_keep_its_table_locked(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = bank.world
+    monkeypatch.setattr(builds, "end_loaders", lambda *_: None)
+    monkeypatch.setattr(builds, "GIVE_UP_S", 0.5)
+    with frozen_builder(world, STAGES["inside a part, its rows copied"]), pytest.raises(builds.TableBusy):
+        rebuild(world, ["statement"], all_views(), end_others=True)
+
+
+def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:
+    """Two who both insist, under load: one is ended, the other's table is live."""
+    world = bank.world
+
+    def insist(_: int) -> Any:
+        try:
+            return rebuild(world, ["balances"], all_views(), end_others=True).tables["balances"]
+        except BuildAlive as error:  # who was ended first may have been quicker than the claim
+            return error
+        except BuildAbandoned as error:
+            return error
+
+    with live_agent(world), ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(insist, number) for number in range(2)]
+        bank.life(ACCOUNTS, 10)
+        ended = [one.result() for one in both]
+    tables = [one for one in ended if isinstance(one, str)]
+    assert tables
+    assert live_table(world, "balances") == max(tables)
+    assert verify(world, all_views()).differences == 0
+
+
+def test_what_a_killed_builder_left_is_dropped_by_name(bank: Bookkeeper) -> None:
+    world, table = bank.world, "balances_v2_r2"
+
+    def drop() -> None:
+        drop_tables(world, droppable(world, "balances", table), all_views()["balances"])
+
+    with frozen_builder(world, STAGES["inside a part, its rows copied"]):
+        with pytest.raises(BuildAlive):
+            drop()
+        assert build_states(world, "balances")[table] == "loading"
+    until(lambda: _dropped(drop), "PostgreSQL notices that the builder was killed")
+    assert build_states(world, "balances")[table] == "abandoned"
+    assert scalar(world, f"select to_regclass('{table}')") is None
+
+
+def test_a_ready_table_is_dropped_by_name_too(bank: Bookkeeper) -> None:
+    world = bank.world
+    assert rebuild(world, ["balances"], all_views(), make_live=False).tables == {"balances": "balances_v2_r2"}
+    with pytest.raises(NotDroppable, match="balances_v2_r2 is ready"):
+        droppable(world, "balances", "2")
+    drop_tables(world, droppable(world, "balances", "balances_v2_r2"), all_views()["balances"])
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_r2": "abandoned"}
+
+
+def _dropped(drop: Callable[[], None]) -> bool:
+    try:
+        drop()
+    except BuildAlive:
+        return False
+    return True
+
+
+# ── Ctrl-C ──
+
+INTERRUPTED = """
+import os, pydoc, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
+name, attribute = sys.argv[1].rsplit(".", 1)
+owner = pydoc.locate(name)
+goes_on = getattr(owner, attribute)
+
+def interrupt(*arguments, **named):
+    setattr(owner, attribute, goes_on)
+    os.kill(os.getpid(), signal.SIGINT)
+    return goes_on(*arguments, **named)
+
+setattr(owner, attribute, interrupt)
+sys.argv = ["samefold", *sys.argv[2:]]
+from infra.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        STAGES["inside a part, its rows copied"],
+        STAGES["under the locks, all written"],
+        "projections.engine.rebuild.time_travel.finish_loading",
+    ],
+    ids=["inside a part", "under the locks", "in the past"],
+)
+def test_ctrl_c_leaves_no_harm_and_says_so(bank: Bookkeeper, stage: str) -> None:
+    world = bank.world
+    more = ["--as-of", "0:2", "--no-switch"] if "time_travel" in stage else []
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, stage, "rebuild", "balances", *more],
+        env=os.environ | world.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert "interrupted: Interrupted." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert live_table(world, "balances") == "balances_v2"
+    assert not {"loading", "past-loading", "past"} & set(build_states(world, "balances").values())
+    assert rebuild(world, ["balances"], all_views()).switched
+    assert verify(world, all_views()).differences == 0

@@ -1,0 +1,392 @@
+"""The agent as a process: it folds, holds, goes on and ends as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import psycopg
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import NewPartitions
+
+from demo import tree
+from infra.database.connect import connect
+from infra.database.migrate import upgrade
+from infra.errors import SamefoldError
+from infra.log import clients, partitioner, topics
+from infra.log.records import Commit, EventRecord, Opening, encode
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from projections.engine.live.agent import what_it_knows
+from tests.engine.api import api
+from tests.engine.spine import commits, delete, handler, open_account, send, set_up, until
+
+
+class Log:
+    """Writes openings and commits to a world's log, as the writers of all its partitions would."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        upgrade(settings)
+        topics.ensure(settings)
+        self.producer = clients.producer(settings)
+        self.versions: dict[str, int] = defaultdict(int)
+        self.seqs: dict[int, int] = defaultdict(int)
+        self.epochs = {p: self.append(p, encode(Opening("test", "commands"))) for p in range(settings.partitions)}
+
+    def append(self, partition: int, value: bytes) -> int:
+        """The record's offset."""
+        offsets: list[int] = []
+        self.producer.produce(
+            self.settings.events_topic,
+            value,
+            partition=partition,
+            on_delivery=lambda error, message: offsets.append(-1 if error else message.offset()),
+        )
+        self.producer.flush(10)
+        assert offsets != [-1]
+        return offsets[0]
+
+    def deposit(self, account: str, count: int = 1) -> None:
+        """So many deposits of 0.01 each, after the opening of the account."""
+        for _ in range(count):
+            first = not self.versions[account]
+            body = {"overdraft_limit": 0, "on": "2026-01-01"} if first else {"cents": 1, "on": "2026-01-01"}
+            self.event(account, "AccountOpened" if first else "MoneyDeposited", body)
+
+    def event(self, account: str, kind: str, body: dict[str, Any]) -> int:
+        stream = f"accounts/{account}"
+        partition = partitioner.partition_of(stream, self.settings.partitions)
+        self.versions[account] += 1
+        self.seqs[partition] += 1
+        event = EventRecord(kind, msgspec.Raw(msgspec.json.encode(body)))
+        commit = Commit(
+            stream,
+            self.versions[account],
+            [event],
+            f"c{self.versions[account]}",
+            sum(self.seqs.values()),
+            "f" * 32,
+            "accepted",
+            None,
+            self.epochs[partition],
+            self.seqs[partition],
+        )
+        return self.append(partition, encode(commit))
+
+
+class Process:
+    """An agent process of a world."""
+
+    def __init__(self, settings: Settings, folder: Path, name: str, code: Path = ROOT) -> None:
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "projections.engine.live.agent", "--name", name],
+                env=os.environ | settings.environment() | tree.environment(code),
+                cwd=folder,
+                stderr=output,
+            )
+
+    def says(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def ends(self) -> int:
+        return self.process.wait(30)
+
+
+@contextmanager
+def agent(settings: Settings, folder: Path, name: str = "a1", code: Path = ROOT) -> Iterator[Process]:
+    running = Process(settings, folder, name, code)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait(30)
+
+
+def rows(settings: Settings, query: str) -> list[Any]:
+    with connect(settings, "test") as db:
+        try:
+            return db.execute(query).fetchall()
+        except psycopg.errors.UndefinedTable:
+            return []
+
+
+def transactions(settings: Settings) -> dict[str, int]:
+    return dict(rows(settings, "select account, transactions from balances_v2"))
+
+
+@pytest.fixture
+def log(world: Settings) -> Log:
+    return Log(world)
+
+
+def test_it_starts_folds_and_ends_on_sigterm(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path) as one:
+        log.deposit("a", 4)
+        until(lambda: transactions(log.settings) == {"a": 3}, "what was there")
+        log.deposit("b", 2)
+        until(lambda: transactions(log.settings) == {"a": 3, "b": 1}, "what came")
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 0
+    with agent(log.settings, tmp_path) as one:
+        log.deposit("a", 1)
+        until(lambda: transactions(log.settings) == {"a": 4, "b": 1}, "after coming back")
+        one.process.send_signal(signal.SIGINT)
+        assert one.ends() == 0
+    assert list(tmp_path.iterdir()) == [one.log]
+
+
+@pytest.mark.slow
+def test_two_share_the_partitions_and_one_that_was_killed_comes_back(log: Log, tmp_path: Path) -> None:
+    accounts = [f"x{number}" for number in range(12)]
+    with agent(log.settings, tmp_path, "a1") as one, agent(log.settings, tmp_path, "a2") as two:
+        until(lambda: one.says("has partitions [") and two.says("has partitions ["), "both have partitions")
+        for account in accounts:
+            log.deposit(account, 2)
+        until(lambda: transactions(log.settings) == dict.fromkeys(accounts, 1), "both fold")
+        one.process.kill()
+        one.process.wait(10)
+        with agent(log.settings, tmp_path, "a1"):
+            for account in accounts:
+                log.deposit(account, 2)
+            until(lambda: transactions(log.settings) == dict.fromkeys(accounts, 3), "all is folded once")
+
+
+@pytest.mark.slow
+def test_it_holds_while_another_set_is_live(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path) as one:
+        log.deposit("a", 2)
+        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
+        with connect(log.settings, "test") as db, db.transaction():
+            db.execute("update live set version = 7 where view = 'balances'")
+            db.execute("update positions set generation = %s", [uuid4()])
+        log.deposit("a", 1)
+        until(lambda: one.says("balances is live as v7, this code has v2"), "it says what is live")
+        assert one.says("samefold rebuild balances")
+        assert transactions(log.settings) == {"a": 1}
+        assert one.process.poll() is None
+        with connect(log.settings, "test") as db:
+            db.execute("update live set version = 2 where view = 'balances'")
+        until(lambda: transactions(log.settings) == {"a": 2}, "it goes on")
+
+
+def newer_code(folder: Path) -> Path:
+    """The code of a release that adds an event, and changes nothing else."""
+    for package in tree.PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    accounts = folder / "domain/accounts.py"
+    text = accounts.read_text()
+    for before, after in (
+        ("Movement: TypeAlias", "@fact\nclass MoneyPrinted:\n    pass\n\n\nMovement: TypeAlias"),
+        ("| HoldReleased | AccountClosed", "| HoldReleased | AccountClosed | MoneyPrinted"),
+        (
+            "        case AccountClosed():\n",
+            "        case MoneyPrinted():\n            return state\n        case AccountClosed():\n",
+        ),
+    ):
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    accounts.write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_it_stands_right_before_what_it_does_not_know_until_newer_code_has_folded_it(log: Log, tmp_path: Path) -> None:
+    accounts = {partitioner.partition_of(f"accounts/{n}", log.settings.partitions): str(n) for n in range(40)}
+    other, *where = accounts
+    for partition in where:
+        log.deposit(accounts[partition], 3)
+    offsets = {partition: log.event(accounts[partition], "MoneyPrinted", {}) for partition in where}
+    for partition in where:
+        log.deposit(accounts[partition], 1)
+    before, after, more = (dict.fromkeys((accounts[one] for one in where), count) for count in (2, 3, 4))
+    with agent(log.settings, tmp_path, "old") as old:
+        for partition in where:
+            said = f"unknown-event: accounts/{accounts[partition]} has an event 'MoneyPrinted'"
+            until(lambda said=said: old.says(said), "it says what it does not know")  # type: ignore[misc]
+        assert old.says("Nothing was skipped. Run the code that knows it")
+        log.deposit(accounts[other], 2)
+        until(lambda: transactions(log.settings) == before | {accounts[other]: 1}, "the other partition goes on")
+        positions = dict(rows(log.settings, "select partition, next_offset from positions"))
+        assert positions.items() >= offsets.items()
+        with agent(log.settings, tmp_path, "new", newer_code(tmp_path / "newer")):
+            until(lambda: transactions(log.settings) == after | {accounts[other]: 1}, "newer code folds them")
+        for partition in where:
+            log.deposit(accounts[partition], 1)
+        until(lambda: transactions(log.settings) == more | {accounts[other]: 1}, "the older one goes on alone")
+        assert old.process.poll() is None
+        assert old.log.read_text().count("unknown-event") == len(where), "each was said once"
+
+
+@pytest.mark.slow
+def test_an_idle_one_tells_a_restored_database_again_which_events_it_folds(world: Settings, tmp_path: Path) -> None:
+    """A handler would wait for ever: it opens nothing before it knows, and without a record nothing else wakes the agent."""
+    set_up(world)
+    known = rows(world, "select type from event_types")
+    send(world, open_account("ada"))
+    with agent(world, tmp_path), connect(world, "test") as db:
+        with handler(world):
+            until(lambda: rows(world, "select account from balances_v2") == [("ada",)], "it folds")
+        db.execute("delete from event_types")
+        send(world, open_account("bob"))
+        with handler(world):
+            until(lambda: len(commits(world)) == 2, "it is decided")
+        assert {*rows(world, "select type from event_types")} == {*known}
+
+
+@pytest.mark.slow
+def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path):
+        for count in range(1, 5):
+            log.deposit("a", 1)
+            until(lambda count=count: transactions(log.settings) == {"a": count - 1}, "it folds")  # type: ignore[misc]
+            rows(
+                log.settings,
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'samefold a1' and datname = current_database()",
+            )
+
+
+@pytest.mark.slow
+def test_a_database_without_our_tables_is_refused(empty_world: Settings, tmp_path: Path) -> None:
+    topics.ensure(empty_world)
+    with agent(empty_world, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("database-behind")
+        assert one.says("samefold db upgrade")
+
+
+@pytest.mark.slow
+def test_a_topic_made_anew_is_refused_at_the_start(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path) as one:
+        log.deposit("a", 2)
+        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 0
+    with connect(log.settings, "test") as db:
+        db.execute("update topics set topic_id = 'another'")
+    with agent(log.settings, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("contract-broken")
+
+
+def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Consumer:
+        """The first one loses the group, and gets a partition while it is being stopped."""
+
+        made = 0
+
+        def __init__(self, **_settings: object) -> None:
+            Consumer.made += 1
+
+        def subscribe(self, topics: list[str], listener: Any) -> None:
+            self.assigned: Callable[[], Any] = lambda: listener.on_partitions_assigned({TopicPartition(topics[0], 0)})
+
+        async def start(self) -> None: ...
+
+        async def getmany(self, timeout_ms: int) -> None:
+            if Consumer.made == 1:
+                raise KafkaError("lost")
+            await asyncio.sleep(timeout_ms / 10_000)
+
+        async def stop(self) -> None:
+            await self.assigned()
+
+    monkeypatch.setattr("projections.engine.live.agent.AIOKafkaConsumer", Consumer)
+    with api.agent(log.settings):
+        until(lambda: Consumer.made == 2, "it joins again")
+
+
+@pytest.mark.slow
+def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_else(log: Log, tmp_path: Path) -> None:
+    log.deposit("a", 2)
+    with agent(log.settings, tmp_path) as one:
+        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
+    with connect(log.settings, "test") as db:
+        db.execute("insert into alembic_version values ('9999')")
+    log.deposit("a", 1)
+    with agent(log.settings, tmp_path) as one:
+        until(lambda: transactions(log.settings) == {"a": 2}, "the newer code's views are not live yet")
+    with connect(log.settings, "test") as db:
+        db.execute("update live set version = 3 where view = 'balances'")
+    with agent(log.settings, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("database-ahead: The database is at migration 9999")
+
+
+@pytest.mark.slow
+def test_a_topic_made_anew_under_it_ends_it(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path) as one:
+        log.deposit("a", 2)
+        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
+        admin = clients.admin(log.settings)
+        admin.delete_topics([log.settings.events_topic])[log.settings.events_topic].result(10)
+        until(lambda: _is_made(log.settings), "the topic is there again")
+        assert one.ends() == 1
+        assert one.says("topic-changed") or one.says("does not exist") or one.says("log-trimmed")
+
+
+def _is_made(settings: Settings) -> bool:
+    """Ask for the topic; the broker refuses while the old one is being deleted."""
+    try:
+        topics.ensure(settings)
+    except (KafkaException, SamefoldError):
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
+    log.deposit("a", 5)
+    at = partitioner.partition_of("accounts/a", log.settings.partitions)
+    delete(log.settings, log.settings.events_topic, {at: 3})
+    with agent(log.settings, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("log-trimmed")
+        assert one.says("continues at 0")
+
+
+@pytest.mark.slow
+def test_another_number_of_partitions_is_refused(log: Log, tmp_path: Path) -> None:
+    with agent(log.settings, tmp_path) as one:
+        until(lambda: one.says("has partitions"), "it has started")
+    more = [NewPartitions(name, 5) for name in (log.settings.commands_topic, log.settings.events_topic)]
+    admin = clients.admin(log.settings)
+    for future in admin.create_partitions(more).values():
+        future.result(10)
+    with agent(log.settings, tmp_path) as one:
+        assert one.ends() == 1
+        assert one.says("has 5 partitions; it had 4")
+
+
+@pytest.mark.slow
+def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> None:
+    nowhere = log.settings.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
+    with agent(nowhere, tmp_path) as one:
+        until(lambda: one.says("starting in the group"), "it is there")
+        one.process.send_signal(signal.SIGTERM)
+        assert one.ends() == 0
+
+
+def test_the_group_is_named_after_the_set_and_the_events_that_are_known() -> None:
+    assert what_it_knows({"a": 1, "b": 2}, ["x", "y"]) == what_it_knows({"b": 2, "a": 1}, ["y", "x"])
+    sets: list[dict[str, int]] = [{"a": 1}, {"a": 2}, {"b": 1}, {}]
+    assert len({what_it_knows(code, events) for code in sets for events in ([], ["x"], ["y"], ["x", "y"])}) == 16

@@ -1,0 +1,323 @@
+"""Reading views: values from text, and the queries behind rows and pages, against a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+from psycopg import sql
+
+from infra.database.connect import Connection
+from infra.settings import Settings
+from projections.engine.views import queries
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import BadValue, Column, Role, schema_of, value_of
+from projections.engine.views.queries import Found, Query
+from projections.engine.views.view import View
+from tests.engine.projections import viewkit
+
+TOPIC = "events"
+"""The log's name in the tables. No test here reads it."""
+TOPIC_ID = "mVYkg7c0Qx6B6y3zTnAz-w"
+
+EVERYTHING = """
+    class Colour(Enum):
+        RED = "red"
+        GREEN = "green"
+
+    class Thing(NamedTuple):
+        word: Key[str]
+        number: Key[int]
+        day: Key[date]
+        yes: bool
+        money: Decimal
+        moment: datetime
+        name: UUID
+        blob: bytes
+        colour: Colour
+        perhaps: int | None
+        said: str | None
+        r: bool
+
+    def rows(event: Filled | Spent, after: State, at: At) -> Iterable[Thing]:
+        yield from ()
+"""
+"""A view with a column of each kind."""
+
+COLUMNS = {
+    Scalar.STR: st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    Scalar.INT: st.integers(-(2**63), 2**63 - 1),
+    Scalar.BOOL: st.booleans(),
+    Scalar.DATE: st.dates(),
+    Scalar.DATETIME: st.datetimes(min_value=datetime(2, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001  # the zone is given beside it
+    Scalar.DECIMAL: st.decimals(allow_nan=False, allow_infinity=False, places=6),
+    Scalar.UUID: st.uuids(),
+    Scalar.BYTES: st.binary(),
+}
+
+
+def column(scalar: Scalar) -> Column:
+    return Column("it", scalar)
+
+
+@pytest.fixture
+def db(world: Settings) -> Iterator[Connection]:
+    """The tables of nothing yet, and a connection."""
+    viewkit.make_tables(world, {})
+    with viewkit.open_connection(world) as connection:
+        yield connection
+
+
+def make(db: Connection, world: Settings, view: View) -> None:
+    """The view's table, live, folded up to offset 7 in each of two partitions."""
+    viewkit.make_tables(world, {view.name: view})
+    db.execute("insert into live values (%s, %s, %s, %s)", (view.name, view.agent, view.version, view.table_name))
+    for partition in (0, 1):
+        db.execute(
+            "insert into positions values (%s, %s, %s, %s, 7, 0, 1, 1, %s)",
+            (view.agent, TOPIC, partition, TOPIC_ID, uuid4()),
+        )
+
+
+def insert(db: Connection, view: View, *values: Any, partition: int = 0) -> None:
+    places = sql.SQL(", ").join(sql.Placeholder() * (len(values) + 1))
+    stored = [getattr(value, "value", value) for value in values]
+    db.execute(
+        sql.SQL("insert into {} values ({})").format(sql.Identifier(view.table_name), places), [*stored, partition]
+    )
+
+
+def ask(db: Connection, query: Query) -> Found:
+    row = db.execute(query.text, query.parameters).fetchone()
+    assert row is not None
+    return queries.found(row[0])
+
+
+def rows(found: Found) -> list[dict[str, Any]]:
+    return [json.loads(bytes(row.json), parse_float=Decimal) for row in found.rows]
+
+
+@pytest.mark.parametrize("scalar", COLUMNS)
+def test_whatever_a_row_shows_is_read_from_a_url_as_the_same_value(db: Connection, scalar: Scalar) -> None:
+    """The way of a key: stored, shown as JSON, sent back as text, found again."""
+
+    @given(COLUMNS[scalar])
+    @hypothesis(max_examples=60, deadline=None)
+    def goes_round(value: Any) -> None:
+        shown = column(scalar).type.shown(sql.SQL("t.{}").format(sql.Identifier(column(scalar).name)))
+        kind = sql.SQL(column(scalar).type.sql_name)
+        query = sql.SQL("select row_to_json(r)::text from (select {} as it from (select %s::{} as it) t) r").format(
+            shown, kind
+        )
+        row = db.execute(query, (value,)).fetchone()
+        assert row is not None
+        text = json.loads(row[0])["it"]
+        if isinstance(text, bool):
+            text = str(text).lower()
+        assert value_of(column(scalar), str(text)) == value
+
+    goes_round()
+
+
+@pytest.mark.parametrize(
+    ("scalar", "text"),
+    [
+        (Scalar.INT, "9223372036854775808"),
+        (Scalar.INT, "-9223372036854775809"),
+        (Scalar.INT, "1" * 5_000),
+        (Scalar.INT, "1_0"),
+        (Scalar.INT, " 1"),
+        (Scalar.INT, "+1"),
+        (Scalar.INT, "٣"),
+        (Scalar.INT, "1e3"),
+        (Scalar.INT, ""),
+        (Scalar.STR, "a\0"),
+        (Scalar.STR, "\ud800"),
+        (Scalar.DATE, "2026-02-30"),
+        (Scalar.DATE, "2026-W01-1"),
+        (Scalar.DATE, "20260101"),
+        (Scalar.DATE, "10000-01-01"),
+        (Scalar.DATETIME, "2026-01-01T00:00:00"),
+        (Scalar.DATETIME, "2026-01-01"),
+        (Scalar.DECIMAL, "NaN"),
+        (Scalar.DECIMAL, "Infinity"),
+        (Scalar.DECIMAL, "1e400"),
+        (Scalar.DECIMAL, "1." + "1" * 2_000),
+        (Scalar.BOOL, "True"),
+        (Scalar.BOOL, "1"),
+        (Scalar.UUID, "1"),
+        (Scalar.BYTES, "A"),
+        (Scalar.BYTES, "*"),
+    ],
+)
+def test_other_texts_are_refused(scalar: Scalar, text: str) -> None:
+    with pytest.raises(BadValue):
+        value_of(column(scalar), text)
+
+
+def test_a_word_must_be_one_of_the_columns_own() -> None:
+    colour = next(one for one in viewkit.view(EVERYTHING).columns if one.enum)
+    assert value_of(colour, "red") == "red"
+    assert schema_of(colour) == {"type": "string", "enum": ["red", "green"]}
+    with pytest.raises(BadValue):
+        value_of(colour, "blue")
+
+
+def test_a_word_is_looked_up_as_its_enum_reads_it() -> None:
+    """An enum may accept other spellings; rows are stored with the member's own value."""
+
+    class Colour(Enum):
+        RED = "red"
+
+        @classmethod
+        def _missing_(cls, value: object) -> Colour | None:
+            return cls.RED if value == "RED" else None
+
+    assert value_of(Column("colour", Scalar.STR, enum=Colour), "RED") == "red"
+
+
+def test_sums_have_no_bound() -> None:
+    total = Column("total", Scalar.INT, role=Role.SUM)
+    assert value_of(total, str(2**70)) == 2**70
+    assert schema_of(total) == {"type": "integer"}
+
+
+def test_a_row_of_every_kind_of_column_comes_out_as_its_schema_says(db: Connection, world: Settings) -> None:
+    view = viewkit.view(EVERYTHING, "things")
+    make(db, world, view)
+    moment, name = datetime(2026, 1, 2, 3, 4, 5, 120_000, UTC), UUID(int=5)
+    key = ("ä/b\U0001f600", -(2**63), date(2026, 1, 2))
+    insert(db, view, *key, True, Decimal("12.50"), moment, name, b"\xff" * 60, "red", None, "", True)
+    found = ask(db, queries.by_keys(view, view.table_name, TOPIC, [key]))
+    assert rows(found) == [
+        {
+            "word": "ä/b\U0001f600",
+            "number": -(2**63),
+            "day": "2026-01-02",
+            "yes": True,
+            "money": "12.50",
+            "moment": "2026-01-02T03:04:05.12+00:00",
+            "name": str(name),
+            "blob": "/" * 80,
+            "colour": "red",
+            "perhaps": None,
+            "said": "",
+            "r": True,
+        }
+    ]
+    assert (found.version, found.table, str(found.position)) == (1, "things_v1", f"1~{TOPIC_ID}.0-7-7")
+    for asked, value in (("money", Decimal("12.5")), ("blob", b"\xff" * 60), ("perhaps", None), ("name", name)):
+        assert len(rows(ask(db, queries.page(view, view.table_name, TOPIC, {asked: value}, None, 5)))) == 1
+
+
+def test_rows_are_told_apart_by_their_place_among_the_keys(db: Connection, world: Settings) -> None:
+    view = viewkit.view(viewkit.PURSES)
+    make(db, world, view)
+    for purse in ("a", "b"):
+        insert(db, view, purse, 1, "")
+    found = ask(db, queries.by_keys(view, view.table_name, TOPIC, [("b",), ("none",), ("a",), ("b",)]))
+    assert [(row.number, json.loads(bytes(row.json))["purse"]) for row in found.rows] == [(1, "b"), (3, "a"), (4, "b")]
+    assert ask(db, queries.by_keys(view, view.table_name, TOPIC, [])).rows == ()
+
+
+def test_pages_go_on_by_key_through_what_comes_and_goes(db: Connection, world: Settings) -> None:
+    """A row that is there all the time is seen once, whatever happens to others between two pages."""
+    view = viewkit.view(viewkit.MOVES, "moves")
+    make(db, world, view)
+    for purse in ("a", "b", "c"):
+        for move in range(1, 4):
+            insert(db, view, purse, move, 0, 0)
+    assert seen_by_paging(db, view, by_key) == [(p, m) for p in "abc" for m in (1, 2, 3)]
+    with pytest.raises(AssertionError, match="seen twice"):
+        seen_by_paging(db, view, by_offset)
+
+
+def by_key(view: View, after: tuple[Any, ...] | None, _seen: int) -> Query:
+    return queries.page(view, view.table_name, TOPIC, {}, after, 2)
+
+
+def by_offset(view: View, _after: tuple[Any, ...] | None, seen: int) -> Query:
+    """The mutant: a page that counts rows."""
+    query = queries.page(view, view.table_name, TOPIC, {}, None, 2)
+    return Query(query.text.replace(b"limit %s", b"limit %s offset " + str(seen).encode()), query.parameters)
+
+
+def seen_by_paging(db: Connection, view: View, query: Any) -> list[tuple[Any, ...]]:
+    """All that stays, walked through two by two, while rows come before each page's place."""
+    db.execute("delete from moves_v1 where purse = 'A'")
+    seen: list[tuple[Any, ...]] = []
+    after: tuple[Any, ...] | None = None
+    while True:
+        page = rows(ask(db, query(view, after, len(seen))))
+        if not page:
+            return seen
+        for row in page:
+            assert (row["purse"], row["move"]) not in seen, "seen twice"
+            seen.append((row["purse"], row["move"]))
+        after = seen[-1]
+        insert(db, view, "A", len(seen), 0, 0)
+
+
+def test_a_page_of_what_equals(db: Connection, world: Settings) -> None:
+    view = viewkit.view(viewkit.MOVES, "moves")
+    make(db, world, view)
+    for purse, move, cents in (("a", 1, 5), ("a", 2, 6), ("b", 1, 5), ("b", 2, 5)):
+        insert(db, view, purse, move, cents, 0)
+
+    def moves(filters: dict[str, Any], after: tuple[Any, ...] | None = None) -> list[tuple[str, int]]:
+        found = ask(db, queries.page(view, view.table_name, TOPIC, filters, after, 10))
+        return [(row["purse"], row["move"]) for row in rows(found)]
+
+    assert moves({"purse": "a"}) == [("a", 1), ("a", 2)]
+    assert moves({"cents": 5}) == [("a", 1), ("b", 1), ("b", 2)]
+    assert moves({"cents": 5, "purse": "b"}, ("b", 1)) == [("b", 2)]
+    assert moves({"cents": 7}) == []
+
+
+def test_a_summary_adds_up_its_shares_before_it_compares(db: Connection, world: Settings) -> None:
+    view = viewkit.view(viewkit.TOTALS, "totals")
+    make(db, world, view)
+    for kind, partition, cents in (("Filled", 0, 10**20), ("Filled", 1, 1), ("Spent", 1, -3)):
+        insert(db, view, kind, 1, cents, cents % 1_000, cents % 1_000, partition=partition)
+    filled = {"kind": "Filled", "count": 2, "cents": 10**20 + 1, "largest": 1, "smallest": 0}
+    assert rows(ask(db, queries.by_keys(view, view.table_name, TOPIC, [("Filled",)]))) == [filled]
+
+    def kinds(filters: dict[str, Any], after: tuple[Any, ...] | None = None) -> list[str]:
+        return [row["kind"] for row in rows(ask(db, queries.page(view, view.table_name, TOPIC, filters, after, 10)))]
+
+    assert kinds({}) == ["Filled", "Spent"]
+    assert kinds({}, ("Filled",)) == ["Spent"]
+    assert kinds({"cents": 10**20 + 1}) == ["Filled"]
+    assert kinds({"cents": 10**20}) == []
+    assert kinds({"kind": "Spent", "count": 1, "largest": 997}) == ["Spent"]
+
+
+def test_a_page_walks_the_key_and_not_the_table(db: Connection, world: Settings) -> None:
+    """By the plan: a page of a large view must cost what a page holds."""
+    view = viewkit.view(viewkit.MOVES, "moves")
+    make(db, world, view)
+    db.execute("insert into moves_v1 select 'p' || n % 50, n, 0, 0, 0 from generate_series(1, 20000) n")
+    db.execute("analyze moves_v1")
+    query = queries.page(view, view.table_name, TOPIC, {"purse": "p7"}, ("p7", 9_000), 11)
+    plan = "\n".join(line for (line,) in db.execute(b"explain analyze " + query.text, query.parameters))
+    assert "Seq Scan on moves_v1" not in plan, plan
+    assert "Index Scan using moves_v1_pkey" in plan, plan
+
+
+def test_parked_streams_are_counted_and_named(db: Connection, world: Settings) -> None:
+    view = viewkit.view(viewkit.PURSES)
+    make(db, world, view)
+    for table, stream in ((view.table_name, "purse/a"), (view.table_name, "purse/b"), ("purses_v9", "purse/c")):
+        db.execute("insert into parked values (%s, %s, 'purses', 0, 5, 3, 'no')", (table, stream))
+    found = ask(db, queries.by_keys(view, view.table_name, TOPIC, [("a",)], ["purse/a", "purse/c"]))
+    assert (found.parked, dict(found.parked_since)) == (2, {"purse/a": 3})
+    assert ask(db, queries.page(view, view.table_name, TOPIC, {}, None, 1)).parked == 2

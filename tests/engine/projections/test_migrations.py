@@ -1,0 +1,399 @@
+"""Migrations: made from the declarations, forward only, and never touching the table of a version that exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from demo import tree
+from infra.database import migrate, revisions
+from infra.database.connect import DatabaseBehind, DatabaseRefused, connect
+from infra.database.migrate import SchemaDrift, ViewChangedShape
+from infra.database.revisions import BRANCHES, CORE, VIEWS, DatabaseAhead, MigrationsConflict
+from infra.settings import Settings
+from infra.testing.fixtures import ROOT, Samefold
+from projections.engine.views import core_views as system
+from projections.engine.views.view import View
+from tests.engine.projections.viewkit import PURSES, view
+
+
+@pytest.fixture
+def world(empty_world: Settings) -> Settings:
+    """No migration has seen its database."""
+    return empty_world
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the views' migrations, to write more of them."""
+    copied = tmp_path / "migrations"
+    shutil.copytree(BRANCHES[VIEWS], copied, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setitem(BRANCHES, VIEWS, copied)
+    return copied
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, *views: View) -> None:
+    """The code declares these views too, or in place of those with the same name."""
+    there = {**system.all_views(), **{one.name: one for one in views}}
+    monkeypatch.setattr(system, "all_views", lambda: there)
+
+
+def tables(settings: Settings) -> set[str]:
+    with connect(settings, "test") as db:
+        return {name for (name,) in db.execute("select tablename from pg_tables where schemaname = 'public'")}
+
+
+def test_an_upgrade_makes_what_the_code_declares_and_check_finds_nothing(world: Settings) -> None:
+    before, after = migrate.upgrade(world)
+    assert before == []
+    assert {"positions", "live", "builds", "balances_v2", "streams_accounts_v3"} <= tables(world)
+    migrate.check(world)
+    assert migrate.upgrade(world) == (after, after)
+    with connect(world, "test") as db:
+        revisions.require_schema(db)
+
+
+def test_upgrades_at_once_take_turns(world: Settings) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        done = [future.result() for future in [pool.submit(migrate.upgrade, world) for _ in range(4)]]
+    assert sorted(before == [] for before, _ in done) == [False, False, False, True]
+    migrate.check(world)
+
+
+@pytest.mark.slow
+def test_an_upgrade_waits_for_a_longer_one(world: Settings) -> None:
+    impatient = world.model_copy(update={"lock_timeout_ms": 50})
+    with connect(world, "test") as db, ThreadPoolExecutor(1) as pool:
+        with db.transaction():
+            db.execute("select pg_advisory_xact_lock(%s)", (int.from_bytes(b"SAMEFOLD", "big"),))
+            second = pool.submit(migrate.upgrade, impatient)
+            with pytest.raises(TimeoutError):
+                second.result(1)
+        assert second.result(60)[0] == []
+
+
+def test_an_upgrade_without_rights_names_that(world: Settings) -> None:
+    with connect(world, "test") as db:
+        db.execute("revoke create on schema public from public")
+        db.execute(f"create role {(role := 'reader_of_' + db.info.dbname)} login in role pg_read_all_data")
+        try:
+            url = world.database.replace(f"{db.info.user}@", f"{role}@").replace(f"{db.info.user}:", f"{role}:")
+            with pytest.raises(DatabaseRefused, match="permission denied"):
+                migrate.upgrade(world.model_copy(update={"database_url": SecretStr(url)}))
+        finally:
+            db.execute(f"drop role {role}")
+
+
+def test_an_empty_database_is_behind(world: Settings) -> None:
+    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration none"):
+        revisions.require_schema(db)
+    with pytest.raises(DatabaseBehind):
+        migrate.check(world)
+
+
+def test_a_database_with_a_newer_migration_is_ahead(world: Settings) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("insert into alembic_version values ('9999')")
+        with pytest.raises(DatabaseAhead, match="at migration 9999,"):
+            revisions.require_schema(db)
+    for act in (migrate.upgrade, migrate.check):
+        with pytest.raises(DatabaseAhead):
+            act(world)
+    assert "balances_v1" in tables(world)
+
+
+def test_a_new_view_is_a_migration_that_makes_its_table(
+    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(world)
+    declare(monkeypatch, view(PURSES))
+    with pytest.raises(SchemaDrift, match="add table purses_v1"):
+        migrate.check(world)
+
+    written = migrate.revise(world, "purses")
+
+    assert written is not None
+    assert written.parent == scripts
+    text = written.read_text()
+    assert text.count("op.") == 1
+    assert '"purses_v1"' in text
+    migrate.upgrade(world)
+    migrate.check(world)
+    assert migrate.revise(world, "nothing") is None
+    assert list(scripts.glob("*nothing*")) == []
+
+
+def test_a_raised_version_is_a_table_beside_the_old_one(
+    world: Settings, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("create table balances_v2_r2 (like balances_v2 including all)")
+        db.execute("create table forgotten_v3 (a int)")
+    raised = replace(view(PURSES, "purses"), name="balances", version=3)
+    declare(monkeypatch, raised)
+
+    migrate.revise(world, "balances v3")
+    migrate.upgrade(world)
+
+    migrate.check(world)
+    assert {"balances_v2", "balances_v2_r2", "balances_v3", "forgotten_v3"} <= tables(world)
+    assert "drop" not in next(scripts.glob("*balances_v3*")).read_text()
+
+
+CHANGED = {
+    "a column more": PURSES.replace("note: str", "note: str\n        more: int"),
+    "a column less": PURSES.replace("        note: str\n", ""),
+    "a column that may be null": PURSES.replace("note: str", "note: str | None"),
+    "a column of another type": PURSES.replace("cents: int\n", "cents: str\n", 1),
+    "another key": PURSES.replace("note: str", "note: Key[str]") + "\n    def key(event: Any, at: At) -> Any: ...",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.usefixtures("scripts")
+def test_a_versions_table_is_never_altered(world: Settings, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    declare(monkeypatch, view(PURSES))
+    migrate.upgrade(world)
+    migrate.revise(world, "purses")
+    migrate.upgrade(world)
+    declare(monkeypatch, view(CHANGED[change]))
+    for act in (migrate.check, lambda settings: migrate.revise(settings, "again")):
+        with pytest.raises(ViewChangedShape, match="View 'purses' changed its shape: raise its version to 2"):
+            act(world)
+
+
+def test_a_changed_state_asks_for_a_raised_state_version(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrate.upgrade(world)
+    declare(monkeypatch, replace(system.all_views()["streams_accounts"], shape="another"))
+    with pytest.raises(ViewChangedShape) as refused:
+        migrate.check(world)
+    assert "STATE_VERSION" in refused.value.hint
+
+
+def test_what_people_query_is_no_drift(world: Settings) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("create view by_hand as select * from balances_v2")
+    migrate.check(world)
+
+
+def test_the_commands(world: Settings, samefold: Samefold) -> None:
+    behind = samefold("db", "check", settings=world)
+    assert behind.returncode == 1
+    assert "samefold db upgrade" in behind.stderr
+    upgraded = samefold("db", "upgrade", "--json", settings=world).stdout
+    assert json.loads(upgraded) == {"before": [], "after": sorted(revisions.heads().values())}
+    assert "as this code needs it" in samefold("db", "upgrade", settings=world).stdout
+    assert samefold("db", "check", settings=world).returncode == 0
+    nothing = samefold("db", "revision", "-m", "nothing", settings=world)
+    assert (nothing.returncode, nothing.stderr) == (0, "")
+    assert nothing.stdout.startswith("Nothing to do")
+
+
+def test_two_migrations_that_follow_the_same_one_are_both_named_with_what_to_type(
+    world: Settings, scripts: Path
+) -> None:
+    migrate.upgrade(world)
+    before = revisions.heads()[VIEWS]
+    for whose in ("mine", "theirs"):
+        text = f"revision: str = '{whose}'\ndown_revision: str | None = '{before}'\n\n\ndef upgrade() -> None: ...\n"
+        (scripts / f"9001_{whose}.py").write_text(text)
+    hints = set()
+    with connect(world, "test") as db:
+        for act in (
+            lambda: migrate.upgrade(world),
+            lambda: migrate.revise(world, "another"),
+            lambda: migrate.check(world),
+            lambda: revisions.require_schema(db),
+        ):
+            with pytest.raises(MigrationsConflict, match=r"9001_mine\.py and 9001_theirs\.py") as refused:
+                act()
+            hints.add(refused.value.hint)
+    [hint] = hints
+    typed = re.search(r"write `(down_revision = \S+)` in (\S+)\.$", hint)
+    assert typed
+    file = Path(typed[2])
+    file.write_text(re.sub(r"down_revision.*", typed[1], file.read_text()))
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        revisions.require_schema(db)
+    assert revisions.heads()[VIEWS] == "theirs"
+
+
+def test_two_migrations_with_the_same_id_are_both_named(scripts: Path) -> None:
+    for whose in ("mine", "theirs"):
+        (scripts / f"9001_{whose}.py").write_text("revision = '9001'\ndown_revision = None\n")
+    with pytest.raises(MigrationsConflict, match=r"9001_mine\.py and 9001_theirs\.py"):
+        revisions.heads()
+
+
+def test_a_migration_whose_predecessor_is_missing_is_named(scripts: Path) -> None:
+    (scripts / "9001_mine.py").write_text("revision = '9001'\ndown_revision = '9000'\n")
+    with pytest.raises(MigrationsConflict, match=r"9001_mine\.py follows migration '9000', whose file is missing"):
+        revisions.heads()
+
+
+def test_a_file_that_is_no_migration_is_left_out(scripts: Path) -> None:
+    before = revisions.heads()
+    (scripts / "__init__.py").write_text('"""Tables of this service."""\n')
+    assert revisions.heads() == before
+
+
+def test_a_merge_of_two_migrations_is_the_newest(scripts: Path) -> None:
+    before = revisions.heads()[VIEWS]
+    for name in ("9001_mine", "9001_theirs"):
+        (scripts / f"{name}.py").write_text(f"revision = \"{name}\"\ndown_revision = '{before}'\n")
+    (scripts / "9002.py").write_text("revision = '9002'\ndown_revision = ('9001_mine', '9001_theirs')\n")
+    assert revisions.heads()[VIEWS] == "9002"
+
+
+@pytest.mark.slow_but("db upgrade")
+@pytest.mark.parametrize(
+    "arguments", [("db", "upgrade"), ("db", "revision", "-m", "x"), ("db", "check"), ("run", "all")], ids=" ".join
+)
+def test_every_command_tells_of_two_migrations_that_follow_the_same_one(
+    world: Settings, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    tree.make(tmp_path / "tree")
+    versions = tmp_path / "tree" / "projections" / "migrations"
+    for whose in ("mine", "theirs"):
+        (versions / f"9001_{whose}.py").write_text(
+            f"revision = '{whose}'\ndown_revision = '{revisions.heads()[VIEWS]}'\n"
+        )
+    told = subprocess.run(
+        [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
+        env=os.environ | world.environment() | tree.environment(tmp_path / "tree"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "9001_mine.py and 9001_theirs.py" in " ".join(told.stderr.split())
+    assert "Traceback" not in told.stderr
+
+
+def test_a_service_without_views_has_no_newest_migration_of_theirs(world: Settings, scripts: Path) -> None:
+    for file in scripts.glob("*.py"):
+        file.unlink()
+    assert revisions.heads().keys() == {CORE}
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        revisions.require_schema(db)
+
+
+def test_the_first_migration_is_written_without_a_database(world: Settings, scripts: Path) -> None:
+    """Its tables are those that autogenerate would write: nothing is left to do after it."""
+    for file in scripts.glob("*.py"):
+        file.unlink()
+    written = migrate.revise_without_database("first tables")
+    assert written is not None
+    assert written.parent == scripts
+    migrate.upgrade(world)
+    migrate.check(world)
+    assert "balances_v2" in tables(world)
+
+
+@pytest.mark.slow
+def test_the_first_migration_is_the_branchs_beginning_with_a_database_too(world: Settings, scripts: Path) -> None:
+    for file in scripts.glob("*.py"):
+        file.unlink()
+    migrate.upgrade(world)
+    migrate.revise(world, "first tables")
+    migrate.upgrade(world)
+    migrate.check(world)
+
+
+LATER = (
+    "streams_accounts_v2, streams_standing_orders_v1, streams_transfers_v1, transfers_v1, "
+    "balances_v2, statement_v2, streams_accounts_v3"
+)
+"""What the sample's migrations make after the first one."""
+
+
+def test_a_database_from_before_transfers_goes_on(world: Settings) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute(f"drop table {LATER} cascade")
+        db.execute("delete from alembic_version where version_num = %s", (revisions.heads()[VIEWS],))
+        db.execute("insert into alembic_version values ('9c41f0d2be67')")
+        db.execute("insert into streams_accounts_v1 values ('accounts/1', 1, '{}', 0)")
+    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match=r"at migration .*9c41f0d2be67"):
+        revisions.require_schema(db)
+    migrate.upgrade(world)
+    migrate.check(world)
+    assert set(LATER.split(", ")) <= tables(world)
+    with connect(world, "test") as db:
+        assert db.execute("select count(*) from streams_accounts_v1").fetchone() == (1,)
+
+
+def test_a_database_from_before_the_branches_goes_on(world: Settings, scripts: Path) -> None:
+    """Core migration 0001 used to make the bank's tables, too."""
+    [bank] = scripts.glob("*_the_banks_tables.py")
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("delete from alembic_version")
+        db.execute(
+            "drop table event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, "
+            f"command_outcomes_v2, command_outcomes_v3, {LATER} cascade"
+        )
+        db.execute("insert into alembic_version values ('0005')")
+        db.execute("insert into balances_v1 values ('1', 1, 1, current_date, current_date, 1, null, 0)")
+    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration 0005, this code needs"):
+        revisions.require_schema(db)
+    migrate.upgrade(world)
+    migrate.check(world)
+    with connect(world, "test") as db:
+        assert db.execute("select count(*) from balances_v1").fetchone() == (1,)
+    assert "if_not_exists" in bank.read_text()
+
+
+def test_a_core_table_that_was_changed_by_hand_is_no_migration_of_yours(world: Settings, scripts: Path) -> None:
+    migrate.upgrade(world)
+    with connect(world, "test") as db:
+        db.execute("alter table live add column forgotten text")
+    before = sorted(scripts.glob("*.py"))
+    with pytest.raises(SchemaDrift, match="remove column") as refused:
+        migrate.check(world)
+    assert "Samefold's own" in refused.value.hint
+    assert migrate.revise(world, "nothing of mine") is None
+    assert sorted(scripts.glob("*.py")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [("heads",), ("upgrade", "heads"), ("check",), ("upgrade", "heads", "--sql")], ids=" ".join
+)
+@pytest.mark.slow_but("check")
+def test_alembic_itself_works_at_the_root(world: Settings, arguments: tuple[str, ...]) -> None:
+    if arguments == ("check",):
+        migrate.upgrade(world)
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic", *arguments],
+        env=os.environ | world.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if arguments == ("heads",):
+        assert {line.split()[0] for line in done.stdout.splitlines()} == set(revisions.heads().values())
+    if arguments == ("upgrade", "heads"):
+        migrate.check(world)
+    if "--sql" in arguments:
+        assert "CREATE TABLE balances_v1" in done.stdout.replace("IF NOT EXISTS ", "")

@@ -1,0 +1,175 @@
+"""The SQL view of a view for people: the live table's rows, whatever versions and builds there are."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from psycopg import errors
+
+from infra.database.connect import connect
+from infra.database.migrate import check
+from infra.settings import Settings
+from projections.engine.rebuild.builds import builds_of, remove_table
+from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.rebuild.switch import SetDiffers, switch
+from projections.engine.views import sql_views as people
+from projections.engine.views.core_views import all_views
+from projections.engine.views.sql_views import ViewInUse, is_in_sql_view, replace_sql_view
+from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.projections.bankviews import BALANCES_2, make_tables, view, with_views
+from tests.engine.spine import scalar, set_up
+
+ACCOUNTS = [str(number) for number in range(12)]
+OTHER_TYPES = """
+    VERSION = 3
+
+    class Balance(NamedTuple):
+        account: Key[str]
+        cents: str
+
+    def evolve(row: Balance | None, event: MoneyDeposited, at: At) -> Balance | None:
+        return Balance(at.id, "much")
+"""
+
+
+@pytest.fixture
+def bank(world: Settings) -> Bookkeeper:
+    set_up(world)
+    keeper = Bookkeeper(world)
+    keeper.life(ACCOUNTS, 6)
+    fold_all(world)
+    return keeper
+
+
+def _columns(world: Settings, name: str) -> list[str]:
+    with connect(world, "test") as db:
+        cursor = db.execute(f'select * from "{name}" limit 0'.encode())
+    assert cursor.description is not None
+    return [column.name for column in cursor.description]
+
+
+def test_every_view_has_one_from_the_first_start_on(bank: Bookkeeper) -> None:
+    for name, one in all_views().items():
+        assert _columns(bank.world, name) == [column.name for column in one.columns], "_partition stays hidden"
+    assert scalar(bank.world, "select count(*) from statement") == 6 * len(ACCOUNTS)
+    check(bank.world)
+
+
+def test_a_summary_is_added_up_over_its_partitions(bank: Bookkeeper) -> None:
+    world = bank.world
+    shares = scalar(world, "select count(*) from daily_totals_v1")
+    days = scalar(world, "select count(distinct (day, operation)) from daily_totals_v1")
+    assert shares > days, "several partitions have a share of a day"
+    assert scalar(world, "select count(*) from daily_totals") == days
+    with connect(world, "test") as db:
+        summed = db.execute("select sum(count), sum(cents), max(largest) from daily_totals").fetchone()
+        stored = db.execute("select sum(count), sum(cents), max(largest) from daily_totals_v1").fetchone()
+    assert summed == stored
+
+
+def test_a_query_opens_only_the_live_table(bank: Bookkeeper) -> None:
+    world = bank.world
+    rebuild(world, ["balances"], all_views())
+    with connect(world, "test") as db:
+        plan = [
+            line for (line,) in db.execute("explain (analyze, costs off) select * from balances where account = '3'")
+        ]
+    scans = [line for line in plan if "Scan" in line and "balances_v2" in line]
+    assert len(scans) == 2
+    assert [("never executed" in line) for line in scans].count(True) == 1, plan
+
+
+def test_the_newest_versions_columns_win_and_older_ones_show_nothing_there(bank: Bookkeeper) -> None:
+    world = bank.world
+    new = with_views({"balances": view(BALANCES_2, "balances")})
+    make_tables(world, new)
+    total = scalar(world, "select sum(cents) from balances")
+    rebuild(world, ["balances"], new, make_live=False)
+    assert _columns(world, "balances") == ["account", "cents", "fees"], "as soon as a build is ready"
+    assert scalar(world, "select count(*) from balances where fees is null") == len(ACCOUNTS), "the older one is live"
+    go_to(world, [], new)
+    assert scalar(world, "select count(*) from balances where fees is null") == 0
+    assert scalar(world, "select sum(cents) from balances") == total
+    check(world)
+
+
+def test_a_column_of_another_type_is_cast_when_it_is_read(bank: Bookkeeper) -> None:
+    new = with_views({"balances": view(OTHER_TYPES, "balances")})
+    make_tables(bank.world, new)
+    rebuild(bank.world, ["balances"], new, make_live=False)
+    assert scalar(bank.world, "select cents from balances where account = '3'").lstrip("-").isdigit()
+    go_to(bank.world, [], new)
+    assert scalar(bank.world, "select cents from balances where account = '3'") == "much"
+
+
+@pytest.mark.slow
+def test_the_switch_refuses_a_table_that_people_would_not_see(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = bank.world
+    rebuild(world, ["balances"], all_views(), make_live=False)
+    with connect(world, "test") as db:
+        [build] = [build for build in builds_of(db, ["balances"]) if build.state == "ready"]
+        replace_sql_view(db, "balances", without=build.table)
+        assert not is_in_sql_view(db, "balances", build.table)
+        monkeypatch.setattr("projections.engine.rebuild.switch.replace_sql_view", lambda *_: None)
+        with pytest.raises(SetDiffers, match="SQL view"):
+            switch(world, db, [build], all_views())
+        monkeypatch.undo()
+        assert switch(world, db, [build], all_views()).tables == {"balances": "balances_v2_r2"}
+
+
+def test_a_table_leaves_it_before_it_is_dropped(bank: Bookkeeper) -> None:
+    world = bank.world
+    rebuild(world, ["balances"], all_views())
+    with connect(world, "test") as db:
+        old = next(build for build in builds_of(db, ["balances"]) if build.state == "old")
+        with pytest.raises(errors.DependentObjectsStillExist):
+            db.execute(f"drop table {old.table}".encode())
+        remove_table(db, old, keep=False)
+    assert scalar(world, "select to_regclass('balances_v2')") is None
+    assert scalar(world, "select count(*) from balances") == len(ACCOUNTS)
+
+
+def test_a_long_query_delays_it_and_others_do_not_queue_up_behind(bank: Bookkeeper) -> None:
+    world = bank.world
+    done = threading.Event()
+
+    def replace() -> None:
+        with connect(world, "replaces") as db:
+            replace_sql_view(db, "balances")
+        done.set()
+
+    with connect(world, "long query") as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from balances")
+        thread = threading.Thread(target=replace)
+        thread.start()
+        with connect(world, "short query") as other:
+            for _ in range(20):
+                other.execute("set statement_timeout = 2000")
+                other.execute("select count(*) from balances")
+        assert not done.is_set()
+        reader.execute("rollback")
+        thread.join(20)
+    assert done.is_set()
+
+
+def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(people, "GIVE_UP_S", 0.3)
+    with connect(bank.world, "long query") as reader, connect(bank.world, "test") as db:
+        reader.execute("begin")
+        reader.execute("select count(*) from balances")
+        with pytest.raises(ViewInUse, match="balances"):
+            replace_sql_view(db, "balances")
+
+
+def test_what_depends_on_it_is_not_dropped(bank: Bookkeeper) -> None:
+    new = with_views({"balances": view(OTHER_TYPES, "balances")})
+    make_tables(bank.world, new)
+    with connect(bank.world, "test") as db:
+        db.execute("create view report as select sum(cents) from balances")
+    with pytest.raises(ViewInUse, match="report"):
+        rebuild(bank.world, ["balances"], new, make_live=False)
+    assert scalar(bank.world, "select count(*) from report") == 1

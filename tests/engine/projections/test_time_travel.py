@@ -1,0 +1,511 @@
+"""Views as they were: every kind, as of a time or at positions, in tables that nothing else ever touches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+from typer.testing import CliRunner
+
+from domain.accounts import Details, MoneyDeposited
+from infra.archive.jobs import archive_log
+from infra.cli import build
+from infra.database import migrate
+from infra.database.connect import connect
+from infra.log import clients, topics
+from infra.settings import Settings
+from infra.testing.fixtures import Samefold
+from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
+from projections.engine.operate.replaying import drop
+from projections.engine.rebuild import time_travel as past
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
+from projections.engine.rebuild.builds import builds_of
+from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
+from projections.engine.rebuild.engines import Engine, Local
+from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
+from projections.engine.rebuild.switch import switch
+from projections.engine.rebuild.time_travel import LookedBack, look_back
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import all_views
+from projections.engine.views.view import View
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all
+from tests.engine.infra.archives import banks
+from tests.engine.projections.bankviews import (
+    BROKEN,
+    build_states,
+    live_table,
+    make_tables,
+    parking,
+    rows,
+    view,
+    with_views,
+)
+from tests.engine.spine import delete, records_of, scalar, set_up
+
+if TYPE_CHECKING:
+    from spark_jobs.engine import Spark
+
+ACCOUNTS = [str(number) for number in range(20)]
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def bank(world: Settings) -> Bookkeeper:
+    """Some life on 20 accounts, with void records and a second epoch, all folded."""
+    set_up(world)
+    keeper = Bookkeeper(world)
+    keeper.life(ACCOUNTS, 5)
+    for partition in range(world.partitions):
+        keeper.garbage(partition)
+        keeper.open(partition)
+    keeper.life(ACCOUNTS, 2, DAY + timedelta(days=5))
+    fold_all(world)
+    return keeper
+
+
+def _look(
+    world: Settings, as_of: AsOf, *names: str, views: Mapping[str, View] | None = None, engine: Engine | None = None
+) -> LookedBack:
+    known = views or all_views()
+    engine_for = None if engine is None else lambda _: engine
+    return look_back(world, [known[name] for name in names or known], as_of, engine_for=engine_for)
+
+
+def _live_rows(world: Settings) -> dict[str, list[Any]]:
+    return {name: rows(world, live_table(world, name)) for name in all_views()}
+
+
+def _asked(world: Settings, query: str) -> Counter[Any]:
+    with connect(world, "test") as db:
+        return Counter(db.execute(query.encode()).fetchall())
+
+
+# ── every kind of view, on every engine ──
+
+
+def _every_view_as_it_was(bank: Bookkeeper, engine: Engine) -> None:
+    """Rows of the live fold, kept when it stood at a position, against those folded later from the log."""
+    world = bank.world
+    at = fold_all(world)
+    was = _live_rows(world)
+    asked = {name: _asked(world, f"select * from {name}") for name in ("balances", "daily_totals", "statement")}
+    bank.life(ACCOUNTS, 3, DAY + timedelta(days=9))  # the agent has not come to this yet: a moment may be beyond it
+    positions = {partition: reading.next_offset for partition, reading in at.items()}
+    found = look_back(world, all_views().values(), positions, engine_for=lambda _: engine)
+    assert found.engine == engine.name
+    assert found.positions == positions
+    assert {name: rows(world, table) for name, table in found.tables.items()} == was
+    assert found.rows == {name: len(there) for name, there in was.items()}
+    assert sum(map(bool, was.values())) >= 5, "there was something to compare"
+    for name, before in asked.items():
+        assert _asked(world, found.queries[name]) == before, "the query shows what readers saw"
+    fold_all(world)
+    now = _live_rows(world)
+    assert all(now[name] != before for name, before in was.items() if before)
+    newest = look_back(world, all_views().values(), {}, engine_for=lambda _: engine)
+    assert {name: rows(world, table) for name, table in newest.tables.items()} == now
+
+
+def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
+    _every_view_as_it_was(bank, Local())
+    world = bank.world
+    assert set(build_states(world, "statement").values()) == {"live", "past"}
+    assert verify(world, all_views()).differences == 0
+    migrate.check(world)  # no migration takes such a table for drift
+
+
+@pytest.mark.slow
+def test_every_view_as_it_was_on_spark(bank: Bookkeeper, spark_engine: Spark) -> None:
+    _every_view_as_it_was(bank, spark_engine)
+
+
+# ── as of a time ──
+
+
+def _first_later(world: Settings, time_ms: int) -> dict[int, int]:
+    """By the definition: of each partition, the first offset whose time is later, else its end."""
+    found = dict(topics.describe(world, world.events_topic).end)
+    for record in reversed(records_of(world, world.events_topic)):
+        if record.time_ms > time_ms:
+            found[record.partition] = record.offset
+    return found
+
+
+def _at(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1000, UTC)
+
+
+def test_a_time_is_one_cut_per_partition_and_equal_times_are_not_torn_apart(bank: Bookkeeper) -> None:
+    world = bank.world
+    bank.life(ACCOUNTS, 40)  # so many at once that the broker gave some the same time
+    records = records_of(world, world.events_topic)
+    times = Counter((record.partition, record.time_ms) for record in records)
+    (partition, time_ms), equal = times.most_common(1)[0]
+    assert equal > 1
+    found = _look(world, _at(time_ms), "statement", "daily_totals")
+    assert found.positions == _first_later(world, time_ms)
+    last = max(record.offset for record in records if (record.partition, record.time_ms) == (partition, time_ms))
+    assert found.positions[partition] == last + 1
+    same = _look(world, found.positions, "statement", "daily_totals")
+    assert {name: rows(world, table) for name, table in found.tables.items()} == {
+        name: rows(world, table) for name, table in same.tables.items()
+    }
+    before = _look(world, _at(time_ms - 1), "statement")
+    assert before.positions == _first_later(world, time_ms - 1)
+    assert before.positions[partition] < last + 1 - (equal - 1)
+
+
+def _from_a_clock(world: Settings, *times: int) -> None:
+    """Records in partition 0 with these times, as from a broker whose clock was set."""
+    resource = ConfigResource(
+        ConfigResource.Type.TOPIC,
+        world.events_topic,
+        incremental_configs=[
+            ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+        ],
+    )
+    admin = clients.admin(world)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    producer = clients.producer(world)
+    for time_ms in times:
+        producer.produce(world.events_topic, b"no envelope", partition=0, timestamp=time_ms)
+        assert producer.flush(10) == 0
+
+
+@pytest.mark.slow
+def test_a_clock_that_went_back_does_not_move_the_cut(world: Settings) -> None:
+    set_up(world)
+    _from_a_clock(world, 1000, 3000, 2000, 4000)
+    for time_ms, cut in ((999, 0), (1000, 1), (2500, 1), (2999, 1), (3000, 3), (3999, 3), (4000, 4)):
+        assert _look(world, _at(time_ms), "balances").positions[0] == cut, time_ms
+
+
+@pytest.mark.parametrize("answer", [4, None])
+@pytest.mark.slow_but("4")
+def test_each_records_time_is_looked_at_whatever_the_brokers_index_says(
+    world: Settings, monkeypatch: pytest.MonkeyPatch, answer: int | None
+) -> None:
+    """What the broker says is an offset of a later record, perhaps not the first: of what was trimmed it knows none."""
+    set_up(world)
+    _from_a_clock(world, 1000, 3000, 2000, 4000, 5000)
+    monkeypatch.setattr(topics, "offsets_at", lambda *_: {} if answer is None else {0: answer})
+    assert _look(world, _at(2500), "balances").positions[0] == 1
+    # without the look, the index decides
+    monkeypatch.setattr(Cut, "before", lambda _, records: list(records))
+    assert _look(world, _at(2500), "balances").positions[0] == (answer or 5)
+
+
+@pytest.mark.slow
+def test_the_past_is_in_the_archive_too(world: Settings, tmp_path: Path) -> None:
+    """Of a time that Kafka has trimmed it answers with the first record that it holds."""
+    with banks(world, tmp_path) as keeper:
+        world = keeper.world
+        records = [record for record in records_of(world, world.events_topic) if record.partition == 0]
+        moment = _at(records[len(records) // 2].time_ms)
+        was = _look(world, moment, "statement", "daily_totals")
+        archive_log(world)
+        keeper.life(["1", "2"], 3)
+        delete(world, world.events_topic, was.positions | {0: topics.describe(world, world.events_topic).end[0]})
+        now = _look(world, moment, "statement", "daily_totals")
+    assert now.positions == was.positions
+    for name in was.tables:
+        assert rows(world, now.tables[name]) == rows(world, was.tables[name])
+
+
+def test_what_was_at_the_very_beginning_and_in_an_empty_log(world: Settings) -> None:
+    set_up(world)
+    assert _look(world, NOON - timedelta(days=365 * 60), "balances", "daily_totals").rows == {
+        "balances": 0,
+        "daily_totals": 0,
+    }
+    assert _look(world, {}, "balances").positions == dict.fromkeys(range(world.partitions), 0)
+    with connect(world, "test") as db:
+        assert [build.state for build in builds_of(db, ["balances"])] == ["live", "past", "past"]
+
+
+# ── moments ──
+
+MOMENTS: dict[str, AsOf] = {
+    "2026-11-21T14:30:00+01:00": datetime(2026, 11, 21, 13, 30, tzinfo=UTC),
+    "2026-11-21 14:30:00.250Z": datetime(2026, 11, 21, 14, 30, 0, 250_000, tzinfo=UTC),
+    "-15m": NOON - timedelta(minutes=15),
+    "-90s": NOON - timedelta(seconds=90),
+    "-2h": NOON - timedelta(hours=2),
+    "-7d": NOON - timedelta(days=7),
+    "0:123,1:456": {0: 123, 1: 456},
+    " 3:7 ": {3: 7},
+}
+
+
+@pytest.mark.parametrize(("text", "meant"), MOMENTS.items())
+def test_moments_are_read_and_written(text: str, meant: AsOf) -> None:
+    assert parse_as_of(text, NOON) == meant
+    assert parse_as_of(in_words(meant), NOON) == meant
+
+
+NO_MOMENTS = {
+    "yesterday": "neither a time nor positions",
+    "15m": "neither",
+    "-15": "neither",
+    f"-{'9' * 5_000}d": "neither",
+    f"0:{'9' * 5_000}": "neither",
+    "0:1,0:2": "twice",
+    "2026-11-21T14:30:00": r"time zone.*2026-11-21T14:30:00Z",
+    "2026-11-21": "time zone",
+    "-999999999999d": "calendar",
+}
+
+
+@pytest.mark.parametrize(("text", "why"), NO_MOMENTS.items())
+def test_what_is_no_moment_is_refused_with_the_cure(text: str, why: str) -> None:
+    with pytest.raises(BadMoment, match=why):
+        parse_as_of(text, NOON)
+
+
+def test_moments_that_this_log_does_not_have(bank: Bookkeeper) -> None:
+    topic = topics.describe(bank.world, bank.world.events_topic)
+    for moment, why in (
+        ({0: topic.end[0] + 1}, "has no position"),
+        ({99: 0}, "has no position 99:0"),
+        (NOON + timedelta(milliseconds=1), "is in the future"),
+    ):
+        with pytest.raises(BadMoment, match=why):
+            cuts(bank.world, topic, moment, NOON)
+    named = cuts(bank.world, topic, {0: 1}, NOON)
+    assert {p: cut.next_offset for p, cut in named.items()} == {**topic.end, 0: 1}, (
+        "the others are folded to their ends"
+    )
+
+
+# ── what is kept apart ──
+
+
+@pytest.mark.slow
+def test_nothing_but_a_drop_by_name_touches_a_table_of_the_past(bank: Bookkeeper) -> None:
+    world = bank.world
+    table = _look(world, {}, "balances").tables["balances"]
+    assert table == "balances_v2_asof_1"
+    was = rows(world, table)
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    with pytest.raises(NoBuild):
+        go_to(world, ["balances"], all_views())
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r2"}
+    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r3"}
+    with connect(world, "test") as db:
+        [build] = [build for build in builds_of(db, ["balances"]) if build.table == table]
+        with pytest.raises(BuildAbandoned, match="is past"):
+            switch(world, db, [build], all_views())
+    assert "asof" not in scalar(world, "select pg_get_viewdef('balances'::regclass)"), "people's view leaves it out"
+    assert build_states(world, "balances")[table] == "past"
+    assert rows(world, table) == was
+    assert {build.table for build in droppable(world, "balances", "2")} == {"balances_v2", "balances_v2_r2"}
+    drop_tables(world, droppable(world, "balances", table), all_views()["balances"])
+    assert scalar(world, f"select to_regclass('{table}')") is None
+    with pytest.raises(NotDroppable):
+        droppable(world, "balances", table)
+    assert _look(world, {}, "balances").tables["balances"] == "balances_v2_asof_2", "a name is used once"
+    assert verify(world, all_views()).differences == 0
+
+
+def test_a_view_that_was_never_migrated_can_be_looked_at(bank: Bookkeeper) -> None:
+    """New code asks how it would have been, before it is deployed."""
+    source = """
+    class Ever(NamedTuple):
+        account: Key[str]
+        order: int
+
+    def evolve(row: Ever | None, event: MoneyDeposited, at: At) -> Ever | None:
+        return Ever(at.id, event.cents + (row.order if row else 0))
+    """
+    new = with_views({"ever": view(source, "ever")})
+    found = _look(bank.world, {}, "ever", views=new)
+    assert found.queries == {"ever": 'select account, "order" from ever_v1_asof_1'}
+    assert sum(_asked(bank.world, found.queries["ever"]).values()) == len(ACCOUNTS)
+
+
+def test_a_view_with_columns_that_were_not_migrated_yet_can_be_looked_at(bank: Bookkeeper) -> None:
+    source = """
+    class Balance(NamedTuple):
+        account: Key[str]
+        deposits: int
+
+    def evolve(row: Balance | None, event: MoneyDeposited, at: At) -> Balance | None:
+        return Balance(at.id, 1 + (row.deposits if row else 0))
+    """
+    found = _look(bank.world, {}, "balances", views=with_views({"balances": view(source, "balances")}))
+    assert found.queries == {"balances": "select account, deposits from balances_v1_asof_1"}
+    assert sum(_asked(bank.world, found.queries["balances"]).values()) == len(ACCOUNTS)
+
+
+@pytest.mark.parametrize("name", ["sums", "moves", "totals"])
+@pytest.mark.slow
+def test_poison_is_parked_for_the_table_and_skips_are_left_out(bank: Bookkeeper, name: str) -> None:
+    world = bank.world
+    at = fold_all(world)
+    bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
+    bank.life(["1", "2"], 2)
+    views = with_views({name: parking(BROKEN)[name]})
+    make_tables(world, views)
+    fold_all(world)
+    rebuild(world, [name], views)
+    before = _look(world, {p: reading.next_offset for p, reading in at.items()}, name, views=views).tables[name]
+    after = _look(world, {}, name, views=views).tables[name]
+    with connect(world, "test") as db:
+        parked = db.execute("select table_name from parked order by table_name").fetchall()
+    assert parked == [(f"{name}_v1",), (after,)], "before the poison there was nothing to park"
+    was = rows(world, after)
+    gone = drop(world, views[name], "accounts/1").abandoned
+    assert (before in gone, after in gone) == (False, False), "what was dropped since is in what was seen then"
+    assert rows(world, after) == was
+    skipping = _look(world, {}, name, views=views).tables[name]
+    assert rows(world, skipping) == rows(world, live_table(world, name)) != was
+    drop_tables(world, droppable(world, name, after), views[name])
+    assert scalar(world, "select count(*) from parked") == 0
+
+
+def test_rows_that_can_not_be_stored_are_found_up_to_the_cut_too(bank: Bookkeeper) -> None:
+    source = """
+    ON_POISON = "park"
+
+    class Move(NamedTuple):
+        account: Key[str]
+        cents: Key[int]
+
+    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Move]:
+        yield Move(at.id, 1) if at.id == "3" else Move(at.id, at.version)
+    """
+    views = with_views({"moves": view(source, "moves")})
+    at = {p: reading.next_offset - 1 for p, reading in fold_all(bank.world).items()}
+    found = _look(bank.world, at, "moves", views=views)
+    assert found.positions == at
+    assert scalar(bank.world, "select array_agg(table_name || ' ' || stream) from parked") == [
+        "moves_v1_asof_1 accounts/3"
+    ]
+    assert found.rows["moves"] == len(rows(bank.world, "moves_v1_asof_1"))
+
+
+# ── builders that die, and several at once ──
+
+STAGES = {
+    "before the load": "projections.engine.rebuild.filling.load",
+    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
+    "before the keys": "projections.engine.rebuild.filling.index",
+    "before it is there": "projections.engine.rebuild.time_travel.finish_loading",
+}
+DIES = """
+import os, pydoc, signal, sys
+name, attribute = sys.argv[1].rsplit(".", 1)
+setattr(pydoc.locate(name), attribute, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+from infra.settings import Settings
+from projections.engine.rebuild.time_travel import look_back
+from projections.engine.views.core_views import all_views
+look_back(Settings(), [all_views()[name] for name in ("balances", "statement")], {})
+"""
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+@pytest.mark.slow
+def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: Bookkeeper, stage: str) -> None:
+    world = bank.world
+    died = subprocess.run([sys.executable, "-c", DIES, stage], env=os.environ | world.environment(), check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_asof_1": "past-loading"}
+    rebuild(world, ["balances"], all_views())
+    assert build_states(world, "balances")["balances_v2_asof_1"] == "past-loading", (
+        "a rebuild has nothing to do with it"
+    )
+    drop_tables(world, droppable(world, "balances", "balances_v2_asof_1"), None)
+    found = _look(world, {}, "balances", "statement")
+    assert found.tables == {"balances": "balances_v2_asof_2", "statement": "statement_v2_asof_2"}
+    for view_name in ("balances", "statement"):
+        assert build_states(world, view_name)[f"{view_name}_v2_asof_1"] == "abandoned"
+        assert scalar(world, f"select to_regclass('{view_name}_v2_asof_1')") is None
+        assert rows(world, found.tables[view_name]) == rows(world, live_table(world, view_name))
+    assert verify(world, all_views()).differences == 0
+
+
+@pytest.mark.slow
+def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper) -> None:
+    """In the midst of a look, another one and a rebuild begin and end; its table can't be dropped under it."""
+    world = bank.world
+    inner: list[LookedBack] = []
+
+    def meanwhile() -> None:
+        inner.append(_look(world, {0: 2}, "balances"))
+        rebuild(world, ["balances"], all_views())
+        with pytest.raises(BuildAlive, match="balances_v2_asof_1"):
+            drop_tables(world, droppable(world, "balances", "balances_v2_asof_1"), None)
+
+    assert _look(world, {}, "balances", engine=Meanwhile(meanwhile)).tables == {"balances": "balances_v2_asof_1"}
+    assert inner[0].tables == {"balances": "balances_v2_asof_2"}
+    assert build_states(world, "balances") == {
+        "balances_v2": "old",
+        "balances_v2_asof_1": "past",
+        "balances_v2_asof_2": "past",
+        "balances_v2_r2": "live",
+    }
+
+
+@pytest.mark.slow
+def test_without_its_claim_a_look_would_be_taken_for_dead(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = bank.world
+    monkeypatch.setattr(past, "try_claim", lambda *_: True)
+    with pytest.raises(BuildAbandoned):
+        _look(world, {}, "balances", engine=Meanwhile(lambda: _look(world, {}, "balances")))
+
+
+# ── the command line ──
+
+
+def test_the_commands(bank: Bookkeeper, samefold: Samefold) -> None:
+    world = bank.world
+    end = topics.describe(world, world.events_topic).end
+    some = f"0:{end[0] - 1},1:{end[1]}"
+    told = samefold("rebuild", "balances", "daily_totals", "--as-of", some, "--no-switch", settings=world)
+    assert told.returncode == 0, told.stderr
+    assert "balances: balances_v2_asof_1" in told.stdout
+    assert "sum(cents) as cents" in told.stdout
+    assert "samefold views drop daily_totals daily_totals_v1_asof_1" in told.stdout
+    ago = samefold("rebuild", "balances", "--as-of", "-0s", "--no-switch", "--json", settings=world)
+    found = json.loads(ago.stdout)
+    assert ago.stderr == ""
+    assert {int(p): at for p, at in found["positions"].items()} == end
+    assert (found["engine"], found["rows"]) == ("local", {"balances": len(ACCOUNTS)})
+    assert "local" in found["engine_because"]
+    assert _asked(world, found["queries"]["balances"]) == _asked(world, "select * from balances")
+    shown = json.loads(samefold("views", "--json", settings=world).stdout)["views"]["balances"]["builds"]
+    first = next(build for build in shown if build["table"] == "balances_v2_asof_1")
+    assert (first["state"], first["as_of"]) == ("past", some)
+    assert first["positions"]["0"] == end[0] - 1
+    assert f"(past, as of {some})" in samefold("views", settings=world).stdout
+    dropped = samefold("views", "drop", "balances", "balances_v2_asof_1", "--yes", settings=world)
+    assert dropped.stdout == "Dropped balances_v2_asof_1.\n"
+
+
+REFUSED = {
+    "without --no-switch": (["balances", "--as-of", "-1m"], "never goes live: add --no-switch"),
+    "with --abandon": (["balances", "--as-of", "-1m", "--no-switch", "--abandon"], "block no rebuild"),
+    "no view": (["--as-of", "-1m", "--no-switch"], "name the views"),
+    "an unknown view": (["nonsense", "--as-of", "-1m", "--no-switch"], "There is no view 'nonsense'"),
+    "no moment": (["balances", "--as-of", "noon", "--no-switch"], "'noon' is neither"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "why"), REFUSED.values(), ids=REFUSED)
+def test_wrong_usage_is_refused_with_a_sentence(arguments: list[str], why: str) -> None:
+    done = CliRunner().invoke(build(), ["rebuild", *arguments])
+    said = done.stderr + str(done.exception)
+    assert why in " ".join(said.replace("│", " ").split())
+    assert getattr(done.exception, "exit_code", done.exit_code) == 2

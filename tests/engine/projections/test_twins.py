@@ -1,0 +1,82 @@
+"""Two attempts at one part: the second waits for one that lives, and ends one that was frozen."""
+
+from __future__ import annotations
+
+import time
+from datetime import date
+from itertools import count
+from threading import Thread
+
+import psycopg
+import pytest
+
+from infra.database.connect import connect
+from infra.settings import Settings
+from projections.engine.rebuild import load as loader
+from projections.engine.rebuild.builds import Build, begin
+from projections.engine.rebuild.load import Loaded, Part, PartWriter, load, parts
+from projections.engine.views.core_views import agent_views, all_views, code_set
+from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.projections.bankviews import rows
+from tests.engine.spine import scalar, set_up, until
+
+pytestmark = pytest.mark.slow
+
+ACCOUNTS = [str(number) for number in range(10)]
+
+
+@pytest.fixture
+def part(world: Settings) -> tuple[Part, Build]:
+    """A journal's part, which others wait 100 ms for at a time."""
+    world = world.model_copy(update={"lock_timeout_ms": 100})
+    set_up(world)
+    keeper = Bookkeeper(world)
+    keeper.life(ACCOUNTS, 4)
+    fold_all(world)
+    views = {"statement": all_views()["statement"]}
+    with connect(world, "test") as db:
+        made, pin = begin(db, list(views.values()), world.events_topic, code_set(agent_views("core")), "core")
+    return parts(world, world.events_topic, made, views, pin)[0], made[0]
+
+
+def test_a_frozen_attempt_is_ended_by_the_next(part: tuple[Part, Build], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "FROZEN_S", 0.3)
+    the_part, build = part
+    with PartWriter(the_part, build) as frozen:
+        loaded = load(the_part)
+        with pytest.raises(psycopg.Error):
+            frozen.finish([])
+    written = rows(the_part.settings, build.table)
+    assert len(written) == len(set(written)) == loaded.rows["statement"] > 0
+
+
+def test_an_attempt_that_comes_on_is_waited_for(part: tuple[Part, Build], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "FROZEN_S", 0.6)
+    the_part, build = part
+    results: list[Loaded] = []
+    second = Thread(target=lambda: results.append(load(the_part)))
+    began = 0.0
+    with PartWriter(the_part, build) as first:
+        second.start()
+        lines = count(1)
+
+        def goes_on() -> bool:
+            """More than psycopg keeps back, at each look; until the other has waited for three times what a frozen one is given."""
+            nonlocal began
+            first.write((*LINE, next(lines), *REST, the_part.partition) for _ in range(1_000))
+            if not began and scalar(the_part.settings, WAITING):
+                began = time.monotonic()
+            return bool(began) and time.monotonic() - began > 2
+
+        until(goes_on, "the other has waited")
+        written = first.finish([])
+    second.join(30)
+    assert results[0].rows["statement"] == written, "it found the part written"
+
+
+LINE = ("somebody",)
+REST = (date(2026, 1, 1), "kind", *["x" * 50] * 4, 1, 1, "")
+WAITING = """
+select count(*) from pg_stat_activity
+ where datname = current_database() and starts_with(application_name, 'samefold build') and wait_event_type = 'Lock'
+"""

@@ -1,0 +1,398 @@
+"""Verify: whatever is not as the fold of the log has it is found and named, and nothing else is."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, LiteralString
+from uuid import UUID
+
+import pytest
+from psycopg import sql
+
+from domain.accounts import Details, MoneyDeposited
+from infra.database.connect import Connection, connect
+from infra.dev.stack import Stack
+from infra.settings import Settings
+from infra.testing.fixtures import SEED
+from projections.engine.rebuild.dropping import drop_tables, droppable
+from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.store.positions import Positions, read_positions
+from projections.engine.verify.verify import SHOWN, Difference, NotLive, Verified, What, verify
+from projections.engine.views.column_types import Scalar
+from projections.engine.views.columns import PARTITION
+from projections.engine.views.core_views import agent_views, all_views
+from projections.engine.views.view import View
+from proofs.one_fold.folding import Live, engines_with
+from proofs.one_fold.histories import history
+from proofs.one_fold.kinds import all_kinds
+from proofs.one_fold.places import places, read_log, write_skips
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all, live_agent, start
+from tests.engine.projections.bankviews import BALANCES_2, BROKEN, CORRECTED, make_tables, parking, view, with_views
+from tests.engine.spine import set_up
+
+ACCOUNTS = [str(number) for number in range(25)]
+
+
+@pytest.fixture
+def bank(world: Settings) -> Bookkeeper:
+    return filled(world)
+
+
+def filled(world: Settings) -> Bookkeeper:
+    set_up(world)
+    keeper = Bookkeeper(world)
+    keeper.life(ACCOUNTS, 6)
+    keeper.garbage(0)
+    fold_all(world)
+    return keeper
+
+
+def _change(world: Settings, *statements: str) -> None:
+    with connect(world, "vandal") as db:
+        for statement in statements:
+            assert db.execute(statement.encode()).rowcount > 0, statement
+
+
+def _found(result: Verified) -> list[Difference]:
+    return [*result.positions, *(d for compared in result.views.values() for d in compared.differences)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_an_agent_folded_has_no_difference(bank: Bookkeeper, processes: int) -> None:
+    result = verify(bank.world, all_views(), processes=processes)
+    assert result.differences == 0
+    assert result.commits == 7 * len(ACCOUNTS)
+    assert {name: compared.rows for name, compared in result.views.items()} == {
+        "balances": 25,
+        "command_outcomes": 175,
+        "daily_totals": result.views["daily_totals"].rows,
+        "statement": 150,
+        "streams_accounts": 25,
+        **dict.fromkeys(("streams_standing_orders", "streams_transfers", "transfers"), 0),
+    }
+
+
+def test_a_state_that_is_written_in_another_way_is_no_difference(bank: Bookkeeper) -> None:
+    """As another process writes a set, or another version of the encoder a number."""
+    _change(
+        bank.world,
+        """update streams_accounts_v3 set state = json_build_object(
+               'holds', state->'holds', 'overdraft_limit', state->'overdraft_limit', 'balance', state->'balance',
+               'status', state->'status')""",
+    )
+    assert verify(bank.world, all_views()).differences == 0
+
+
+CASES = {
+    "a changed row": ("update balances_v2 set cents = cents + 1 where account = '7'", "balances", "changed"),
+    "a row that is missing": ("delete from balances_v2 where account = '7'", "balances", "missing"),
+    "a row too many": (
+        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, '', _partition from balances_v2 limit 1",
+        "balances",
+        "extra",
+    ),
+    "a line of a journal that is missing": (
+        "delete from statement_v2 where (account, line) = ('7', 3)",
+        "statement",
+        "missing",
+    ),
+    "a changed line": ("update statement_v2 set balance = 0 where (account, line) = ('7', 3)", "statement", "changed"),
+    "a sum that is off": (
+        "update daily_totals_v1 set cents = cents - 1 where (day, _partition) in "
+        "(select day, _partition from daily_totals_v1 where operation = 'transfer' limit 1) and operation = 'transfer'",
+        "daily_totals",
+        "changed",
+    ),
+    "a state": (
+        """update streams_accounts_v3 set state = '{"status":"open","balance":1,"overdraft_limit":1000,"holds":{}}'
+            where stream = 'accounts/7'""",
+        "streams_accounts",
+        "changed",
+    ),
+    "a state that is none": (
+        """update streams_accounts_v3 set state = '{"status":"open","balance":null}' where stream = 'accounts/7'""",
+        "streams_accounts",
+        "changed",
+    ),
+    "an outcome": (
+        "update command_outcomes_v3 set code = 'no' where command = (select command from command_outcomes_v3 limit 1)",
+        "command_outcomes",
+        "changed",
+    ),
+    "an outcome that is missing": (
+        "delete from command_outcomes_v3 where command = (select command from command_outcomes_v3 limit 1)",
+        "command_outcomes",
+        "missing",
+    ),
+    "a row of the wrong partition": (
+        "update daily_totals_v1 set _partition = 77 where (day, operation, _partition) in "
+        "(select day, operation, _partition from daily_totals_v1 limit 1)",
+        "daily_totals",
+        "extra",
+    ),
+}
+
+
+@pytest.mark.parametrize(("statement", "name", "what"), CASES.values(), ids=CASES)
+def test_each_kind_of_damage_is_named(bank: Bookkeeper, statement: str, name: str, what: str) -> None:
+    _change(bank.world, statement)
+    result = verify(bank.world, all_views())
+    found = [difference for difference in _found(result) if difference.what == what]
+    assert [difference.view for difference in found] == [name]
+    assert result.differences == (2 if "_partition = 77" in statement else 1), (
+        "there it is extra, and here it is missing"
+    )
+    assert result.views[name].total == result.differences
+
+
+KINDS = all_kinds()
+
+
+@pytest.fixture
+def every_kind(stack: Stack) -> Iterator[Settings]:
+    """A log in which everything happens, folded into views of every kind, one of them with a key function."""
+    made = history(random.Random(SEED), 3, 600)
+    with places(stack, "verify", KINDS) as ground:
+        place = ground.make(made.logs)
+        write_skips(place, made.skips)
+        with Live(place, KINDS, random.Random(SEED)) as live:
+            assert live.fold(read_log(place)) is None
+        yield place
+
+
+def test_each_kind_of_damage_in_each_kind_of_view_on_each_engine(
+    every_kind: Settings, spark: Any, spark_place: Path
+) -> None:
+    """One row changed, one missing and one too many in each, and one wrong position: found, and nothing else is."""
+    planted = {found for name in KINDS for found in _plant(every_kind, KINDS[name])}
+    _change(every_kind, "update positions set command_offset = command_offset + 1 where partition = 1")
+    planted.add(("positions", "position", 1, (("agent", "core"), ("partition", 1))))
+    assert len(planted) == 3 * len(KINDS) + 1
+    for engine in engines_with(spark, spark_place).values():
+        result = verify(every_kind, KINDS, engine_for=engine(every_kind))
+        found = {(one.view, one.what, one.partition, tuple(one.key.items())) for one in _found(result)}
+        assert found == planted
+        assert result.differences == len(planted)
+
+
+OTHER: dict[Scalar, LiteralString] = {
+    Scalar.STR: "{} || ' too'",
+    Scalar.UUID: "'00000000-0000-0000-0000-000000000001'::uuid",
+}
+"""Another key, by the kind of its column."""
+
+
+def _plant(place: Settings, view: View) -> Iterator[tuple[str, What, int, tuple[tuple[str, Any], ...]]]:
+    """Change a row, take one away, and add one that is like another but for its key; what verify should say of each."""
+    keys = [column.name for column in view.key]
+    number = next(c.name for c in view.columns if not c.is_key and c.scalar in (Scalar.INT, Scalar.DECIMAL))
+    name, to_another = next((c.name, OTHER[c.scalar]) for c in view.key if c.scalar in OTHER)
+    table, key = sql.Identifier(view.table_name), sql.SQL(", ").join(map(sql.Identifier, [*keys, PARTITION]))
+    others = [sql.Identifier(c.name) for c in view.columns if c.name != name]
+    changed, missing, like = _keys_of_three(place, view, key)
+    statements: dict[What, sql.Composed] = {
+        "changed": sql.SQL("update {} set {} = {} + 1").format(table, *[sql.Identifier(number)] * 2),
+        "missing": sql.SQL("delete from {}").format(table),
+        "extra": sql.SQL("insert into {0} ({1}, {2}, {3}) select {4}, {2}, {3} from {0}").format(
+            table,
+            sql.Identifier(name),
+            sql.SQL(", ").join(others),
+            sql.Identifier(PARTITION),
+            sql.SQL(to_another).format(sql.Identifier(name)),
+        ),
+    }
+    for (what, statement), row in zip(statements.items(), (changed, missing, like), strict=True):
+        where = sql.SQL(" where ({}) = ({})").format(key, sql.SQL(", ").join([sql.Placeholder()] * len(row)))
+        with connect(place, "vandal") as db:
+            assert db.execute(statement + where, row).rowcount == 1
+        named = dict(zip(keys, row[:-1], strict=True))
+        if what == "extra":
+            named[name] = f"{named[name]} too" if isinstance(named[name], str) else UUID(int=1)
+        yield view.name, what, row[-1], tuple(named.items())
+
+
+def _keys_of_three(place: Settings, view: View, key: sql.Composed) -> list[tuple[Any, ...]]:
+    with connect(place, "vandal") as db:
+        found = db.execute(sql.SQL("select {0} from {1} order by {0}").format(key, sql.Identifier(view.table_name)))
+        return random.sample(found.fetchall(), 3)
+
+
+def test_a_difference_tells_the_key_and_both_values(bank: Bookkeeper) -> None:
+    _change(bank.world, "update statement_v2 set balance = -1 where (account, line) = ('7', 3)")
+    [difference] = _found(verify(bank.world, all_views()))
+    assert difference.key == {"account": "7", "line": 3}
+    assert isinstance(difference.expected, dict)
+    assert isinstance(difference.found, dict)
+    assert difference.found["balance"] == -1
+    assert difference.expected["balance"] > 0
+    assert difference.found["cents"] == difference.expected["cents"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["epoch", "seq", "command_offset"])
+def test_positions_that_the_log_does_not_lead_to_are_named(bank: Bookkeeper, column: str) -> None:
+    _change(bank.world, f"update positions set {column} = {column} + 1 where partition = 2")
+    [difference] = _found(verify(bank.world, all_views()))
+    assert (difference.what, difference.key) == ("position", {"agent": "core", "partition": 2})
+
+
+def test_rows_of_which_the_position_knows_nothing_are_named(bank: Bookkeeper) -> None:
+    """A position that was set back: its rows are ahead of it."""
+    _change(bank.world, "update positions set next_offset = next_offset - 1 where partition = 1")
+    result = verify(bank.world, all_views())
+    assert {difference.what for difference in result.positions} == {"position"}
+    assert result.views["command_outcomes"].total == 1
+
+
+def test_many_differences_are_counted_and_the_first_listed(bank: Bookkeeper) -> None:
+    _change(bank.world, "update statement_v2 set balance = balance + 1")
+    compared = verify(bank.world, all_views(), processes=1).views["statement"]
+    assert compared.total == compared.rows == 150
+    assert len(compared.differences) == SHOWN
+
+
+def test_only_the_views_that_were_asked_for(bank: Bookkeeper) -> None:
+    _change(bank.world, "delete from balances_v2")
+    assert verify(bank.world, {"statement": all_views()["statement"]}).differences == 0
+    assert verify(bank.world, {"balances": all_views()["balances"]}).differences == len(ACCOUNTS)
+
+
+@pytest.mark.slow
+def test_beside_live_traffic_and_a_rebuild(bank: Bookkeeper) -> None:
+    with live_agent(bank.world):
+        for number in range(4):
+            bank.life(ACCOUNTS, 3)
+            assert verify(bank.world, all_views()).differences == 0
+            if number == 2:
+                rebuild(bank.world, ["balances", "statement"], all_views())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True])
+def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """The agent goes on between the two: no difference, unless the positions are read apart from the rows."""
+
+    def read_while_the_agent_goes_on(snapshot: Connection, *what: str) -> Positions | None:
+        positions = read_positions(snapshot, *what)
+        bank.life(ACCOUNTS, 1)
+        fold_all(bank.world)
+        with connect(bank.world, "another moment") as db:
+            return read_positions(db, *what) if apart else positions
+
+    monkeypatch.setattr("projections.engine.verify.verify.read_positions", read_while_the_agent_goes_on)
+    assert (verify(bank.world, {"balances": all_views()["balances"]}, processes=1).differences > 0) is apart
+
+
+@pytest.mark.slow
+def test_a_table_that_goes_live_during_verification_is_reported(bank: Bookkeeper) -> None:
+    engine = Meanwhile(lambda: rebuild(bank.world, ["balances"], all_views()))
+    with pytest.raises(NotLive, match="Another table went live during verification, for balances"):
+        verify(bank.world, all_views(), engine_for=lambda _: engine)
+    assert verify(bank.world, all_views()).differences == 0
+
+
+def test_a_table_that_is_emptied_after_a_switch_is_not_taken_for_one_without_rows(world: Settings) -> None:
+    """The only task waits for the table of one view; meanwhile the other view is switched and its old table dropped."""
+    bank = filled(world.model_copy(update={"partitions": 1}))
+    views = {name: all_views()[name] for name in ("balances", "daily_totals")}
+    locking = connect(bank.world, "locks")
+
+    def switch_and_drop() -> None:
+        _until(bank.world, "select from pg_locks where not granted and relation = 'balances_v2'::regclass")
+        rebuild(bank.world, ["daily_totals"], all_views(), processes=1)
+        old = droppable(bank.world, "daily_totals", "daily_totals_v1")
+        drop_tables(bank.world, old, views["daily_totals"])
+        locking.execute("commit")
+
+    def lock_and_go_on() -> None:
+        locking.execute("begin")
+        locking.execute("lock table balances_v2 in access exclusive mode")
+        threading.Thread(target=switch_and_drop).start()
+
+    with locking, pytest.raises(NotLive, match="Another table went live during verification, for daily_totals"):
+        verify(bank.world, views, engine_for=lambda _: Meanwhile(lock_and_go_on))
+
+
+def _until(world: Settings, query: LiteralString) -> None:
+    with connect(world, "test") as db:
+        deadline = time.monotonic() + 10
+        while not db.execute(query).rowcount:
+            assert time.monotonic() < deadline, query
+            time.sleep(0.02)
+
+
+def test_views_that_are_not_live_as_this_code_has_them_are_refused(bank: Bookkeeper) -> None:
+    new = with_views({"balances": view(BALANCES_2, "balances")})
+    with pytest.raises(NotLive, match="balances"):
+        verify(bank.world, new)
+
+
+# ── parked streams and skips ──
+
+
+def _poison(keeper: Bookkeeper, account: str, purpose: str = "poison") -> None:
+    keeper.commit(account, MoneyDeposited(cents=5, on=DAY, details=Details(purpose=purpose)))
+    keeper.flush()
+
+
+@pytest.fixture
+def parked(world: Settings) -> tuple[Bookkeeper, dict[str, View]]:
+    """A stream with poison in its middle, parked for a view of each kind."""
+    set_up(world)
+    views = parking(BROKEN)
+    make_tables(world, views)
+    with connect(world, "test") as db:
+        for table in ("positions", "live", "builds"):
+            db.execute(f"delete from {table}".encode())
+    start(world, views)
+    keeper = Bookkeeper(world)
+    keeper.life(ACCOUNTS[:5], 4)
+    _poison(keeper, "1")
+    keeper.life(ACCOUNTS[:5], 4)
+    fold_all(world, views)
+    return keeper, views
+
+
+def test_what_is_parked_on_record_is_no_difference(parked: tuple[Bookkeeper, dict[str, View]]) -> None:
+    keeper, views = parked
+    assert verify(keeper.world, views).differences == 0
+    assert verify(keeper.world, parking(CORRECTED)).differences == 0, "also for the code that could take it"
+
+
+def test_poison_that_is_not_on_record_is_a_difference(parked: tuple[Bookkeeper, dict[str, View]]) -> None:
+    keeper, views = parked
+    _change(keeper.world, "delete from parked where view = 'sums'")
+    result = verify(keeper.world, views)
+    [difference] = _found(result)
+    assert (difference.view, difference.what) == ("sums", "poison")
+    assert difference.key["stream"] == "accounts/1"
+
+
+def test_rows_that_are_missing_without_a_record_are_differences(parked: tuple[Bookkeeper, dict[str, View]]) -> None:
+    keeper, _ = parked
+    _change(keeper.world, "delete from parked")
+    assert _views(_found(verify(keeper.world, parking(CORRECTED)))) == {"sums", "moves", "totals"}
+
+
+def test_a_skip_on_record_is_no_difference_and_one_off_record_is(parked: tuple[Bookkeeper, dict[str, View]]) -> None:
+    keeper, _ = parked
+    _change(keeper.world, "delete from parked")
+    _change(
+        keeper.world,
+        "insert into skips (view, stream, version, through, partition, reason) "
+        "select v, 'accounts/1', 1, 1000, 0, '' from unnest(array['sums', 'moves', 'totals']) v",
+    )
+    found = _views(_found(verify(keeper.world, parking(CORRECTED))))
+    assert found == {"sums", "moves", "totals"}, "what was folded before the poison is there, and now too much"
+
+
+def _views(differences: Sequence[Difference]) -> set[str]:
+    return {difference.view for difference in differences}
+
+
+def test_the_agents_of_this_code_are_all_verified(bank: Bookkeeper) -> None:
+    assert set(verify(bank.world, agent_views("core")).views) == set(all_views())

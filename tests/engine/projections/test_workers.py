@@ -1,0 +1,135 @@
+"""Worker processes: results in order, errors as they were raised, and no process that outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.log.rule import START
+from infra.testing.fixtures import ROOT
+from projections.engine.fold import memory
+from projections.engine.fold.errors import LogChanged, PoisonEvent
+from projections.engine.fold.memory import MemoryShort
+from projections.engine.rebuild.workers import FEW_RECORDS, WorkerDied, processes_for, run
+from tests.engine.projections.worker_tasks import ask_for_too_much, die, double, fail_on_three, report_and_wait
+from tests.engine.spine import until
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_come_in_the_order_of_the_arguments_and_progress_adds_up(processes: int) -> None:
+    told: list[int] = []
+    assert run(double, [5, 1, 4, 2], processes, told.append) == [10, 2, 8, 4]
+    assert sum(told) == 12
+
+
+def test_an_error_arrives_whole_and_stops_the_others() -> None:
+    began = time.monotonic()
+    with pytest.raises(PoisonEvent) as raised:
+        run(fail_on_three, [1, 3], 2)
+    assert time.monotonic() - began < 25, "the other task did not run to its end"
+    assert (raised.value.stream, raised.value.version, raised.value.offset) == ("accounts/3", 7, 9)
+    assert raised.value.hint
+
+
+def test_errors_with_arguments_of_their_own_survive_the_way_between_processes() -> None:
+    import pickle
+
+    error = LogChanged("events", 1, START, START, START)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.message, copy.hint) == (LogChanged, error.message, error.hint)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_a_named_error() -> None:
+    with pytest.raises(WorkerDied, match="--processes"):
+        run(die, [1, 2], 2)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow_but("1")
+def test_a_task_that_holds_more_than_it_may_is_refused_by_name(tmp_path: Path, processes: int) -> None:
+    with pytest.raises(MemoryShort, match=r"more than the 16 .*--processes"):
+        run(report_and_wait, [str(tmp_path / "worker")] * processes, processes, memory_mb=16)
+
+
+def test_a_task_is_refused_when_hardly_anything_is_free_and_it_is_what_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "free_and_total", lambda: (4, 100))
+    monkeypatch.setattr(memory, "SMALL", 1 << 50)  # whatever other tests have left in this process
+    assert run(double, [1], 1) == [2], "it holds next to nothing"
+    monkeypatch.setattr(memory, "SMALL", 1)
+    with pytest.raises(MemoryShort, match="free"):
+        run(double, [1], 1)
+    monkeypatch.setattr(memory, "free_and_total", lambda: (6, 100))
+    assert run(double, [1], 1) == [2]
+
+
+def test_memory_that_the_system_refuses_is_named() -> None:
+    with pytest.raises(MemoryShort, match="no more memory"):
+        run(ask_for_too_much, [1], 1)
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    machine = memory.free_and_total()
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 250\n")
+    assert memory.free_and_total() == (350, 1000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_and_total()[1] == machine[1]
+
+
+def test_as_many_processes_as_the_size_is_worth() -> None:
+    assert processes_for(FEW_RECORDS) == 1
+    assert processes_for(FEW_RECORDS + 1) == os.cpu_count()
+    assert processes_for(10, wanted=3) == 3
+
+
+PARENT = """
+import signal, sys
+from projections.engine.rebuild.workers import run
+from tests.engine.projections.worker_tasks import report_and_wait
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background may have it ignored
+    run(report_and_wait, [sys.argv[1], sys.argv[1]], 2)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.slow
+def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path, how: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "worker")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until(lambda: len(_workers(tmp_path)) == 2, "both workers work")
+    if how is signal.SIGINT:
+        os.killpg(parent.pid, how)  # as a terminal does it
+    else:
+        parent.kill()
+    assert parent.wait(20) != 0
+    until(lambda: not any(map(_lives, _workers(tmp_path))), "the workers end too")
+
+
+def _workers(folder: Path) -> list[int]:
+    return [int(path.suffix[1:]) for path in folder.glob("worker.*")]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")

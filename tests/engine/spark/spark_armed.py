@@ -1,0 +1,96 @@
+"""What a task of the Spark agent runs in a test: other views than this code's, and fault points at which its process dies.
+
+The orders are files in a folder, named after the point; who renames one first is struck. So a test knows when it happened, and
+no process is struck twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from infra.database.connect import DatabaseUnavailable
+from infra.processes import faultpoints
+from infra.processes.faultpoints import Point
+from projections.engine.store import commit
+from projections.engine.views.core_views import agent_views
+from projections.engine.views.view import View
+from spark_jobs import stream
+from spark_jobs.stream import Share
+from tests.engine.projections.bankviews import BALANCES_2, BROKEN, parking, view, with_views
+from tests.engine.spine import until
+
+_fold = stream.fold
+
+CODES = {
+    "this": lambda: agent_views("core"),
+    "next": lambda: with_views({"balances": view(BALANCES_2, "balances")}),
+    "parking": lambda: parking(BROKEN),
+}
+"""The views of other code, by a name that can be sent to a task."""
+
+
+def views_of(code: str) -> Mapping[str, View]:
+    return _views.setdefault(code, CODES[code]())
+
+
+_views: dict[str, Mapping[str, View]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Armed:
+    """`stream.fold` for a test. `folder` is where orders lie; `mutant` switches the compare-and-set off."""
+
+    folder: Path
+    code: str = "this"
+    mutant: bool = False
+
+    def __call__(self, share: Share, batches: Iterable[Any]) -> Iterator[Any]:
+        move = without_compare(commit.COMPARE_AND_SET) if self.mutant else commit.COMPARE_AND_SET
+        with (
+            patch.object(faultpoints, "hook", self.reach),
+            patch.object(stream, "agent_views", lambda _agent: dict(views_of(self.code))),
+            patch.object(commit, "COMPARE_AND_SET", move),
+        ):
+            yield from _fold(share, batches)
+
+    def reach(self, point: Point) -> None:
+        action = taken(self.folder / point)
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "away":
+            raise DatabaseUnavailable("The database is away, says the test.")
+        elif action == "hold":
+            until((self.folder / "release").exists, "the test lets the task go on")
+
+
+def order(folder: Path, point: Point, action: str) -> Path:
+    """Give an order; the file that is there as soon as it is carried out."""
+    draft = folder / "draft"
+    draft.write_text(action)
+    struck = folder / f"{point}.struck"
+    struck.unlink(missing_ok=True)
+    draft.rename(folder / point)
+    return struck
+
+
+def taken(given: Path) -> str:
+    """What a process is to do here; the first one that asks takes it."""
+    struck = given.with_name(f"{given.name}.struck")
+    try:
+        given.rename(struck)
+    except FileNotFoundError:
+        return ""
+    return struck.read_text()
+
+
+def without_compare(move: str) -> str:
+    """The statement that moves positions from wherever they are."""
+    condition = "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
+    assert condition in move
+    return move.replace(condition, "")

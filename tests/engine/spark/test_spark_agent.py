@@ -1,0 +1,619 @@
+"""The agent on Spark: the same rows as any other fold, whatever is killed, whoever else folds, and whatever set is live."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, make_dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from demo.bank import bank as sample
+from domain.accounts import AccountOpened, Details, MoneyDeposited
+from infra.database.connect import connect
+from infra.errors import SamefoldError
+from infra.log import clients, topics
+from infra.log.partitioner import partition_of
+from infra.log.source import LogTrimmed
+from infra.processes.faultpoints import AgentPoint
+from infra.processes.process_end import PartEnded
+from infra.settings import Settings
+from infra.testing.fixtures import SEED, Samefold
+from projections.engine.fold.errors import OutOfStep, UnreadableEvent
+from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import all_views
+from projections.engine.views.view import View
+from spark_jobs import agent as spark_agent
+from spark_jobs import stream, stream_source
+from spark_jobs.agent import Agent
+from spark_jobs.stream_source import SecretUnfit
+from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, start
+from tests.engine.projections.bankviews import live_table, make_tables, rows
+from tests.engine.spark.spark_armed import Armed, order, views_of
+from tests.engine.spawned import spawned
+from tests.engine.spine import delete, handler, in_a_transaction, produce, scalar, send, set_up, until, withdraw
+
+if TYPE_CHECKING:
+    from infra.dev.stack import Stack
+    from spark_jobs.engine import Spark
+
+pytestmark = pytest.mark.timeout(400)
+
+ACCOUNTS = [str(number) for number in range(24)]
+PATIENCE_S = 150.0
+POINTS: list[AgentPoint] = [
+    "positions read",
+    "batch read",
+    "compare-and-set done",
+    "rows sent",
+    "COMMIT sent",
+    "COMMIT acknowledged",
+]
+TASKS_KILLED = 18
+DRIVERS_KILLED = 2
+
+
+class Folding:
+    """A Spark agent in a thread of the test, on the common session."""
+
+    def __init__(self, world: Settings, spark: Any, folder: Path) -> None:
+        self.folder = folder
+        self.agent = Agent(world, "core", "spark-agent", lambda: spark)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Folding:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.agent.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            self.agent.run()
+        except BaseException as error:
+            self.error = error
+
+    def order(self, point: AgentPoint, action: str) -> Callable[[], bool]:
+        """Whether a task has been struck."""
+        return order(self.folder, point, action).exists
+
+    def ended_with(self, kind: type[BaseException]) -> str:
+        """The message of the error that ended it."""
+        self._thread.join(PATIENCE_S)
+        error, self.error = self.error, None
+        assert isinstance(error, kind), error
+        return str(error)
+
+
+Start = Callable[..., Folding]
+
+
+@pytest.fixture
+def folding(spark_engine: Spark, world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """`with folding() as agent:` runs one, with the code of that name (`tests.engine.spark.spark_armed`)."""
+    spark = spark_engine.session
+
+    def begin(code: str = "this", *, mutant: bool = False) -> Folding:
+        monkeypatch.setattr(stream, "fold", Armed(tmp_path, code, mutant))
+        monkeypatch.setattr(spark_agent, "agent_views", lambda _agent: dict(views_of(code)))
+        return Folding(world, spark, tmp_path)
+
+    return begin
+
+
+def reached(world: Settings) -> bool:
+    """Whether the agent stands at the log's end."""
+    end = topics.describe(world, world.events_topic).end
+    return bool(scalar(world, "select sum(next_offset) from positions where agent = 'core'") == sum(end.values()))
+
+
+def reach_the_end(world: Settings) -> None:
+    until(lambda: reached(world), "all is folded", PATIENCE_S)
+
+
+def exact(world: Settings, views: Mapping[str, View] | None = None) -> None:
+    """Rows, epoch, seq and command offsets are those of the plain fold of the log up to the positions."""
+    assert verify(world, dict(views or all_views())).differences == 0
+
+
+@pytest.fixture
+def keeper(world: Settings) -> Bookkeeper:
+    set_up(world)
+    return Bookkeeper(world)
+
+
+# ── the same rows ──
+
+
+@pytest.mark.slow
+def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
+    world: Settings, stack: Stack, folding: Start, tmp_path: Path
+) -> None:
+    set_up(world)
+    accepted = sample(tmp_path, None, overdraft_limit=100_00, seed=SEED).commands[:5_999]
+    commands = [*accepted, withdraw("nobody's", "to-be-rejected", 1)]
+    with handler(world), folding():
+        send(world, *commands)
+        until(
+            lambda: bool(scalar(world, "select count(*) = 6000 from command_outcomes_v3")),
+            "all have outcomes",
+            PATIENCE_S,
+        )
+    exact(world)
+    assert scalar(world, "select count(*) from command_outcomes_v3 where code is not null") > 0
+    with beside(world, stack) as other:
+        set_up(other)
+        with process("projections.engine.live.agent", other, tmp_path, "faust"):
+            reach_the_end(other)
+        for view in all_views():
+            assert rows(world, live_table(world, view)) == rows(other, live_table(other, view)), view
+        assert positions(world) == positions(other)
+
+
+@pytest.mark.slow
+def test_void_records_duplicates_holes_and_parked_streams(world: Settings, folding: Start, stack: Stack) -> None:
+    set_up(world)
+    with beside(world, stack) as other:
+        set_up(other)
+        views = views_of("parking")
+        for place in (world, other):
+            restart(place, views)
+        keeper = Bookkeeper(world)
+        with folding("parking"):
+            keeper.life(ACCOUNTS, 3)
+            successor = Bookkeeper(world)
+            keeper.commit("1", MoneyDeposited(cents=7, on=DAY))  # superseded: void
+            keeper.flush()
+            successor.garbage(0)
+            produce(world, world.events_topic, 1, None, None)
+            in_a_transaction(world, world.events_topic, 2, None, b"garbage")  # its marker is an offset without a record
+            successor.garbage(2)
+            for account in ("p1", "p2"):
+                successor.commit(account, AccountOpened(overdraft_limit=0, on=DAY))
+                successor.commit(account, MoneyDeposited(cents=1, on=DAY, details=Details(purpose="poison")))
+                successor.commit(account, MoneyDeposited(cents=2, on=DAY))
+            successor.flush()
+            reach_the_end(world)
+            successor.commit("p1", MoneyDeposited(cents=3, on=DAY))
+            successor.flush()
+            reach_the_end(world)
+        fold_all(other, views)
+        assert positions(world) == positions(other)
+        for view in views:
+            assert rows(world, live_table(world, view)) == rows(other, live_table(other, view)), view
+        assert parked(world) == parked(other)
+        assert len(parked(world)) == 6, "two streams in three views"
+
+
+# ── killed ──
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_when_tasks_are_killed_before_and_after_their_commit(
+    keeper: Bookkeeper, folding: Start
+) -> None:
+    keeper.life(ACCOUNTS, 1)
+    with folding() as agent:
+        for point in islice(cycle(POINTS), TASKS_KILLED):
+            struck = agent.order(point, "kill")
+            keeper.life(ACCOUNTS, 2)
+            until(struck, f"a task was killed at '{point}'", PATIENCE_S)
+        reach_the_end(keeper.world)
+    exact(keeper.world)
+
+
+def test_what_spark_takes_for_done_and_the_database_lacks_is_read_again(keeper: Bookkeeper, folding: Start) -> None:
+    with folding() as agent:
+        for _ in range(2):
+            struck = agent.order("positions read", "away")
+            keeper.life(ACCOUNTS, 1)
+            until(struck, "the database was away", PATIENCE_S)
+            reach_the_end(keeper.world)
+    exact(keeper.world)
+
+
+@pytest.mark.slow
+def test_a_database_that_was_set_back_is_folded_again_from_there(
+    keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert is_right_after_a_restore(keeper, folding(), caplog)
+
+
+@pytest.mark.slow
+def test_who_trusts_the_checkpoint_would_not_get_there(
+    keeper: Bookkeeper,
+    folding: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The mutant: shows that the test above would notice."""
+
+    @contextmanager
+    def kept(**_: object) -> Iterator[str]:
+        yield str(tmp_path / "checkpoint")
+
+    monkeypatch.setattr(spark_agent, "TemporaryDirectory", kept)
+    assert not is_right_after_a_restore(keeper, folding(), caplog)
+
+
+def is_right_after_a_restore(keeper: Bookkeeper, running: Folding, caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether it folds all again, and rightly, when the database is restored from a backup made before the first event."""
+    caplog.set_level(logging.INFO)
+    world = keeper.world
+    with running as agent:
+        for _ in range(3):  # when a batch is folded, Spark has written down that the one before it is done
+            keeper.life(ACCOUNTS, 1)
+            reach_the_end(world)
+        with connect(world, "test") as db, db.transaction():
+            db.execute(
+                "update positions set (next_offset, epoch, seq, command_offset, generation) = (0, -1, 0, -1, %s)",
+                [uuid4()],
+            )
+            for view in all_views():
+                db.execute(f"truncate {live_table(world, view)}".encode())
+
+        def stuck() -> bool:
+            return agent.error is not None or caplog.text.count("but the records begin at") > 2 * world.partitions
+
+        with load(keeper):
+            before = sum(topics.describe(world, world.events_topic).end.values())
+            until(
+                lambda: stuck() or scalar(world, "select sum(next_offset) from positions") > before, "news", PATIENCE_S
+            )
+        if stuck():
+            agent.error = None
+            return False
+        reach_the_end(world)
+    return verify(world, all_views()).differences == 0
+
+
+@pytest.mark.slow
+def test_two_that_fold_at_once_are_told_apart_by_the_fence(keeper: Bookkeeper, folding: Start) -> None:
+    another_folds_while_a_task_sleeps(keeper, folding())
+    exact(keeper.world)
+
+
+@pytest.mark.slow
+def test_without_the_compare_and_set_both_would_fold_the_same(keeper: Bookkeeper, folding: Start) -> None:
+    """The mutant: shows that the test above would notice."""
+    agent = folding(mutant=True)
+    with pytest.raises(OutOfStep):
+        another_folds_while_a_task_sleeps(keeper, agent)
+
+
+def another_folds_while_a_task_sleeps(keeper: Bookkeeper, running: Folding) -> None:
+    """Between its look at the position and its batch."""
+    with running as agent:
+        struck = agent.order("batch read", "hold")
+        keeper.life(ACCOUNTS, 3)
+        until(struck, "a task sleeps", PATIENCE_S)
+        fold_all(keeper.world)
+        (agent.folder / "release").touch()
+        keeper.life(ACCOUNTS, 1)
+        until(lambda: agent.error is not None or reached(keeper.world), "it wakes up", PATIENCE_S)
+
+
+@pytest.mark.slow
+def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
+    keeper: Bookkeeper, tmp_path: Path
+) -> None:
+    world = keeper.world
+    run_on_spark = (*COMMAND, "run", "agent", "--on", "spark", "--master", "local[2,4]", "--name", "last")
+    with load(keeper) as end_load:
+        for number in range(DRIVERS_KILLED):
+            # each is killed where it stands, when its block ends
+            with process("projections.engine.live.agent", world, tmp_path, f"faust-{number}"):
+                wait_for_commits_of(world, f"faust-{number}")
+            with process("spark_jobs.agent", world, tmp_path, f"spark-{number}"):
+                wait_for_commits_of(world, f"spark-{number}")
+        with (
+            process("projections.engine.live.agent", world, tmp_path, "faust") as faust,
+            spawned(world, tmp_path / "supervisor.log", *run_on_spark) as spark,
+        ):
+            wait_for_commits_of(world, "faust")
+            until(lambda: "starting on Spark" in (tmp_path / "supervisor.log").read_text(), "Spark starts", PATIENCE_S)
+            faust.send_signal(signal.SIGSTOP)
+            wait_for_commits_of(world, "last-agent-core-spark")
+            faust.send_signal(signal.SIGCONT)
+            wait_for_commits_of(world, "faust")
+            end_load()
+            reach_the_end(world)
+            assert faust.poll() is None
+            spark.send_signal(signal.SIGTERM)
+            assert spark.wait(30) == 0
+    assert "ended with exit code" not in (tmp_path / "supervisor.log").read_text(), "nothing had to be started again"
+    exact(world)
+
+
+# ── whose views are live ──
+
+
+@pytest.mark.slow
+def test_old_code_holds_after_a_switch_and_new_code_goes_on(
+    keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = keeper.world
+    new = views_of("next")
+    make_tables(world, new)
+    with load(keeper) as end_load:
+        with folding():
+            wait_for_commits_of(world, "spark-agent")
+            rebuild(world, ["balances"], dict(new))
+            until(lambda: "holding: balances is live as v3, this code has v2" in caplog.text, "it holds", PATIENCE_S)
+            assert "samefold rebuild balances" in caplog.text
+            was = scalar(world, "select sum(next_offset) from positions")
+        end_load()
+        assert scalar(world, "select sum(next_offset) from positions") == was
+        assert not reached(world)
+    with folding("next"):
+        reach_the_end(world)
+    exact(world, new)
+
+
+# ── what ends it, and what it waits out ──
+
+
+@pytest.mark.slow
+def test_poison_ends_it_with_the_same_error_right_before_it(keeper: Bookkeeper, folding: Start) -> None:
+    keeper.commit("1", AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=5, on=DAY))
+    keeper.commit("1", UNFIT())
+    keeper.commit("1", MoneyDeposited(cents=5, on=DAY))
+    keeper.flush()
+    for _ in range(2):
+        with folding() as agent:
+            assert agent.ended_with(UnreadableEvent).startswith("MoneyDeposited of accounts/1 can't be read")
+        assert scalar(keeper.world, "select cents from balances_v2") == 5
+    exact(keeper.world)
+
+
+@pytest.mark.slow
+def test_an_event_of_newer_code_holds_its_partition_and_the_others_go_on(
+    keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = keeper.world
+    other = next(
+        n
+        for n in "23456789"
+        if partition_of(f"accounts/{n}", world.partitions) != partition_of("accounts/1", world.partitions)
+    )
+    keeper.commit("1", AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=5, on=DAY))
+    keeper.commit("1", MoneyPrinted())  # type: ignore[arg-type]
+    keeper.commit("1", MoneyDeposited(cents=5, on=DAY))
+    keeper.flush()
+    with folding():
+        until(lambda: "unknown-event: accounts/1 has an event 'MoneyPrinted'" in caplog.text, "it says so", PATIENCE_S)
+        keeper.commit(other, AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=7, on=DAY))
+        keeper.flush()
+        until(lambda: scalar(world, "select sum(cents) from balances_v2") == 12, "others go on", PATIENCE_S)
+    assert caplog.text.count("unknown-event") == 1
+
+
+@pytest.mark.slow
+def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
+    keeper: Bookkeeper, folding: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Agent, "_heard", defect)
+    keeper.life(ACCOUNTS, 1)
+    keeper.flush()
+    with folding() as agent:
+        assert "raised ZeroDivisionError" in agent.ended_with(PartEnded)
+
+
+@pytest.mark.slow
+def test_the_process_ends_as_the_faust_agents_does(keeper: Bookkeeper, tmp_path: Path) -> None:
+    world = keeper.world
+    keeper.life(ACCOUNTS, 1)
+    with process("spark_jobs.agent", world, tmp_path, "one") as one:
+        reach_the_end(world)
+        keeper.commit("1", UNFIT())
+        keeper.flush()
+        assert one.wait(60) == 1
+    said = (tmp_path / "one.log").read_text()
+    assert "agent one stops: unreadable-event: MoneyDeposited of accounts/1 can't be read" in said
+    assert "Nothing was skipped." in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_it_waits_out_a_database_that_drops_its_connections(keeper: Bookkeeper, folding: Start) -> None:
+    world = keeper.world
+    with folding():
+        for _ in range(4):
+            keeper.life(ACCOUNTS, 1)
+            reach_the_end(world)
+            with connect(world, "test") as db:
+                db.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity "
+                    "where application_name = 'samefold spark-agent' and datname = current_database()"
+                )
+    exact(world)
+
+
+@pytest.mark.slow
+def test_a_log_whose_beginning_is_gone_is_refused(keeper: Bookkeeper, folding: Start) -> None:
+    keeper.life(ACCOUNTS, 3)
+    delete(keeper.world, keeper.world.events_topic, {0: 3})
+    with folding() as agent:
+        assert "at 0" in agent.ended_with(LogTrimmed)
+
+
+@pytest.mark.slow
+def test_a_topic_made_anew_under_it_ends_it(keeper: Bookkeeper, folding: Start) -> None:
+    world = keeper.world
+    with folding() as agent:
+        keeper.life(ACCOUNTS, 1)
+        reach_the_end(world)
+        admin = clients.admin(world)
+        admin.delete_topics([world.events_topic])[world.events_topic].result(10)
+        agent.ended_with(SamefoldError)
+
+
+# ── secrets ──
+
+
+def test_no_secret_stands_in_the_querys_options_and_kafkas_client_finds_it(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hunter2"
+    settings = Settings(
+        kafka_bootstrap="127.0.0.1:9",
+        kafka_security_protocol="SASL_SSL",
+        kafka_sasl_mechanism="SCRAM-SHA-512",
+        kafka_sasl_username="someone",
+        kafka_sasl_password=SecretStr(secret),
+        kafka_ssl_ca_location=Path("/ca.pem"),
+    )
+    assert secret not in str(stream_source.options(settings, {}))
+    # this JVM began without the password: two variables that it has stand for user and password
+    monkeypatch.setattr(stream_source, "_USERNAME", "HOME")
+    monkeypatch.setattr(stream_source, "_PASSWORD", "PATH")
+    given = spark._jvm.java.util.HashMap()
+    for name, value in stream_source.security(settings).items():
+        given[name] = value
+    for name in ("key.deserializer", "value.deserializer"):
+        given[name] = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+    given["bootstrap.servers"] = settings.kafka
+    config = spark._jvm.org.apache.kafka.clients.consumer.ConsumerConfig(given)
+    entry = config.getPassword("sasl.jaas.config").value()
+    assert entry == (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        f'username="{os.environ["HOME"]}" password="{os.environ["PATH"]}";'
+    )
+
+
+@pytest.mark.parametrize("password", ['a"b', "a\\b", "a\nb"])
+def test_a_password_that_would_break_out_of_its_quotes_is_refused(password: str) -> None:
+    settings = Settings(
+        kafka_bootstrap="127.0.0.1:9",
+        kafka_security_protocol="SASL_PLAINTEXT",
+        kafka_sasl_mechanism="PLAIN",
+        kafka_sasl_username="someone",
+        kafka_sasl_password=SecretStr(password),
+    )
+    with pytest.raises(SecretUnfit) as refused:
+        stream_source.options(settings, {})
+    assert password not in str(refused.value)
+
+
+# ── the command line ──
+
+
+@pytest.mark.slow
+def test_one_query_is_not_started_several_times(samefold: Samefold) -> None:
+    said = samefold("run", "agent", "--on", "spark", "--count", "2")
+    assert said.returncode == 2
+    assert "one query has a task for each partition" in " ".join(said.stderr.replace("│", "").split())
+
+
+# ── the world around ──
+
+COMMAND = (sys.executable, "-c", "from infra.cli import main; main()")
+
+
+@dataclass
+class MoneyPrinted:
+    """An event that this code does not know."""
+
+
+UNFIT: Any = make_dataclass("MoneyDeposited", [("cents", str, "many")])
+"""An event of a known type whose body does not fit it."""
+
+
+@contextmanager
+def process(module: str, world: Settings, folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent's process."""
+    where = ("--master", "local[2,4]") if module == "spark_jobs.agent" else ()
+    with spawned(world, folder / f"{name}.log", sys.executable, "-m", module, "--name", name, *where) as running:
+        yield running
+
+
+@contextmanager
+def beside(world: Settings, stack: Stack) -> Iterator[Settings]:
+    """The same log, with another database."""
+    name = f"{psycopg.conninfo.conninfo_to_dict(world.database)['dbname']}_beside"
+    with psycopg.connect(stack.postgres.url(), autocommit=True) as admin:
+        admin.execute(f'create database "{name}"'.encode())
+        yield world.model_copy(
+            update={"database_url": SecretStr(stack.postgres.url(name)), "group_prefix": f"{world.group_prefix}-beside"}
+        )
+        admin.execute(f'drop database "{name}" with (force)'.encode())
+
+
+def restart(world: Settings, views: Mapping[str, View]) -> None:
+    """The first start, with other views than this code's."""
+    make_tables(world, views)
+    with connect(world, "test") as db:
+        for table in ("positions", "live", "builds"):
+            db.execute(f"delete from {table}".encode())
+    start(world, views)
+
+
+def positions(world: Settings) -> list[tuple[Any, ...]]:
+    with connect(world, "test") as db:
+        return db.execute(
+            "select partition, next_offset, epoch, seq, command_offset from positions where agent = 'core' order by 1"
+        ).fetchall()
+
+
+def parked(world: Settings) -> list[tuple[Any, ...]]:
+    with connect(world, "test") as db:
+        return db.execute(
+            "select table_name, stream, since_offset, since_version, error from parked order by 1, 2"
+        ).fetchall()
+
+
+@contextmanager
+def load(keeper: Bookkeeper) -> Iterator[Callable[[], None]]:
+    """Commits all the while, until what it yields is called, or the block ends."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(0.05):
+            keeper.life(ACCOUNTS, 1)
+
+    def end() -> None:
+        ended.set()
+        thread.join(30)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield end
+    finally:
+        end()
+
+
+def wait_for_commits_of(world: Settings, *names: str) -> None:
+    """Until each of these has committed a batch, from now on: notifications tell whose session they come from."""
+    waiting = {f"samefold {name}" for name in names}
+    with connect(world, "listener") as db, connect(world, "test") as look:
+        db.execute("listen samefold_core")
+        for told in db.notifies(timeout=PATIENCE_S):
+            row = look.execute("select application_name from pg_stat_activity where pid = %s", [told.pid]).fetchone()
+            waiting -= set(row or ())
+            if not waiting:
+                return
+    raise AssertionError(f"waited in vain for commits of {waiting}")

@@ -1,0 +1,268 @@
+"""The Spark engine: the same rows as the local one and as the live fold, errors as they were raised, no secret on the way."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from infra.database.connect import DatabaseUnavailable, connect
+from infra.errors import SamefoldError
+from infra.log import topics
+from infra.log.clients import KafkaUnavailable
+from infra.log.rule import START
+from infra.processes.code_identity import CODE
+from infra.processes.services import Services
+from infra.settings import Settings
+from infra.testing.fixtures import dev_env
+from projections.engine.fold.errors import LogChanged, PoisonEvent
+from projections.engine.fold.memory import MemoryShort
+from projections.engine.rebuild.build_locks import BuildAbandoned
+from projections.engine.rebuild.builds import begin
+from projections.engine.rebuild.engines import Local
+from projections.engine.rebuild.load import RowsRefused, load, parts
+from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.verify.verify import verify
+from projections.engine.views.core_views import agent_views, all_views, code_set
+from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
+from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Task, pack
+from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.projections.bankviews import live_table, rows
+from tests.engine.spark.spark_tasks import Order, compare_and_die_once, die, double, fail, seen, tell_environment
+from tests.engine.spine import scalar, set_up
+
+ACCOUNTS = [str(number) for number in range(30)]
+EVERY = list(all_views())
+SECRET = "p-a-s-s"
+
+
+@pytest.fixture(autouse=True)
+def _with_topics(world: Settings) -> None:
+    """A job names its sender's topic to every task."""
+    topics.ensure(world)
+
+
+@pytest.fixture
+def bank(world: Settings) -> Bookkeeper:
+    set_up(world)
+    keeper = Bookkeeper(world)
+    keeper.life(ACCOUNTS, 10)
+    keeper.garbage(1)
+    fold_all(world)
+    return keeper
+
+
+class Told:
+    """What a command's progress bar would show."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, int] = {}
+
+    def begin(self, stage: str, total: int | None = None) -> None:
+        self.stages[stage] = 0
+
+    def advance(self, count: int) -> None:
+        self.stages[list(self.stages)[-1]] += count
+
+
+def test_every_view_rebuilt_on_spark_has_the_rows_of_the_live_fold_and_of_the_local_engine(
+    bank: Bookkeeper, spark_engine: Spark
+) -> None:
+    world = bank.world
+    live = {name: rows(world, live_table(world, name)) for name in EVERY}
+    assert sum(map(bool, live.values())) >= 5, "there is something to compare"
+    assert any("owner of" in outcome for (outcome,) in live["command_outcomes"])
+    local = rebuild(world, EVERY, all_views(), engine_for=lambda _: Local(1))
+    assert {name: rows(world, live_table(world, name)) for name in EVERY} == live
+    told = Told()
+    on_spark = rebuild(world, EVERY, all_views(), engine_for=lambda _: spark_engine, progress=told)
+    assert on_spark.tables == {name: f"{all_views()[name].table_name}_r3" for name in EVERY}
+    assert {name: rows(world, live_table(world, name)) for name in EVERY} == live
+    assert (on_spark.rows, on_spark.commits, on_spark.events) == (local.rows, local.commits, local.events)
+    assert (local.engine, on_spark.engine) == ("local", "spark")
+    records = int(scalar(world, "select sum(next_offset) from positions where agent = 'core'"))
+    assert told.stages["load"] == records, "each record was told of once"
+
+
+DAMAGE = {
+    "changed": "update balances_v2 set cents = cents + 1 where account = '7'",
+    "missing": "delete from statement_v2 where (account, line) = ('7', 3)",
+    "extra": (
+        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, '', _partition from balances_v2 limit 1"
+    ),
+    "position": "update positions set seq = seq + 1 where partition = 2",
+}
+
+
+def test_verify_on_spark_finds_what_was_planted_and_nothing_else(bank: Bookkeeper, spark_engine: Spark) -> None:
+    whole = verify(bank.world, all_views(), engine_for=lambda _: spark_engine)
+    assert (whole.differences, whole.commits) == (0, 11 * len(ACCOUNTS))
+    with connect(bank.world, "vandal") as db:
+        for statement in DAMAGE.values():
+            assert db.execute(statement.encode()).rowcount == 1
+    found, local = verify(bank.world, all_views(), engine_for=lambda _: spark_engine), verify(bank.world, all_views())
+    shown = [*found.positions, *(d for compared in found.views.values() for d in compared.differences)]
+    assert sorted(difference.what for difference in shown) == sorted(DAMAGE)
+    assert (found.views, found.positions) == (local.views, local.positions)
+
+
+@pytest.mark.slow
+def test_a_task_of_verify_that_is_lost_compares_again(
+    bank: Bookkeeper, spark_engine: Spark, spark_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("projections.engine.verify.verify.verify_partition", compare_and_die_once)
+    (spark_place / "died").unlink(missing_ok=True)
+    result = verify(bank.world, all_views(), engine_for=lambda _: spark_engine)
+    assert (spark_place / "died").exists()
+    assert (result.differences, result.commits) == (0, 11 * len(ACCOUNTS)), "nothing was counted twice"
+
+
+# ── tasks ──
+
+
+def test_results_come_in_the_order_of_the_arguments_and_progress_adds_up(
+    world: Settings, spark_engine: Spark, tmp_path: Path
+) -> None:
+    told: list[int] = []
+    orders = [Order(world, number, tmp_path) for number in (5, 1, 4, 2, 7)]
+    assert spark_engine.run(double, orders, 19, told.append) == [10, 2, 8, 4, 14]
+    assert sum(told) == 19
+    assert spark_engine.run(double, [], 0, told.append) == []
+
+
+@pytest.mark.slow
+def test_what_a_task_has_folded_is_told_while_it_runs(world: Settings, spark_engine: Spark, tmp_path: Path) -> None:
+    class Enough(Exception): ...
+
+    def advance(count: int) -> None:
+        if count:
+            raise Enough
+
+    with pytest.raises(Enough):
+        spark_engine.run(fail, [Order(world, 1, tmp_path)], 1, advance)
+    assert seen(tmp_path, "ended-1") == 0
+
+
+ERRORS: list[SamefoldError] = [
+    PoisonEvent("balances", "accounts/3", 7, partition=3, offset=9, cause=ValueError("no")),
+    LogChanged("events", 1, START, START, START),
+    RowsRefused("balances", ValueError("no")),
+    BuildAbandoned("It was abandoned.", "Again."),
+]
+
+
+@pytest.mark.slow
+def test_errors_arrive_as_they_were_at_once_and_are_not_tried_again(
+    world: Settings, spark_engine: Spark, tmp_path: Path
+) -> None:
+    for number, error in enumerate([*ERRORS, ZeroDivisionError("a defect")]):
+        began = time.monotonic()
+        orders = [Order(world, 10 * number, tmp_path), Order(world, 10 * number + 1, tmp_path, error)]
+        with pytest.raises(type(error)) as raised:
+            spark_engine.run(fail, orders, 1, lambda _: None)
+        assert time.monotonic() - began < 45, "the other task did not run to its end"
+        assert vars(raised.value) == vars(error)
+        assert raised.value.args == error.args
+        assert "spark_tasks.py" in str(raised.value.__cause__), "where it was raised is told too"
+        assert seen(tmp_path, f"began-{10 * number + 1}") == 1
+        assert seen(tmp_path, f"ended-{10 * number}") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [KafkaUnavailable("Away.", "Wait."), DatabaseUnavailable("Away.", "Wait.")])
+def test_errors_that_may_pass_are_tried_again(
+    world: Settings, spark_engine: Spark, tmp_path: Path, error: SamefoldError
+) -> None:
+    assert spark_engine.run(fail, [Order(world, 1, tmp_path, error, times=1)], 1, lambda _: None) == [1]
+    assert seen(tmp_path, "began-1") == 2
+
+
+@pytest.mark.slow
+def test_errors_that_do_not_pass_after_all_arrive_as_they_were(
+    world: Settings, spark_engine: Spark, tmp_path: Path
+) -> None:
+    with pytest.raises(DatabaseUnavailable, match="Gone"):
+        spark_engine.run(fail, [Order(world, 1, tmp_path, DatabaseUnavailable("Gone.", "Wait."))], 1, lambda _: None)
+    assert seen(tmp_path, "began-1") == attempts_of(spark_engine.session.sparkContext) == 4
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_replaced_and_one_that_is_always_killed_ends_the_job_by_name(
+    world: Settings, spark_engine: Spark, tmp_path: Path
+) -> None:
+    assert spark_engine.run(die, [Order(world, 1, tmp_path, times=2)], 1, lambda _: None) == [1]
+    assert seen(tmp_path, "began-1") == 3
+    with pytest.raises(SparkGaveUp, match="Python worker"):
+        spark_engine.run(die, [Order(world, 2, tmp_path)], 1, lambda _: None)
+    assert spark_engine.run(double, [Order(world, 3, tmp_path)], 1, lambda _: None) == [6], "the session goes on"
+
+
+# ── settings ──
+
+
+@pytest.mark.slow
+def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> None:
+    """Neither in what is pickled, arguments and tasks, nor in Spark's configuration."""
+    from pyspark.cloudpickle import dumps
+
+    parts_of = {"balances": all_views()["balances"]}
+    with connect(bank.world, "test") as db:
+        made, pin = begin(db, list(parts_of.values()), bank.world.events_topic, code_set(agent_views("core")), "core")
+    world = bank.world.model_copy(
+        update={"database_url": Settings(database_url=f"host=h password={SECRET}").database_url}
+    )
+    arguments = parts(world, world.events_topic, made, parts_of, pin)
+    assert SECRET in repr(arguments[0].settings.environment()), "it is there to be told"
+    for slot, argument in enumerate(arguments):
+        sent = pack(Services.of(bank.world), slot, load, argument)
+        assert SECRET.encode() not in dumps((sent, Task(CODE, "channel", 4, None)))
+        assert b"balances" in sent.work
+    conf = dict(spark_engine.session.sparkContext.getConf().getAll())
+    assert bank.world.database not in repr(conf)
+    assert not [name for name in conf if "SAMEFOLD" in name]
+
+
+@pytest.mark.slow
+def test_a_task_takes_its_settings_from_its_own_place(
+    world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
+) -> None:
+    said_there = world.model_copy(update={"group_prefix": "as-said-there"})
+    (spark_place / "dev.env").write_text(dev_env(said_there))
+    [told] = spark_engine.run(tell_environment, [Order(world, 1, tmp_path)], 1, lambda _: None)
+    assert told == "as-said-there"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lines", "why"), [("", "No Kafka is configured"), ("SAMEFOLD_PARTITIONS=0\n", "SAMEFOLD_PARTITIONS")]
+)
+def test_an_executor_without_settings_is_named(
+    world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path, lines: str, why: str
+) -> None:
+    (spark_place / "dev.env").write_text(lines)
+    with pytest.raises(ExecutorNotConfigured, match=why):
+        spark_engine.run(double, [Order(world, 1, tmp_path)], 1, lambda _: None)
+
+
+@pytest.mark.slow
+def test_code_that_an_executor_lacks_is_named(
+    world: Settings, spark_engine: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("only_in_the_driver")
+    monkeypatch.setitem(sys.modules, "only_in_the_driver", module)
+    exec("class Lost(Exception): ...", module.__dict__)
+    with pytest.raises(CodeMissing, match="only_in_the_driver"):
+        spark_engine.run(double, [Order(world, 1, tmp_path, module.Lost())], 1, lambda _: None)
+
+
+@pytest.mark.slow
+def test_a_task_that_holds_more_than_it_may_is_refused(
+    world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
+) -> None:
+    (spark_place / "dev.env").write_text(dev_env(world) + "SAMEFOLD_TASK_MEMORY_MB=64\n")
+    with pytest.raises(MemoryShort, match=r"more than the 64 .*docs/operating\.md"):
+        spark_engine.run(fail, [Order(world, 1, tmp_path)], 1, lambda _: None)
+    assert seen(tmp_path, "ended-1") == 0

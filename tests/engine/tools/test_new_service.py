@@ -1,0 +1,361 @@
+"""A service of one's own: made by `samefold new`, grown by `samefold add`, run, and updated to a newer Samefold."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infra.testing.fixtures import ROOT
+from projections.engine.views.core_views import OUTCOMES_VERSION
+from tests.engine.spine import until
+from tests.engine.tools.service_trees import SAMEFOLD, Tree
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
+
+ENGINE_FILE = "projections/engine/live/reader.py"
+
+
+def yours(tree: Tree) -> dict[str, str]:
+    """The files that are the service's own."""
+    own = re.compile(
+        r"README\.md|access\.py|domain/(?!__init__|language)|(projections|policies)/(?!engine/|__init__)|tests/(?!__init__)"
+    )
+    return {name: digest for name, digest in tree.digests().items() if own.match(name)}
+
+
+def test_a_new_service_is_committed_and_its_checks_and_tests_pass(hotel: Tree) -> None:
+    assert hotel.git("status", "--porcelain") == ""
+    assert "github.com" in (hotel.folder / ".samefold.yml").read_text()
+    assert str(ROOT) not in (hotel.folder / ".samefold.yml").read_text()
+    hotel.check()
+
+
+def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> None:
+    mine = yours(hotel)
+    assert {
+        "access.py",
+        "domain/rooms.py",
+        "projections/room_names.py",
+        "tests/test_rooms.py",
+        "tests/test_service.py",
+    } <= mine.keys()
+    for name in mine:
+        assert not re.search(
+            r"account|balance|bank|transfer|standing|\bthings?\b", (hotel.folder / name).read_text(), re.IGNORECASE
+        ), name
+    assert {path.name for path in hotel.folder.iterdir() if path.is_dir() and not path.name.startswith(".")} == {
+        *("api", "commands", "docs", "domain", "infra", "policies", "projections", "spark_jobs", "tests"),
+        *(name for name in ("requirements",) if (ROOT / name).is_dir()),
+    }
+    assert "  policies/engine/policy.py\n" in (hotel.folder / ".samefold.sha256").read_text()
+    assert 'name = "hotel"' in (hotel.folder / "pyproject.toml").read_text()
+    assert "image: hotel:" in (hotel.folder / "docker-compose.yml").read_text()
+    program = (
+        "from infra.settings import Settings as S; s = S(); "
+        "print(s.group_prefix, s.commands_topic, s.events_topic, s.policies_topic, s.public_topic, s.keys_topic)"
+    )
+    assert hotel.run(sys.executable, "-c", program).stdout == (
+        "hotel hotel.commands hotel.events hotel.policies hotel.public hotel.keys\n"
+    )
+
+
+def test_the_readmes_context_and_view_are_a_service(hotel: Tree) -> None:
+    shown = re.findall(r"^```python\n# (\S+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in shown] == ["domain/rooms.py", "projections/room_names.py"]
+    for name, text in shown:
+        (hotel.folder / name).write_text(text)
+    hotel.check()
+
+
+def test_without_the_bank_checks_and_tests_pass(source: Tree, home: Path, tmp_path: Path) -> None:
+    """README's list of what to delete, and nothing else."""
+    clone = Tree(Path(shutil.copytree(source.folder, tmp_path / "clone", symlinks=True)), home)
+    [listed] = re.findall(r"^```\n(access\.py\n.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    paths = listed.split()
+    assert len(paths) <= 17
+    for path in paths:
+        place = clone.folder / path
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    assert clone.run("make", "help").stdout.count("make demo") == 0
+    clone.check()
+    clone.samefold("add", "context", "rooms")
+    clone.samefold("add", "view", "room_list")
+    clone.run(sys.executable, "-m", "pytest", "-q", "tests")
+
+
+@contextmanager
+def service(tree: Tree, folder: Path) -> Iterator[httpx.Client]:
+    """What `make run` runs, with an API that answers; one Ctrl-C ends it, and its stack."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    tree.use(folder, port)
+    with (folder / "run.log").open("w") as log:
+        command = [sys.executable, "-c", SAMEFOLD, "dev", "run"]
+        process = subprocess.Popen(command, cwd=tree.folder, env=tree.environment, stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            until(lambda: process.poll() is not None or _is_ready(client), "the service is ready", seconds=120)
+            yield client
+    finally:
+        process.send_signal(signal.SIGINT)
+        ended = process.wait(60)
+    assert ended == 0, (folder / "run.log").read_text()
+    down = json.loads(tree.samefold("dev", "status", "--json", code=1).stdout)
+    assert not down["kafka"]["running"]
+    assert not down["postgres"]["running"]
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").is_success
+    except httpx.TransportError:
+        return False
+
+
+def add_room(client: httpx.Client, name: str) -> dict[str, Any]:
+    answer = client.post(
+        f"/rooms/{name}/add-room", json={"name": f"Room {name}"}, headers={"Idempotency-Key": f'"{name}"'}
+    )
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def test_one_command_runs_it_and_one_ctrl_c_ends_it(hotel: Tree, data: Path) -> None:
+    with service(hotel, data) as client:
+        assert add_room(client, "12")["outcome"] == "accepted"
+        assert client.get("/views/room_names/12").json()["row"] == {"room": "12", "name": "Room 12"}
+
+
+def test_what_the_readme_says_to_type_grows_a_running_service(hotel: Tree, data: Path) -> None:
+    growing = (hotel.folder / "README.md").read_text().split("## Grow it")[1]
+    first, after_restart = re.findall(r"^```console\n(.*?)^```", growing, re.MULTILINE | re.DOTALL)
+    adding = first.replace("$ source .venv/bin/activate\n", "").replace("$ ", "")
+    with service(hotel, data) as client:
+        assert add_room(client, "12")["outcome"] == "accepted"
+        hotel.run("sh", "-ec", adding)
+    with service(hotel, data) as client:
+        hotel.run("sh", "-ec", after_restart.replace("$ ", ""))
+
+        def renamed() -> dict[str, Any]:
+            body, key = {"name": "Twelve"}, {"Idempotency-Key": '"2"'}
+            found: dict[str, Any] = client.post("/rooms/12/rename-room", json=body, headers=key).json()
+            return found
+
+        until(lambda: renamed().get("code") != "command-not-live", "the handler has seen what is live")
+        assert renamed()["outcome"] == "accepted"
+        assert [line["what"] for line in client.get("/views/room_changes").json()["items"]] == [
+            "RoomAdded",
+            "RoomRenamed",
+        ]
+
+
+def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hotel: Tree, data: Path) -> None:
+    told = [
+        hotel.samefold("add", "event", "RoomRenamed", "name:Text"),
+        hotel.samefold("add", "command", "RenameRoom", "--event", "RoomRenamed"),
+        hotel.samefold("add", "event", "TestTaken", "open:bool"),
+        *(hotel.samefold("add", "view", f"room_{kind}", "--kind", kind) for kind in ("entity", "journal", "summary")),
+        hotel.samefold("add", "context", "guests"),
+        hotel.samefold("add", "view", "guest_list", "--context", "guests"),
+        hotel.samefold("add", "policy", "copies", "--context", "rooms"),
+    ]
+    assert all("Next:" in one.stdout for one in told)
+    hotel.use(data)
+    hotel.samefold("dev", "up")
+    try:
+        hotel.samefold("db", "upgrade")
+        written = hotel.samefold("db", "revision", "-m", "renaming").stdout
+        assert "projections/migrations" in written
+    finally:
+        hotel.samefold("dev", "down")
+    hotel.write(
+        "access.py",
+        'return "operator" in caller.roles\n    return False',
+        'return "desk" in caller.roles\n    return False',
+    )
+    hotel.commit("Rooms are renamed")
+    mine = yours(hotel)
+
+    newer = Tree(Path(shutil.copytree(source.folder, data / "newer", symlinks=True)), data)
+    newer.write(ENGINE_FILE, '"""How an agent reads the log', '"""A newer word on how an agent reads the log')
+    newer.commit("A newer engine")
+    done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD")
+
+    assert "A newer word" in (hotel.folder / ENGINE_FILE).read_text()
+    assert "samefold db upgrade" in done.stdout
+    assert yours(hotel) == mine
+    hotel.check()
+    assert "none changed here" in hotel.samefold("doctor", code=None).stdout
+    hotel.commit("A newer Samefold")
+    assert "already" in hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD").stdout
+
+
+def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel: Tree, tmp_path: Path) -> None:
+    hotel.write(ENGINE_FILE, '"""How an agent reads the log', '"""Our own word on how an agent reads the log')
+    merged = "projections/engine/live/worker.py"
+    with (hotel.folder / merged).open("a") as file:
+        file.write("\n\nOURS = 1\n")
+    (hotel.folder / "access.py").unlink()  # a service from before there was one
+    refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
+    assert "not committed" in refused.stderr
+    hotel.commit("Changes of our own to Samefold's files")
+    merging = hotel.folder / ".git" / "MERGE_HEAD"
+    merging.write_text(hotel.run("git", "rev-parse", "HEAD").stdout)
+    refused = hotel.samefold("update", "--from", str(source.folder), "--to", "HEAD", code=1)
+    assert "middle of a merge" in refused.stderr
+    merging.unlink()
+    told = hotel.samefold("doctor", code=None).stdout
+    assert f"2 changed here: {ENGINE_FILE}, {merged}" in told
+
+    newer = Tree(Path(shutil.copytree(source.folder, tmp_path / "newer", symlinks=True)), tmp_path)
+    newer.write(ENGINE_FILE, '"""How an agent reads the log', '"""A newer word on how an agent reads the log')
+    (newer.folder / "infra" / "errors.py").write_text(
+        (newer.folder / "infra" / "errors.py").read_text() + "\n\nNEWER = 1\n"
+    )
+    first, rest = (newer.folder / merged).read_text().split("\n", 1)
+    (newer.folder / merged).write_text(
+        f"{first} Newer.\n{rest}" if not first.startswith('"""') else f"# newer\n{first}\n{rest}"
+    )
+    newer.commit("A newer engine")
+    done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
+
+    assert [line.strip() for line in done.stderr.splitlines() if line.startswith("  ") and "→" not in line] == [
+        ENGINE_FILE
+    ]
+    assert "<<<<<<<" in (hotel.folder / ENGINE_FILE).read_text()
+    both = (hotel.folder / merged).read_text()
+    assert both.startswith("# newer")
+    assert both.endswith("OURS = 1\n")
+    assert "NEWER = 1" in (hotel.folder / "infra" / "errors.py").read_text()
+
+    assert "write access.py" in done.stdout
+    assert not (hotel.folder / "access.py").exists()
+    missing = hotel.run(sys.executable, "-S", "-c", "from infra.access import access; access()", code=1).stderr
+    assert "There is no access.py" in missing
+
+
+def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tree, hotel: Tree, tmp_path: Path) -> None:
+    gone = "infra/dev/prerequisites.sh"
+    (hotel.folder / gone).write_text((hotel.folder / gone).read_text() + "\n# ours\n")
+    hotel.commit("A change of our own")
+    before = hotel.digests()
+    newer = Tree(Path(shutil.copytree(source.folder, tmp_path / "newer", symlinks=True)), tmp_path)
+    newer.git("rm", "--quiet", gone)
+    newer.commit("One file less")
+    newer.git("tag", "v1.0.0", "HEAD~1")
+
+    refused = hotel.samefold("update", "--from", str(newer.folder), "--to", "nowhere", code=1).stderr
+    assert "invalid reference: nowhere" in refused
+    assert hotel.digests() == before
+    assert hotel.git("status", "--porcelain") == ""
+
+    hotel.git("config", "status.showUntrackedFiles", "no")
+    (notes := hotel.folder / "notes.txt").write_text("not in git")
+    refused = hotel.samefold("update", "--from", str(newer.folder), "--to", "nowhere", code=1).stderr
+    assert "not committed" in refused
+    notes.unlink()
+
+    done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
+    assert gone in done.stderr
+    assert "git show HEAD:FILE" in done.stdout
+    hotel.commit("A newer Samefold")
+    older = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD~1", code=1).stderr
+    assert "revert the commit of the update" in " ".join(older.split())
+    unreleased = hotel.samefold("update", "--from", str(newer.folder), code=1).stderr
+    assert "newer than Samefold's newest release" in " ".join(unreleased.split())
+    assert hotel.git("status", "--porcelain") == ""
+
+
+def test_a_service_that_could_not_be_made_leaves_nothing_behind(source: Tree, home: Path, tmp_path: Path) -> None:
+    broken = Tree(Path(shutil.copytree(source.folder, tmp_path / "broken", symlinks=True)), home)
+    (broken.folder / "infra" / "scaffold" / "skeleton" / "context.txt").write_text("State = 1 +\n")
+    done = broken.samefold("new", str(tmp_path / "hotel"), "--context", "rooms", code=1)
+    assert not (tmp_path / "hotel").exists(), done.stderr
+
+
+def test_a_service_is_made_where_git_signs_commits_and_has_a_hook(source: Tree, tmp_path: Path) -> None:
+    (hook := tmp_path / "hooks" / "pre-commit").parent.mkdir()
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o700)
+    (tmp_path / ".gitconfig").write_text(
+        f"[commit]\n\tgpgsign = true\n[gpg]\n\tprogram = false\n[core]\n\thooksPath = {hook.parent}\n"
+    )
+    Tree(source.folder, tmp_path).samefold("new", str(tmp_path / "hotel"), "--context", "x_rays")
+
+
+def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: Path) -> None:
+    newer = Tree(Path(shutil.copytree(source.folder, data / "newer", symlinks=True)), data)
+    versions = newer.folder / "infra" / "database" / "migrations" / "versions"
+    program = "from infra.database.revisions import heads; print(heads()['core'])"
+    head = newer.run(sys.executable, "-c", program).stdout.strip()
+    (versions / "2026_12_01_0123456789ab_more.py").write_text(
+        '"""more"""\n\nfrom alembic import op\n\nrevision = "0123456789ab"\n'
+        f'down_revision = "{head}"\n\n\ndef upgrade() -> None:\n    op.execute("create table more_v1 (a int)")\n'
+    )
+    newer.write(
+        "projections/engine/views/core_views.py",
+        f"OUTCOMES_VERSION = {OUTCOMES_VERSION} ",
+        f"OUTCOMES_VERSION = {OUTCOMES_VERSION + 1} ",
+    )
+    newer.commit("A core migration")
+    hotel.use(data)
+    hotel.samefold("dev", "up")
+    try:
+        hotel.samefold("db", "upgrade")
+        done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD")
+        assert "samefold rebuild" in done.stdout
+        assert f"'command_outcomes' is at version {OUTCOMES_VERSION + 1}" in done.stdout
+        behind = hotel.samefold("db", "check", code=1)
+        assert "samefold db upgrade" in behind.stderr
+        upgraded = json.loads(hotel.samefold("db", "upgrade", "--json").stdout)
+        assert "0123456789ab" in upgraded["after"]
+    finally:
+        hotel.samefold("dev", "down")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("new", "{here}", "--context", "rooms"), "is not empty"),
+        (("new", "{empty}", "--context", "Rooms"), "can't be the name of a context"),
+        (("new", "{empty}", "--context", "rooms", "--name", "no name"), "can't be the name of a service"),
+        (("new", "{empty}", "--context", "rooms", "--name", "rich"), "name of a package"),
+        (("new", "{empty}", "--context", "views"), "is reserved"),
+        (("add", "event", "roomBooked"), "can't be the name of an event"),
+        (("add", "event", "AccountOpened", "--context", "accounts"), "has the name AccountOpened already"),
+        (("add", "event", "NameGiven", "name", "--context", "accounts"), "is not a field"),
+        (("add", "event", "NameGiven", "name:Wrong", "--context", "accounts"), "is not a type"),
+        (("add", "command", "Foo", "--event", "Nothing", "--context", "accounts"), "has no event Nothing"),
+        (("add", "view", "balances", "--context", "accounts"), "exists already"),
+        (("add", "view", "sums", "--context", "nowhere"), "There is no context"),
+        (("add", "policy", "public", "--context", "accounts"), "is reserved"),
+        (("add", "policy", "Reminders", "--context", "accounts"), "can't be the name of a policy"),
+        (("add", "context", "accounts"), "exists already"),
+        (("update",), "has no .samefold.yml"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_what_can_not_be_done_is_told_and_changes_nothing(
+    source: Tree, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    before = source.digests()
+    places = {"here": source.folder, "empty": tmp_path / "empty"}
+    said = source.samefold(*(one.format(**places) for one in arguments), code=1).stderr
+    assert told in " ".join(said.split())
+    assert "→" in said
+    assert "Traceback" not in said
+    assert source.digests() == before
+    assert not (tmp_path / "empty").exists()
