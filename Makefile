@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := $(firstword $(wildcard requirements/samefold.txt) requirements/development.txt)
 # Two workers, each with a stack of its own.
-PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
+PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadgroup --times
 # Fewer examples of each property than in `make test-all`.
 QUICK = --hypothesis-profile=quick
 # Tools for the supply chain: what they need must not decide what the service runs on.
@@ -28,17 +28,17 @@ run: setup ## Kafka, PostgreSQL and all processes of the service on this machine
 	@$(BIN)/samefold dev run
 
 test: setup ## the quick tests, on real Kafka, PostgreSQL and Spark: minutes
-	@$(PYTEST) $(QUICK) -m "not slow" $(ARGS)
+	@$(PYTEST) $(QUICK) -m "not slow and not prove" $(ARGS)
 
 test-all: setup $(TOOLS)/.installed ## all tests: searches, chaos, clusters, whole demos and benchmarks, too (what CI runs)
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) -m "not prove" $(ARGS)
 
 check: setup ## lint, format, types, released events and the tests that need no Kafka or PostgreSQL: a minute
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/samefold events check
-	@$(PYTEST) $(QUICK) -m "not integration and not slow" $(ARGS)
+	@$(PYTEST) $(QUICK) -m "not integration and not slow and not prove" $(ARGS)
 
 sbom: setup $(TOOLS)/.installed ## what the service is made of, as CycloneDX, into sbom.cdx.json
 	@$(BIN)/python -m infra.dev.sbom sbom.cdx.json

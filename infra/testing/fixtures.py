@@ -8,7 +8,6 @@ import atexit
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,6 @@ StackT = TypeVar("StackT", bound="Stack")
 SEED = int(os.environ.setdefault("TEST_SEED", str(random.randrange(2**32))))
 RUN = os.environ.setdefault("TEST_RUN", str(os.getpid()))
 """Both also in the environment, from which the workers of `pytest -n` take them."""
-NEEDS_STACK = {"stack", "spark", "service", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
 ENOUGH_MEMORY = 2 * 2**30
@@ -47,71 +45,6 @@ hypothesis.settings.register_profile("full", deadline=None)
 hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
 hypothesis.settings.load_profile("full")
 """`make test` looks at so many examples of each property, `make test-all` at Hypothesis's 100; a busy machine fails neither."""
-
-
-def pytest_configure() -> None:
-    """What a script runs in the background ignores interrupts, and so would all processes that tests interrupt."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Not in the header, which `-q` leaves out."""
-    terminalreporter.write_line(f"seed: {SEED} (the same again: TEST_SEED={SEED})")
-
-
-def pytest_unconfigure() -> None:
-    """Workers that are interrupted end without their fixtures: what they left is ended here."""
-    from infra.dev.stack import Stack
-
-    if str(os.getpid()) == RUN:
-        for folder in (_in_memory() or Path(tempfile.gettempdir())).glob(f"samefold-{RUN}-*"):
-            Stack(folder).down()
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        quick = item.get_closest_marker("slow_but")
-        if quick and item.callspec.id not in quick.args:  # type: ignore[attr-defined]
-            item.add_marker(pytest.mark.slow)
-        if NEEDS_STACK & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.integration)
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
-        if config.getoption("loadgroup", default=False):
-            _show_group(item)
-    items.sort(key=_longest_first)
-
-
-def _show_group(item: pytest.Item) -> None:
-    """Put the group at the end of the test's id, where the scheduler looks for it.
-
-    pytest-xdist 3.8 does so itself by an attribute that pytest has had no more since 9.2: without this, it would ignore groups.
-    """
-    names = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
-    suffix = f"@{'_'.join(names)}"
-    if names and not item.nodeid.endswith(suffix):
-        item._id = type(item._id).parse(item.nodeid + suffix)
-
-
-def _longest_first(item: pytest.Item) -> float:
-    """Tests that may take longer than others begin first: at the end no worker waits for the other for long."""
-    own = item.get_closest_marker("timeout")
-    return -own.args[0] if own else 0.0
-
-
-def _group(item: pytest.Item) -> str | None:
-    """The tests that one worker runs: what they share would be made twice."""
-    if item.get_closest_marker("xdist_group"):
-        return None
-    for costly in ("spark", "service"):
-        if costly in getattr(item, "fixturenames", ()):
-            return costly
-    defined: dict[str, list[pytest.FixtureDef[object]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
-    is_shared = any(fixture.scope == "module" for fixtures in defined.values() for fixture in fixtures)
-    return item.nodeid.partition("::")[0] if is_shared else None
 
 
 @pytest.fixture(scope="session")
@@ -199,7 +132,7 @@ def started(make: Callable[[Path], StackT]) -> Iterator[StackT]:
     """A stack that runs in a folder with a short name, which is gone afterwards."""
     from infra.dev.process import StartFailed
 
-    folder = Path(tempfile.mkdtemp(prefix=f"samefold-{RUN}-", dir=_in_memory()))
+    folder = Path(tempfile.mkdtemp(prefix=f"samefold-{RUN}-", dir=in_memory()))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
     stack = make(folder)
     # The JVM's second compiler would take twice what the tests' own work in the broker does.
@@ -219,7 +152,7 @@ def started(make: Callable[[Path], StackT]) -> Iterator[StackT]:
     atexit.unregister(remove)
 
 
-def _in_memory() -> Path | None:
+def in_memory() -> Path | None:
     """Where writing costs nothing, since nothing of the stack need outlive the machine; None where there is too little room."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_MEMORY else None
 
