@@ -87,7 +87,9 @@ def _group(item: pytest.Item) -> str | None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    test = report.nodeid.rpartition("@")[0] or report.nodeid
+    test = report.nodeid
+    if not test.endswith("]"):  # a name in brackets may hold an `@` of its own, and has no group behind it
+        test = test.partition("@")[0]
     _files[test.partition("::")[0]][report.when] += report.duration
     if report.failed:
         _failures[test] = f"{report.longreprtext}\n{report.capstdout}{report.capstderr}"
@@ -103,9 +105,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         f"{file}\t{spent['setup']:.1f}\t{spent['call']:.1f}\t{spent['teardown']:.1f}\n" for file, spent in _slowest()
     ]
     (session.config.rootpath / TIMES).write_text("".join(["file\tset-up s\ttests s\ttear-down s\n", *lines]))
-    (session.config.rootpath / FAILURES).write_text(
-        json.dumps({"exit": int(exitstatus), "failed": _failures}, indent=1)
-    )
+    outcome = {"exit": int(exitstatus), "seed": str(SEED), "failed": _failures}
+    (session.config.rootpath / FAILURES).write_text(json.dumps(outcome, indent=1))
 
 
 def _slowest() -> list[tuple[str, dict[str, float]]]:

@@ -1,0 +1,88 @@
+"""make test: needs no store. Tests that failed run once more, alone: what passes then is listed and fails no run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.testing.again import FAILURES, MOST, UNSTABLE
+from infra.testing.fixtures import ROOT
+from infra.testing.waiting import DEADLINE_S
+
+FAILS_FIRST = """
+import pytest
+from pathlib import Path
+
+@pytest.mark.parametrize("number", range({count}))
+def test_chance(number):
+    seen = Path(__file__).with_name(f"seen-{{number}}")
+    is_first = not seen.exists()
+    seen.touch()
+    assert not is_first, "by chance"
+"""
+
+
+class Checkout:
+    """A folder with tests and the plugins that this service's tests have."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "pyproject.toml").write_text(
+            '[tool.pytest.ini_options]\naddopts = ["-p", "infra.testing.fixtures", "-p", "infra.testing.rings"]\n'
+            'markers = ["slow", "prove", "integration"]\n'
+        )
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        others = {name: value for name, value in os.environ.items() if name != "TEST_RUN"}
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=self.folder,
+            env=others | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def both(self, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run these tests, and then what failed again, as `.ci/run` does; how the second run ended."""
+        (self.folder / "test_it.py").write_text(tests)
+        assert self.python("pytest", "-q", *options).returncode == 1
+        return self.python("infra.testing.again")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_a_test_that_fails_on_its_first_run_only_is_listed_and_fails_no_run(checkout: Checkout) -> None:
+    done = checkout.both(FAILS_FIRST.format(count=2), "-n", "1", "--dist", "loadgroup")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.partition("UNSTABLE:")[2].count("test_it.py::test_chance[") == 2
+    assert "AssertionError: by chance" in (checkout.folder / UNSTABLE).read_text()
+
+
+def test_a_test_that_fails_twice_fails_the_run(checkout: Checkout) -> None:
+    done = checkout.both(FAILS_FIRST.format(count=1) + "\n\ndef test_never():\n    assert False\n")
+    assert done.returncode == 1
+    assert "FAILED twice: test_it.py::test_never" in done.stdout
+    assert "test_it.py::test_chance[0]" in done.stdout.partition("UNSTABLE:")[2]
+
+
+def test_more_than_a_few_fail_the_run_at_once(checkout: Checkout) -> None:
+    done = checkout.both(FAILS_FIRST.format(count=MOST + 1))
+    assert done.returncode == 1
+    assert "UNSTABLE" not in done.stdout
+
+
+def test_a_run_that_ended_for_another_reason_is_not_repeated(checkout: Checkout) -> None:
+    assert checkout.python("infra.testing.again").returncode == 1
+    (checkout.folder / "test_it.py").write_text("import nothing_of_that_name\n")
+    assert checkout.python("pytest", "-q").returncode == 2
+    assert (checkout.folder / FAILURES).exists()
+    assert checkout.python("infra.testing.again").returncode == 1
