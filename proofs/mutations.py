@@ -1,4 +1,4 @@
-"""Guarantees switched off one at a time, each with the test that notices: `python -m proofs.mutations [WORD…]` (`make mutants`).
+"""Guarantees switched off one at a time, each with the test that notices: `python -m proofs.mutations [WORD…]`.
 
 They are in `mutations.txt`, with pytest's arguments. Each is made in a copy of the tree at HEAD, the tests are run there, and a
 mutation that they let pass is a failure. The protocol's own rules have their mutants in `proofs/model`, those of the read side's
@@ -7,11 +7,15 @@ statements in `proofs/model_read`; here are those of the processes around them.
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from proofs import patches
@@ -43,21 +47,32 @@ def survives(mutation: Patch) -> str | None:
         return None if is_caught else done.stdout + done.stderr
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
     """The exit code: 1 when a mutation survived."""
-    survivors = 0
-    for mutation in MUTATIONS:
-        if words and not any(word in mutation.name for word in words):
-            continue
+    parser = argparse.ArgumentParser(prog="python -m proofs.mutations")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only those whose name has one of these words")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then no more are begun")
+    parser.add_argument("--seed", type=int, help="their order; without it, that of the file")
+    asked = parser.parse_args()
+    chosen = [one for one in MUTATIONS if not asked.words or any(word in one.name for word in asked.words)]
+    if asked.seed is not None:
+        random.Random(asked.seed).shuffle(chosen)
+    end = time.monotonic() + 60 * asked.minutes
+    ran = survivors = 0
+    for mutation in chosen:
+        if time.monotonic() > end:
+            break
         output = survives(mutation)
+        ran += 1
         survivors += output is not None
         print(
             f"{'caught  ' if output is None else 'SURVIVED'}  {mutation.name}  ({mutation.facts['tests']})", flush=True
         )
         if output is not None:
             print(output[-2_000:])
+    print(f"{ran} of {len(MUTATIONS)} mutants, {survivors} survived")
     return 1 if survivors else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -7,12 +7,14 @@ Spark or the service.
 import atexit
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -24,6 +26,7 @@ import pytest
 from infra.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
     from pyspark.sql import SparkSession
 
     from infra.dev.stack import Stack
@@ -190,7 +193,7 @@ def shared_world(stack: "Stack", migrated: str) -> Iterator[Settings]:
 
 @contextmanager
 def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
-    """A piece of the stack whose database is a copy of `template`, and is gone afterwards."""
+    """A piece of the stack whose database is a copy of `template`, and is gone with its topics afterwards."""
     number = next(_worlds)
     database = f"world_{number}"
     _execute(stack, f'create database "{database}" template "{template}"')
@@ -208,6 +211,7 @@ def world_of(stack: "Stack", template: str = "template0") -> Iterator[Settings]:
         api_host="127.0.0.1",
     )
     _execute(stack, f'drop database "{database}" with (force)')
+    _delete_topics(stack, re.compile(rf"-{number}\b"))
 
 
 def _execute(stack: "Stack", statement: str) -> None:
@@ -215,6 +219,21 @@ def _execute(stack: "Stack", statement: str) -> None:
 
     with psycopg.connect(stack.postgres.url(), autocommit=True) as connection:
         connection.execute(statement.encode())
+
+
+def _delete_topics(stack: "Stack", name: re.Pattern[str]) -> None:
+    """A broker with thousands of them is slow."""
+    admin = _admin(stack)
+    mine = [topic for topic in admin.list_topics(timeout=60).topics if name.search(topic)]
+    for deleted in admin.delete_topics(mine).values() if mine else ():
+        deleted.result(60)
+
+
+@cache
+def _admin(stack: "Stack") -> "AdminClient":
+    from infra.log import clients
+
+    return clients.admin(stack.settings())
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The rings of tests as a plugin of pytest: what is in which ring, which worker runs it, where the time went, what failed.
 
-A test without a mark is in `make test`; `slow` ones are in `make test-all` only, `prove("part")` ones in `make prove` only.
+A test without a mark is in `make test`; `slow` ones are in `make test-all` only, `prove(part=…)` ones in `make prove` only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import pytest
 from infra.testing.fixtures import RUN, SEED, in_memory
 from infra.testing.waiting import SLOWNESS
 
+RINGS = ("test", "test-all", "prove")
+"""The fastest first; `make test-all` runs the first two."""
 NEEDS_STACK = {"stack", "spark", "service", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
 LIMIT_S = 900
 """For one test, on a good day: none takes a tenth of it."""
@@ -33,6 +35,9 @@ _failures: dict[str, str] = {}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", action="store_true", help="print where the time of this run went, a line a file")
+    parser.addoption(
+        "--rings", type=Path, metavar="FILE", help="write the ring of each collected test, as JSON, into this file"
+    )
 
 
 def pytest_configure() -> None:
@@ -56,7 +61,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.getoption("loadgroup", default=False):
             _show_group(item)
     # Slow tests begin first: at the end no worker waits for the other for long.
-    items.sort(key=lambda item: not (_is(item, "slow") or _is(item, "prove")))
+    items.sort(key=lambda item: ring(item) == "test")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if file := session.config.getoption("rings"):
+        file.write_text(json.dumps({item.nodeid: ring(item) for item in session.items}))
+
+
+def ring(item: pytest.Item) -> str:
+    """One of RINGS, by the test's marks."""
+    return "prove" if _is(item, "prove") else "test-all" if _is(item, "slow") else "test"
 
 
 def _is(item: pytest.Item, mark: str) -> bool:

@@ -1,0 +1,105 @@
+"""What a test leaves behind fails the test itself: processes, listening ports, files. Without this its neighbours would fail.
+
+A world's topics, database and groups are gone with the world (`infra.testing.fixtures`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from infra.testing.fixtures import RUN
+from infra.testing.waiting import until
+
+MARK = "TEST_STARTED_BY"
+"""A process that a test starts inherits this variable; what fixtures of a module or of the run start does not have it."""
+PROC = Path("/proc")
+PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Python starts these once for a process and ends them with it."""
+LISTENING = "0A"
+SYSTEMS = Path(os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()))
+"""Where pytest has the folders of `tmp_path`, which stay for those who look why a test failed."""
+TEMPORARY = SYSTEMS / f"sf-{RUN}-{os.getpid()}"
+"""All other temporary files of this process and of those that it starts; the name is short: sockets live below it."""
+
+
+def pytest_configure() -> None:
+    TEMPORARY.mkdir(exist_ok=True)
+    TEMPORARY.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
+    os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    shutil.rmtree(TEMPORARY, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(
+    _nowhere: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Begins before and ends after what only this test uses."""
+    if not PROC.is_dir():  # macOS
+        yield
+        return
+    mark = f"{os.getpid()} {request.node.nodeid}"
+    monkeypatch.setenv(MARK, mark)
+    pids, ports, files = _pids(), _ports(), _files(TEMPORARY)
+    yield
+    left = _processes(_pids() - pids, mark)
+    if left:
+        with suppress(AssertionError):
+            until(lambda: not _processes(set(left), mark), "what a test was told to end has ended")
+        left = _processes(set(left), mark)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    found = [f"process {pid}: {line}" for pid, line in left.items()]
+    found += [f"a port that this process listens on: {port}" for port in _ports() - ports]
+    found += [f"file {file}" for file in (_files(TEMPORARY) - files) | _files(_nowhere)]
+    for file in _files(_nowhere):
+        file.rename(SYSTEMS / f"left-{os.getpid()}-{file.name}")
+    assert not found, "the test left behind " + "; ".join(found)
+
+
+def _pids() -> set[int]:
+    return {int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()}
+
+
+def _processes(pids: set[int], mark: str) -> dict[int, str]:
+    """The command lines of those of these processes that live and that this test has started."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):
+            variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            line = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if f"{MARK}={mark}".encode() in variables and line and not any(own in line for own in PYTHONS_OWN):
+                found[pid] = line[:300]
+    return found
+
+
+def _ports() -> set[int]:
+    """The ports on which this process listens."""
+    own = set()
+    for entry in (PROC / "self" / "fd").iterdir():
+        with suppress(OSError):
+            own.add(str(entry.readlink()))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (PROC / "self" / "net" / table).read_text().splitlines()[1:]:
+                _, address, _, state, *rest = line.split()
+                if state == LISTENING and f"socket:[{rest[5]}]" in own:
+                    found.add(int(address.rpartition(":")[2], 16))
+    return found
+
+
+def _files(folder: Path) -> set[Path]:
+    return set(folder.iterdir())
