@@ -1,7 +1,7 @@
 """The list of guarantees: each with its tests, the ring that runs them and the mutants that prove them.
 
-`python -m proofs.guarantees` writes it into docs/guarantees.md, a row for each of the tables in docs/failures.md, security.md and
-reliability.md. A mutant proves a row if its test is one of the row's. The promises of the two models name what was switched off themselves.
+`python -m proofs.guarantees` writes it into docs/guarantees.md: a row for each of the tables in docs/failures.md, security.md
+and reliability.md. A mutant proves a row if its test is one of the row's; the tables of the two models name their own.
 """
 
 from __future__ import annotations

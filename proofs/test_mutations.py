@@ -1,4 +1,4 @@
-"""Each mutation still has its place in the code and tests to catch it; `make mutants` runs them."""
+"""make test: texts only. Each mutation still has its place in the code and tests to catch it; `make prove PART=mutants` runs them."""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Who may do what in the sample bank: each role, each command, on the caller's own account and on another holder's."""
+"""make test: functions without a store.
+
+Who may do what in the sample bank: each role, each command, on the caller's own account and on another holder's."""
 
 from dataclasses import fields, replace
 from datetime import date

@@ -1,4 +1,6 @@
-"""The sample bank: given these events, when this command, then those events or that refusal."""
+"""make test: functions without a store.
+
+The sample bank: given these events, when this command, then those events or that refusal."""
 
 from dataclasses import replace
 from datetime import date

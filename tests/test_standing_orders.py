@@ -1,4 +1,6 @@
-"""Standing orders: an instalment a month, whatever the month's length, until the order is cancelled."""
+"""make test: functions without a store.
+
+Standing orders: an instalment a month, whatever the month's length, until the order is cancelled."""
 
 from datetime import UTC, date, datetime
 from functools import reduce

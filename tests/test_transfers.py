@@ -1,4 +1,6 @@
-"""Transfers: what each command means at each step, and that no order of answers, timers and repeats loses or makes money."""
+"""make test: functions without a store.
+
+Transfers: what each command means at each step, and that no order of answers, timers and repeats loses or makes money."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sample views: given these events of one account, those rows."""
+"""make test: functions without a store. The sample views: given these events of one account, those rows."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime

@@ -10,8 +10,8 @@ lacks() { # what, Debian's package, macOS's (Homebrew)
       macOS:           brew install $3"
 }
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-    lacks "Python 3.11 or newer (looked for: $python; another one: make PYTHON=python3.12 setup)" python3 python@3.12
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
+    lacks "Python 3.11, 3.12 or 3.13 (looked for: $python; another one: make PYTHON=python3.12 setup)" python3 python@3.12
 # Debian splits venv's second half into a package of its own.
 if "$python" -c '' 2>/dev/null; then
     "$python" -c 'import ensurepip, venv' 2>/dev/null || lacks "Python's venv module" python3-venv python@3.12

@@ -1,4 +1,6 @@
-"""What holds in every service, whatever it declares: domain, policies and access.py are pure, events and commands can be stored."""
+"""make test: the declarations, and one API.
+
+What holds in every service, whatever it declares: domain, policies and access.py are pure, events and commands can be stored."""
 
 from __future__ import annotations
 

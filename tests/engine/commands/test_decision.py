@@ -1,4 +1,6 @@
-"""From a command and a state to the commit that records the answer, whatever the answer is."""
+"""make test: functions without a store.
+
+From a command and a state to the commit that records the answer, whatever the answer is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,6 @@
-"""The handler on real Kafka and PostgreSQL; the agent is replaced by `project`, so that the test decides when it folds."""
+"""make test + test-all: a handler in a thread; faults of the stores take longer.
+
+The handler on real Kafka and PostgreSQL; the agent is replaced by `project`, so that the test decides when it folds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever stands in `commands` becomes a command or a recorded rejection; nothing that arrives may stop a partition."""
+"""make test: functions without a store.
+
+Whatever stands in `commands` becomes a command or a recorded rejection; nothing that arrives may stop a partition."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`samefold send`, as a script runs it."""
+"""make test + test-all: stores without processes; faults take longer. `samefold send`, as a script runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The writer of a partition: the way through its phases, and the eleven precise rules, each of which is shown to be needed."""
+"""make test: a state machine without a store.
+
+The writer of a partition: the way through its phases, and the eleven precise rules, each of which is shown to be needed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

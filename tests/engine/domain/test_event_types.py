@@ -1,4 +1,6 @@
-"""The event types that agents can fold: recorded by agents whose views are live, and dropped only when somebody says so."""
+"""make test: a database and no process.
+
+The event types that agents can fold: recorded by agents whose views are live, and dropped only when somebody says so."""
 
 from __future__ import annotations
 

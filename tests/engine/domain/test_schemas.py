@@ -1,4 +1,6 @@
-"""Which changes of an event's fields its stored bodies survive: the schemas know what the log's decoder knows."""
+"""make test: functions without a store.
+
+Which changes of an event's fields its stored bodies survive: the schemas know what the log's decoder knows."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""`docs/archive.md` is executed: its commands print what it shows (`…` stands for anything), its code reads the files."""
+"""make test-all: commands on a real archive.
+
+`docs/archive.md` is executed: its commands print what it shows (`…` stands for anything), its code reads the files."""
 
 from __future__ import annotations
 

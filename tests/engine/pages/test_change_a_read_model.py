@@ -1,4 +1,6 @@
-"""`docs/change-a-read-model.md` is walked from the first line to the last, under load, with a reader who must never see less.
+"""make test-all: a service of its own for minutes.
+
+`docs/change-a-read-model.md` is walked from the first line to the last, under load, with a reader who must never see less.
 
 Lines that begin with `$` or `old$` are typed, in the next release's checkout or where the old one is installed; what is below
 them is what they must print, `…` standing for anything. `&` is another terminal, known by its last word or as `rebuild`.

@@ -1,4 +1,6 @@
-"""`docs/change-an-event.md` is walked from the first line to the last, two releases and a rollout in the wrong order included."""
+"""make test-all: a service of its own for minutes.
+
+`docs/change-an-event.md` is walked from the first line to the last, two releases and a rollout in the wrong order included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docs/http-api.md is executed: every request on it, in its order, with the answer that its arrows promise."""
+"""make test + test-all: one API; what stops it takes longer.
+
+docs/http-api.md is executed: every request on it, in its order, with the answer that its arrows promise."""
 
 from __future__ import annotations
 

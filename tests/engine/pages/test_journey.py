@@ -1,4 +1,6 @@
-"""`docs/journey.md` is walked: what the page shows at each stage is compared with what is really there at that moment.
+"""make test + test-all: one walk; its copy takes longer.
+
+`docs/journey.md` is walked: what the page shows at each stage is compared with what is really there at that moment.
 
 Every fenced block says by its first line what it shows: a record (`events[3] offset 1, …`), a partition under the reading rule,
 rows (`=> select …`), the statements of a transaction (`begin`), a command line (`$ samefold …`), or, as `jsonl`, lines to send.

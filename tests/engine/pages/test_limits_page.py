@@ -1,4 +1,6 @@
-"""docs/limits.md: each row's default is that of the setting or constant it names, and each limit of the API has a row."""
+"""make test: files only.
+
+docs/limits.md: each row's default is that of the setting or constant it names, and each limit of the API has a row."""
 
 from __future__ import annotations
 

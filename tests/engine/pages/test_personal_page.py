@@ -1,4 +1,6 @@
-"""`docs/personal-data.md` is walked from the first line to the last: a guest is registered, shown, and forgotten."""
+"""make test-all: files; the walk takes longer.
+
+`docs/personal-data.md` is walked from the first line to the last: a guest is registered, shown, and forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/policies.md` is walked from the first line to the last."""
+"""make test-all: files; the walk takes longer. `docs/policies.md` is walked from the first line to the last."""
 
 from __future__ import annotations
 

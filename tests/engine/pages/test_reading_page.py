@@ -1,4 +1,6 @@
-"""`docs/reading.md` is sent, block by block, and the answers are what it shows."""
+"""make test + test-all: one API; the second page takes longer.
+
+`docs/reading.md` is sent, block by block, and the answers are what it shows."""
 
 from __future__ import annotations
 

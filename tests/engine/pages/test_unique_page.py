@@ -1,4 +1,6 @@
-"""`docs/unique.md` is walked from the first line to the last, and what it says is tried in every order of arrival.
+"""make test + test-all: one order of arrival; the others take longer.
+
+`docs/unique.md` is walked from the first line to the last, and what it says is tried in every order of arrival.
 
 The model is the page's own `decide`, `evolve` and `react`. It assumes less than Samefold gives: each wish and each follow-up is
 decided once, but at any later moment and in any order, timers too. A killed process is one whose wishes arrive later. A killed
@@ -25,7 +27,6 @@ MODULES = ("domain.emails", "domain.members", "policies.emails")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.integration
 @pytest.mark.xdist_group("services")
 def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
@@ -33,7 +34,6 @@ def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.integration
 @pytest.mark.xdist_group("services")
 def test_the_page_from_the_first_line_to_the_last(author: Author) -> None:  # noqa: F811

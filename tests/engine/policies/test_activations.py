@@ -1,4 +1,6 @@
-"""The moment when a policy is made live: recorded in the topic of policies, which no restored database can move."""
+"""make test + test-all: stores without processes; killed ones take longer.
+
+The moment when a policy is made live: recorded in the topic of policies, which no restored database can move."""
 
 from __future__ import annotations
 

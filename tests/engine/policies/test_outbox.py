@@ -1,4 +1,6 @@
-"""The outbox: what batches of a policy write, in whatever order wishes and outcomes are read."""
+"""make test: a database and no process.
+
+The outbox: what batches of a policy write, in whatever order wishes and outcomes are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Personal values in public events: refused, unless the author declares the field personal there; then it is ciphertext."""
+"""make test: stores without processes.
+
+Personal values in public events: refused, unless the author declares the field personal there; then it is ciphertext."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Policies as they run: an agent for each, and the relay, with a handler on the real stores."""
+"""make test + test-all: one run of all parts; the long one takes longer.
+
+Policies as they run: an agent for each, and the relay, with a handler on the real stores."""
 
 from __future__ import annotations
 

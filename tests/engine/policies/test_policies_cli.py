@@ -1,4 +1,6 @@
-"""`samefold policies | outbox | parked` as people and scripts run them, and what is measured of policies."""
+"""make test: stores without processes.
+
+`samefold policies | outbox | parked` as people and scripts run them, and what is measured of policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A policy's agent is started again for as long as its process runs, and no end of it goes unnoticed."""
+"""make test + test-all: one process; its kills take longer.
+
+A policy's agent is started again for as long as its process runs, and no end of it goes unnoticed."""
 
 from __future__ import annotations
 
@@ -23,7 +25,6 @@ POLICY = Policy("greetings", 1, lambda _event, _at: (), frozenset())
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_policy_that_fails_all_night_is_still_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     starts, hosted = 0, list[Policies]()
 

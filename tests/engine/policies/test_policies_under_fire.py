@@ -1,4 +1,6 @@
-"""Policies as processes: frozen in a transaction, overtaken and woken; and on a database restored to an older copy.
+"""make test-all: one case of each fault.
+
+Policies as processes: frozen in a transaction, overtaken and woken; and on a database restored to an older copy.
 
 The judge folds the log independently, to exactly each snapshot's positions.
 """

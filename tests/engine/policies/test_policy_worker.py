@@ -1,4 +1,4 @@
-"""The worker of a policy: which version reacts, whatever becomes of the database."""
+"""make test: a database and no process. The worker of a policy: which version reacts, whatever becomes of the database."""
 
 from __future__ import annotations
 

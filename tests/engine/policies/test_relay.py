@@ -1,4 +1,6 @@
-"""The relay on the real stores: what it appends to `commands`, when, in which order, and what it marks."""
+"""make test: stores without processes.
+
+The relay on the real stores: what it appends to `commands`, when, in which order, and what it marks."""
 
 from __future__ import annotations
 

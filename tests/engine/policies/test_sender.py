@@ -1,4 +1,6 @@
-"""What the relay sends next and marks, as its state machine decides it; and all that can happen around it, by chance."""
+"""make test: a state machine without a store.
+
+What the relay sends next and marks, as its state machine decides it; and all that can happen around it, by chance."""
 
 from __future__ import annotations
 

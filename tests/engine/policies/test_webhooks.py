@@ -1,4 +1,6 @@
-"""Webhooks arrive at least once, signed and in order per stream, whatever the receiver answers and whoever is killed."""
+"""make test + test-all: a receiver in this process; what waits and kills takes longer.
+
+Webhooks arrive at least once, signed and in order per stream, whatever the receiver answers and whoever is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command line as a whole: how it ends, what it prints when something is wrong, how fast it starts."""
+"""make test: commands in this process.
+
+The command line as a whole: how it ends, what it prints when something is wrong, how fast it starts."""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""docker-compose.yml, checked without Docker: it names only what exists, keeps to loopback, and holds no secret."""
+"""make test: files only.
+
+docker-compose.yml, checked without Docker: it names only what exists, keeps to loopback, and holds no secret."""
 
 import re
 import subprocess

@@ -1,4 +1,6 @@
-"""Every direct dependency is pinned with hashes, and says what it is for; production gets what it imports and no more."""
+"""make test: files only.
+
+Every direct dependency is pinned with hashes, and says what it is for; production gets what it imports and no more."""
 
 import re
 import subprocess

@@ -1,4 +1,6 @@
-"""The embedded stack: idempotent, alone on loopback, whole again after kill -9, and gone when told to go."""
+"""make test + test-all: one stack of its own; kills and starts take longer.
+
+The embedded stack: idempotent, alone on loopback, whole again after kill -9, and gone when told to go."""
 
 import fcntl
 import json
@@ -353,7 +355,6 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path, samefold: Sa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
     own_stack.down()
     with socket.create_server(("127.0.0.1", 0)) as free:

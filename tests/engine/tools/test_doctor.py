@@ -1,4 +1,6 @@
-"""The doctor: what is missing gets a hint, and it is never right about a broken machine."""
+"""make test + test-all: commands in this process; stores that are away take longer.
+
+The doctor: what is missing gets a hint, and it is never right about a broken machine."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A new command is one file in `domain/` and its test: such a tree's API has its route, fields, refusals and their pages."""
+"""make test-all: one copy of the tree; its service takes longer.
+
+A new command is one file in `domain/` and its test: such a tree's API has its route, fields, refusals and their pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A service of one's own: made by `samefold new`, grown by `samefold add`, run, and updated to a newer Samefold."""
+"""make test-all: one service that is made once.
+
+A service of one's own: made by `samefold new`, grown by `samefold add`, run, and updated to a newer Samefold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each service of docker-compose.yml runs by its own command line, outside of Docker, and together they are a service.
+"""make test-all: all services at once.
+
+Each service of docker-compose.yml runs by its own command line, outside of Docker, and together they are a service.
 
 They run as in the image: on a copy of what it holds, without a home, each as its role in PostgreSQL, with its own secret as a file.
 """
@@ -27,7 +29,6 @@ LINE = "from infra.cli import main; main()"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tmp_path: Path) -> None:
     with role_world(stack, "template0", "samefold") as world:
         image = copy_of_the_image(tmp_path / "app")

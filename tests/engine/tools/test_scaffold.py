@@ -1,4 +1,6 @@
-"""What `samefold add` writes, into a folder that holds no more than a service's own files."""
+"""make test + test-all: files only; their checks by other tools take longer.
+
+What `samefold add` writes, into a folder that holds no more than a service's own files."""
 
 from __future__ import annotations
 

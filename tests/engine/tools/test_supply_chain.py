@@ -1,4 +1,6 @@
-"""What a service is made of is written down, and "no vulnerability is known" is said only where that was asked and answered."""
+"""make test + test-all: files only; other tools take longer.
+
+What a service is made of is written down, and "no vulnerability is known" is said only where that was asked and answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see while they wait."""
+"""make test: needs no store. What people see while they wait."""
 
 from __future__ import annotations
 

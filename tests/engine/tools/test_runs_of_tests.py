@@ -1,4 +1,4 @@
-"""make test: needs no store. Tests that failed run once more, alone: what passes then is listed and fails no run."""
+"""make test: no store. What failed runs once more, alone; what a test leaves behind fails that test, and no other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.testing.again import FAILURES, MOST, UNSTABLE
+from infra.testing.again import MOST, UNSTABLE
 from infra.testing.fixtures import ROOT
+from infra.testing.rings import FAILURES
 from infra.testing.waiting import DEADLINE_S
 
 FAILS_FIRST = """
@@ -26,22 +27,35 @@ def test_chance(number):
 """
 
 
+LEAVES = """
+import os, pathlib, socket, subprocess, tempfile
+
+KEPT = []
+
+def test_leaves():
+    {leaves}
+
+def test_beside_it():
+    assert not list(pathlib.Path().iterdir())
+"""
+
+
 class Checkout:
     """A folder with tests and the plugins that this service's tests have."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        plugins = [f'"-p", "infra.testing.{name}"' for name in ("fixtures", "rings", "leftovers")]
         (folder / "pyproject.toml").write_text(
-            '[tool.pytest.ini_options]\naddopts = ["-p", "infra.testing.fixtures", "-p", "infra.testing.rings"]\n'
-            'markers = ["slow", "prove", "integration"]\n'
+            f'[tool.pytest.ini_options]\naddopts = [{", ".join(plugins)}]\nmarkers = ["slow", "prove", "integration"]\n'
         )
 
-    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         others = {name: value for name, value in os.environ.items() if name != "TEST_RUN"}
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.folder,
-            env=others | {"PYTHONPATH": str(ROOT)},
+            env=others | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | variables,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -86,3 +100,20 @@ def test_a_run_that_ended_for_another_reason_is_not_repeated(checkout: Checkout)
     assert checkout.python("pytest", "-q").returncode == 2
     assert (checkout.folder / FAILURES).exists()
     assert checkout.python("infra.testing.again").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("leaves", "named"),
+    [
+        ("KEPT.append(subprocess.Popen(['sleep', '1000']))", "process"),
+        ("KEPT.append(socket.create_server(('127.0.0.1', 0)))", "a port"),
+        ("pathlib.Path('notes').touch()", "file"),
+        ("tempfile.mkdtemp()", "file"),
+    ],
+    ids=["a process", "a port", "a file where it runs", "a temporary file"],
+)
+def test_what_a_test_leaves_behind_fails_it_and_not_its_neighbour(checkout: Checkout, leaves: str, named: str) -> None:
+    (checkout.folder / "test_it.py").write_text(LEAVES.format(leaves=leaves))
+    done = checkout.python("pytest", "-q", TEST_SLOWNESS="0.01")
+    assert f"ERROR test_it.py::test_leaves - AssertionError: the test left behind {named}" in done.stdout, done.stdout
+    assert "2 passed, 1 error" in done.stdout
