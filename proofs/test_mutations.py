@@ -1,4 +1,4 @@
-"""make test: texts only. Each mutation still has its place in the code and tests to catch it; `make prove PART=mutants` runs them."""
+"""make test: texts only. Each mutation still has its place in the code and tests to catch it; `make prove` runs them."""
 
 import re
 
