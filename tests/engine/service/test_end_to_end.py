@@ -5,11 +5,15 @@ Killed and frozen under fire they are in `proofs/chaos/test_under_fire.py`.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from psycopg import sql
 
 from commands.client import answered, wait_for
@@ -18,6 +22,7 @@ from demo import generate
 from demo.bank import bank
 from demo.crew import Crew
 from demo.proof import counted_in, prove, rows_of
+from demo.watch import Watch
 from infra.database import migrate
 from infra.database.connect import connect
 from infra.log import topics
@@ -29,6 +34,40 @@ from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.service.oracle import judge
 from tests.engine.spine import open_account, send
+
+SHORT = {
+    "session_timeout_ms": 1_500,
+    "statement_timeout_ms": 3_000,
+    "idle_in_transaction_timeout_ms": 1_000,
+    "lock_timeout_ms": 1_000,
+    "handler_batch": 50,
+    "agent_batch": 50,
+}
+
+
+@pytest.fixture
+def place(world: Settings) -> Settings:
+    """Tables and topics; timeouts short enough to freeze somebody past all of them, batches to freeze him between two."""
+    place = world.model_copy(update=SHORT)
+    migrate.upgrade(place)
+    topics.ensure(place)
+    return place
+
+
+@contextmanager
+def work(place: Settings, folder: Path) -> Iterator[tuple[Crew, Watch]]:
+    with Crew(place, folder / "logs") as crew, Watch(place) as watch:
+        until(crew, watch, lambda: watch.is_ready(crew.handlers, crew.agents))
+        yield crew, watch
+
+
+def until(crew: Crew, watch: Watch, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, "\n".join(file.read_text()[-2_000:] for file in crew.folder.iterdir())
+        crew.check()
+        watch.wait(0.05)
+        watch.look()
 
 
 def everything(place: Settings) -> dict[str, list[Any]]:
@@ -51,32 +90,30 @@ def one_for_each_partition(place: Settings) -> list[Command]:
 
 
 def test_each_command_takes_effect_once_as_an_oracle_predicts_and_sending_all_again_changes_nothing(
-    world: Settings, tmp_path: Path
+    place: Settings, tmp_path: Path
 ) -> None:
     generate.write(tmp_path / "few.csv.gz", generate.generate(accounts=60, transactions=2_500))
     of = bank(tmp_path, tmp_path / "few.csv.gz", overdraft_limit=0, seed=None)
-    migrate.upgrade(world)
-    topics.ensure(world)
-    with Crew(world, tmp_path / "logs", policies_count=0):
-        send(world, *of.commands)
-        first = wait_for(world, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
+    with work(place, tmp_path):
+        send(place, *of.commands)
+        first = wait_for(place, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
         assert first.rejected > 0, "a repeated rejection must get its first answer too"
-        before, log = everything(world), counted_in(world)
-        proof = prove(of.transactions, of.commands, log, rows_of(world, log), None, {})
+        before, log = everything(place), counted_in(place)
+        proof = prove(of.transactions, of.commands, log, rows_of(place, log), None, {})
         assert (proof.lost, proof.doubled, proof.disagreements) == (0, 0, ())
-        assert answered(world, of.commands) == len(of.commands)
+        assert answered(place, of.commands) == len(of.commands)
 
-        send(world, *of.commands)
-        last = one_for_each_partition(world)
-        send(world, *last)
+        send(place, *of.commands)
+        last = one_for_each_partition(place)
+        send(place, *last)
         # in each partition these come after the repeated ones, so those have been dealt with when these have an answer
-        wait_for(world, last, lambda _count: None, timeout_s=DEADLINE_S)
-        again = wait_for(world, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
+        wait_for(place, last, lambda _count: None, timeout_s=DEADLINE_S)
+        again = wait_for(place, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
 
     assert again == first
     assert again.other_body == 0
-    assert counted_in(world) == log + Counter((command.stream, command.id) for command in last)
-    for view, rows in everything(world).items():
+    assert counted_in(place) == log + Counter((command.stream, command.id) for command in last)
+    for view, rows in everything(place).items():
         assert set(before[view]) <= set(rows), view
         added = len(last) if view in ("balances", "command_outcomes", "streams_accounts") else 0
         assert len(rows) == len(before[view]) + added, view
@@ -86,7 +123,7 @@ def test_each_command_takes_effect_once_as_an_oracle_predicts_and_sending_all_ag
         f"berka-{name}": ("accepted", None) if accepted else ("rejected", "insufficient-funds")
         for name, accepted in verdict.accepted.items()
     }
-    with connect(world, "test") as connection:
+    with connect(place, "test") as connection:
         found = outcomes_of(connection, list(log))
     assert {name: (outcome.outcome, outcome.code) for (_, name), outcome in found.items()} == expected
-    assert verify(world, all_views()).differences == 0
+    assert verify(place, all_views()).differences == 0
