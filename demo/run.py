@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from infra.terminal import progress
 from projections.engine.rebuild.rebuild import Rebuilt, rebuild
 from projections.engine.verify.verify import Verified, verify
 from projections.engine.views.core_views import all_views
+from proofs.kit import free_ports
 
 FOLDER = "demo"
 REBUILT = "balances"
@@ -138,7 +138,7 @@ def run(settings: Settings, options: Options, reporter: Reporter) -> Result:
             topics.ensure(demo)
         with reporter.timed("transactions read"):
             read = bank(folder, options.data, given, overdraft_limit=options.overdraft_limit, seed=options.seed)
-        port = _free_port()
+        [port] = free_ports(1)
         day = max((transaction.on for transaction in read.transactions), default=date.min)
         transfers = Transfers(demo, len(read.transactions), day)
         with Crew(demo, folder / "logs", api_port=port) as crew, Watch(demo) as watch, reporter.until_the_end():
@@ -189,12 +189,6 @@ def _stack(folder: Path, reporter: Reporter) -> Iterator[Stack]:
                 yield stack
         finally:
             stack.down()
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _load(

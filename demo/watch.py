@@ -23,6 +23,7 @@ from infra.log.rule import START, Reading, read
 from infra.processes.supervisor import Child
 from infra.settings import Settings
 from policies.engine.policy import discover
+from proofs.kit import name_of
 
 BATCH = 10_000
 TIMEOUT_S = 10.0
@@ -119,7 +120,7 @@ class Watch:
         opened = {partition for epochs in self._openings.values() for partition, _ in epochs}
         return (
             opened == self._readings.keys()
-            and all(_name(handler) in self._openings for handler in handlers)
+            and all(name_of(handler) in self._openings for handler in handlers)
             and all(self._memberships(other) for other in others)
         )
 
@@ -143,10 +144,10 @@ class Watch:
 
     def _opened(self, child: Child, before: Before) -> list[tuple[int, int]]:
         ends = before.log_ends
-        return [epoch for epoch in self._openings.get(_name(child), []) if epoch[1] >= ends.get(epoch[0], 0)]
+        return [epoch for epoch in self._openings.get(name_of(child), []) if epoch[1] >= ends.get(epoch[0], 0)]
 
     def _sessions(self, child: Child) -> set[int]:
-        return self._seen.get(f"samefold {_name(child)}"[:63], set())
+        return self._seen.get(f"samefold {name_of(child)}"[:63], set())
 
     def _memberships(self, child: Child) -> set[str]:
         """The groups' ids of members that have partitions in this child's name; who comes back gets a new one."""
@@ -159,7 +160,7 @@ class Watch:
                 found |= {
                     str(member.member_id)
                     for member in group.result().members
-                    if member.group_instance_id == _name(child) and member.assignment.topic_partitions
+                    if member.group_instance_id == name_of(child) and member.assignment.topic_partitions
                 }
         return found
 
@@ -170,8 +171,3 @@ class Watch:
             self._openings.setdefault(entry.writer, []).append((partition, record.offset))
         self._readings[partition], counted, _ = read(self._readings[partition], [record])
         self._commits[partition, self._readings[partition].epoch] += len(counted)
-
-
-def _name(child: Child) -> str:
-    """The name that a supervised process was given."""
-    return child.arguments[child.arguments.index("--name") + 1]

@@ -2,78 +2,52 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 import psutil
 
-from infra.processes import supervisor
-from infra.processes.supervisor import Child, Supervisor
+from infra.processes.supervisor import Child
 from infra.settings import Settings
 from proofs.chaos.armed import SOCKET
 from proofs.chaos.control import Control
-from tests.engine.api.front import free_port
+from proofs.kit import Supervised, free_ports
 
 ROOT = Path(__file__).parent.parent.parent
 STOPPED = psutil.STATUS_STOPPED
 FENCED = "was fenced out of its group"
 
 
-class Crew:
+class Crew(Supervised):
     """Processes run while the `with` lasts; `folder` gets their logs. Children are named as they are to Kafka and PostgreSQL."""
 
     def __init__(
         self, settings: Settings, control: Control, folder: Path, lacking: Mapping[str, str] | None = None
     ) -> None:
         """`lacking` names a rule that a module's processes are to lack."""
-        self.folder = folder
         self._lacking = lacking or {}
         self._environment = settings.environment() | {SOCKET: str(control.path), "PYTHONPATH": str(ROOT)}
         self._prefix = settings.group_prefix
         self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in (1, 2)]
         self.agents = [self._child(f"agent-{n}", "projections.engine.live.agent") for n in (1, 2)]
         self.policies = [self._child(f"policies-{n}", "policies.engine.process") for n in (1, 2)]
-        self.api_port = free_port()
-        self.api = Child("api", "api", ("--name", self.named("api"), "--port", str(self.api_port)))
-        self._supervisor = Supervisor(
-            [*self.handlers, *self.agents, *self.policies, self.api], self._environment, folder
-        )
-        self._thread = threading.Thread(target=self._supervisor.run, daemon=True, name="supervisor")
+        [self.api_port] = free_ports(1)
+        api = Child("api", "api", ("--name", self.named("api"), "--port", str(self.api_port)))
         self._others: list[subprocess.Popen[bytes]] = []
-        self._log: logging.Handler | None = None
+        super().__init__([*self.handlers, *self.agents, *self.policies, api], self._environment, folder)
 
-    def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._log = logging.FileHandler(self.folder / "supervisor.log")
-        supervisor.log.addHandler(self._log)
-        supervisor.log.propagate = False
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def stop(self) -> None:
         for process in self._others:
             if process.poll() is None:
                 process.kill()
                 process.wait()
             end_of(process)
-        self._supervisor.stop()
-        self._thread.join(40)
-        if self._log is not None:
-            supervisor.log.removeHandler(self._log)
-            supervisor.log.propagate = True
-            self._log.close()
-
-    @property
-    def is_watched(self) -> bool:
-        return self._thread.is_alive()
+        super().stop()
 
     def process(self, child: Child, seconds: float = 60) -> subprocess.Popen[bytes]:
         """The child's process, waited for while it is being started again. Its next end is no reason to wait longer."""
@@ -124,11 +98,6 @@ class Crew:
         if rule is None:
             return Child(name, "proofs.chaos.armed", (module, "--name", self.named(name)))
         return Child(name, "proofs.chaos.armed", ("proofs.chaos.lacking", "--name", self.named(name), rule, module))
-
-
-def name_of(child: Child) -> str:
-    """The name that the process was given."""
-    return child.arguments[child.arguments.index("--name") + 1]
 
 
 def end_of(process: subprocess.Popen[bytes]) -> None:

@@ -20,7 +20,7 @@ from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from proofs.bank_oracle import places_in
 from proofs.chaos.control import Control, Strike
-from proofs.chaos.crew import Crew, name_of
+from proofs.chaos.crew import Crew
 from proofs.chaos.effects import Effects, Role
 from proofs.chaos.front import Front
 from proofs.chaos.ground import Ground
@@ -29,6 +29,7 @@ from proofs.chaos.load import Load
 from proofs.chaos.policy_judge import is_at_rest
 from proofs.chaos.progress import Progress
 from proofs.chaos.tail import Mark, Tail
+from proofs.kit import name_of
 
 PATIENCE_S = 60.0
 """To recover from anything; longer is a violation (F)."""

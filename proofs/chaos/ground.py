@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -19,6 +18,7 @@ from proofs.chaos.control import Control
 from proofs.chaos.kafka_wire import KafkaWire
 from proofs.chaos.postgres_wire import PostgresWire
 from proofs.chaos.proxy import Proxy
+from proofs.kit import free_ports
 
 SOCKET = ".s.PGSQL.5432"
 SHORT = {
@@ -39,7 +39,7 @@ class Ground:
 
     def __init__(self, folder: Path) -> None:
         self.stack = Stack(folder)
-        back, front = _free_ports()
+        back, front = free_ports(2)
         self.stack.kafka = Kafka(self.stack.folder / "kafka", fronts=[Front(back, front)])
         self._sockets = self.stack.folder / "front"
         self.kafka = Proxy((HOST, front), (HOST, back), KafkaWire)
@@ -87,10 +87,3 @@ class Ground:
     def _made(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind((HOST, 0))
-        two.bind((HOST, 0))
-        return one.getsockname()[1], two.getsockname()[1]

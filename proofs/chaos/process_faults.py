@@ -16,11 +16,12 @@ from infra.processes.faultpoints import AGENT, AgentPoint, BuilderPoint, Handler
 from infra.processes.supervisor import Child
 from projections.engine.views.core_views import all_views
 from proofs.chaos.control import Action
-from proofs.chaos.crew import end_of, is_stopped, name_of, was_killed
+from proofs.chaos.crew import end_of, is_stopped, was_killed
 from proofs.chaos.effects import Role
 from proofs.chaos.field import Field, NotReached
 from proofs.chaos.rebuilding import NAMED_ERROR
 from proofs.chaos.tail import Mark
+from proofs.kit import name_of
 
 AT_START = {
     *("position loaded", "opening sent", "opening acknowledged", "opening read"),

@@ -1,4 +1,6 @@
-"""Processes that lack a rule do wrong under fire, and the judge sees it; what the tables' keys would refuse is let in for that.
+"""make prove: chance decides when a process that lacks a rule does wrong; up to three tries each.
+
+Processes that lack a rule do wrong under fire, and the judge sees it; what the tables' keys would refuse is let in for that.
 
 Sometimes a process sees it first, and stops with a named error: that too is a violation, which begins with `a process ended`.
 """
@@ -22,7 +24,7 @@ from proofs.chaos.ledger import Ledger
 KEYS = ["alter table command_outcomes_v3 drop constraint", "alter table statement_v2 drop constraint"]
 AGENT, HANDLER = "projections.engine.live.agent", "commands.handler"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.prove("chaos")
 
 
 def kill_handlers_while_agents_stand_still(field: Field) -> None:

@@ -1,4 +1,6 @@
-"""A broker that refuses reads for a moment, or answers them from a later offset: no record is left out."""
+"""make test-all + prove: one such answer is enough to see that none is left out; the others come seldom, and take long.
+
+A broker that refuses reads for a moment, or answers them from a later offset: no record is left out."""
 
 from __future__ import annotations
 
@@ -16,13 +18,14 @@ from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START, Reading, read
 from infra.log.source import read_range
 from infra.settings import Settings
+from infra.testing.waiting import until
 from projections.engine.live.tail import Tail
 from proofs.chaos.ground import Ground
 from proofs.chaos.kafka_wire import KafkaWire
 from proofs.chaos.proxy import Frame
-from tests.engine.spine import commits, deposit, handler, members, open_account, project, scalar, send, set_up, until
+from tests.engine.spine import commits, deposit, handler, members, open_account, project, scalar, send, set_up
 
-pytestmark = pytest.mark.slow
+OTHERS = pytest.mark.prove("chaos")
 
 FETCH = 1
 UNKNOWN_SERVER_ERROR = -1
@@ -123,6 +126,7 @@ def decided(world: Settings) -> list[str]:
     return [one.command_id for one in commits(world)]
 
 
+@pytest.mark.slow
 def test_no_command_is_left_out_where_an_error_came_right_before_a_pause(ground: Ground, world: Settings) -> None:
     """Librdkafka before 2.13.2 takes the error for a record, and would go on behind the next one (its issue 4844)."""
     with handler(ground.fronted(world)):
@@ -144,6 +148,7 @@ def test_no_command_is_left_out_where_an_error_came_right_before_a_pause(ground:
     assert decided(world) == ["open-ada", "first", *(one.id for one in more), "next"]
 
 
+@OTHERS
 def test_no_command_is_left_out_where_an_error_came_right_before_a_rebalance(ground: Ground, world: Settings) -> None:
     """While it rebalances, the client pauses what the handler keeps."""
     with handler(ground.fronted(world)):
@@ -159,6 +164,7 @@ def test_no_command_is_left_out_where_an_error_came_right_before_a_rebalance(gro
     assert decided(world) == ["open-ada", "next", "last"]
 
 
+@OTHERS
 def test_an_idle_handler_does_not_ask_for_what_is_beyond_the_end_after_an_error(
     ground: Ground, world: Settings
 ) -> None:
@@ -177,6 +183,7 @@ def test_an_idle_handler_does_not_ask_for_what_is_beyond_the_end_after_an_error(
         until(lambda: decided(world)[-1] == "next", "it goes on")
 
 
+@OTHERS
 def test_each_time_that_reads_are_refused_is_told_once(
     ground: Ground, world: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -194,6 +201,7 @@ def test_each_time_that_reads_are_refused_is_told_once(
     assert told() == 3
 
 
+@OTHERS
 def test_a_command_that_a_read_has_passed_over_is_asked_for_again(ground: Ground, world: Settings) -> None:
     send(world, open_account("ada"))
     with handler(world):
@@ -207,6 +215,7 @@ def test_a_command_that_a_read_has_passed_over_is_asked_for_again(ground: Ground
     assert decided(world) == ["open-ada", "first", "second", "third"]
 
 
+@OTHERS
 def test_nothing_is_left_out_of_a_tail_that_goes_on_after_an_error(ground: Ground, world: Settings) -> None:
     send(world, open_account("ada"))
     with handler(world):

@@ -1,5 +1,6 @@
-"""Real processes, real Kafka, real PostgreSQL, under load: each fault takes effect, and what the judge sees is right all the while.
+"""make test-all + prove: one fault of each kind is enough to see each promise kept; each point and each way takes minutes.
 
+Real processes, real Kafka, real PostgreSQL, under load: each fault takes effect, and what the judge sees is right all the while.
 The long run is `make chaos`.
 """
 
@@ -20,7 +21,7 @@ from proofs.chaos.stumbles import JOBS, How, Job, shut_down_at_once, stumble, te
 TRIES = 4
 """A point may be one that a process does not come to this time: the other one has all partitions just now."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+EACH = pytest.mark.prove("chaos")
 
 Fault = Callable[[], bool]
 AT_POLICIES: list[process_faults.ProcessPoint] = [*faultpoints.RELAY, "rows sent"]
@@ -51,6 +52,26 @@ def take_effect(field: Field, *lanes: Sequence[Fault]) -> None:
         raise
 
 
+@pytest.mark.slow
+def test_killed_frozen_and_cut_off_once(field: Field) -> None:
+    handler, agent, policies = field.crew.handlers[0], field.crew.agents[0], field.crew.policies[0]
+    take_effect(
+        field,
+        [
+            partial(process_faults.kill, field, handler, "commit sent"),
+            partial(wire_faults.produce_request_held, field),
+        ],
+        [
+            partial(process_faults.freeze, field, agent, "batch read"),
+            partial(wire_faults.commit_cut, field, "COMMIT answer"),
+        ],
+        [partial(process_faults.kill, field, policies, "wish sent")],
+        [partial(process_faults.kill_builder, field, "switch written")],
+    )
+    process_faults.rebuilt(field, ["balances"])
+
+
+@EACH
 def test_killed_at_each_point(field: Field) -> None:
     handler, agent = random.choice(field.crew.handlers), random.choice(field.crew.agents)
     take_effect(
@@ -64,6 +85,7 @@ def test_killed_at_each_point(field: Field) -> None:
     assert {f"killed: {point}" for point in points} <= field.effects.by_kind.keys()
 
 
+@EACH
 def test_policies_killed_and_frozen_at_each_point(field: Field) -> None:
     first, second = field.crew.policies
     take_effect(
@@ -75,6 +97,7 @@ def test_policies_killed_and_frozen_at_each_point(field: Field) -> None:
     assert {f"killed: {point}" for point in faultpoints.RELAY} <= field.effects.by_kind.keys()
 
 
+@EACH
 def test_frozen_past_all_timeouts_at_some_points(field: Field) -> None:
     """At half of them, others each time."""
     handlers, agents = random.sample(faultpoints.HANDLER, 4), random.sample(faultpoints.AGENT, 4)
@@ -86,6 +109,7 @@ def test_frozen_past_all_timeouts_at_some_points(field: Field) -> None:
     )
 
 
+@EACH
 def test_requests_and_answers_held_and_cut_on_the_wire(field: Field) -> None:
     take_effect(
         field,
@@ -107,6 +131,7 @@ def test_requests_and_answers_held_and_cut_on_the_wire(field: Field) -> None:
     )
 
 
+@EACH
 def test_agents_that_come_and_go(field: Field) -> None:
     take_effect(
         field,
@@ -115,17 +140,24 @@ def test_agents_that_come_and_go(field: Field) -> None:
     )
 
 
-def test_the_database_stumbles(field: Field) -> None:
-    """Frozen and killed, and in one more way, each while another command of the command line runs."""
-    stumbles = [partial(stumble, field, "database", how, job) for how, job in _ways_and_jobs()]
-    others = [partial(one, field) for one in (terminate_sessions, shut_down_at_once)]
-    take_effect(field, [*others, *stumbles])
+def others() -> list[tuple[How, Job]]:
+    """Two ways and one more, while other commands of the command line run."""
+    how: How = random.choice(("frozen for 20 s", "stopped for 5 s", "restarted"))
+    return list(zip(("frozen for 4 s", "killed", how), random.sample(JOBS, 3), strict=True))
 
 
-def test_the_broker_stumbles(field: Field) -> None:
-    take_effect(field, [partial(stumble, field, "broker", how, job) for how, job in _ways_and_jobs()])
+def in_one_way_or_all(way: tuple[How, Job]) -> pytest.MarkDecorator:
+    one = pytest.param([way], marks=pytest.mark.slow, id=way[0])
+    return pytest.mark.parametrize("ways", [one, pytest.param(None, marks=EACH, id="all")])
 
 
-def _ways_and_jobs() -> list[tuple[How, Job]]:
-    ways: list[How] = ["frozen for 4 s", "killed", random.choice(("frozen for 20 s", "stopped for 5 s", "restarted"))]
-    return list(zip(ways, random.sample(JOBS, 3), strict=True))
+@in_one_way_or_all(("killed", "send"))
+def test_the_database_stumbles(field: Field, ways: list[tuple[How, Job]] | None) -> None:
+    stumbles = [partial(stumble, field, "database", how, job) for how, job in ways or others()]
+    rest = [partial(one, field) for one in (terminate_sessions, shut_down_at_once)]
+    take_effect(field, [*stumbles, *([] if ways else rest)])
+
+
+@in_one_way_or_all(("frozen for 4 s", "send"))
+def test_the_broker_stumbles(field: Field, ways: list[tuple[How, Job]] | None) -> None:
+    take_effect(field, [partial(stumble, field, "broker", how, job) for how, job in ways or others()])

@@ -1,4 +1,4 @@
-"""The proxies' understanding of the two protocols, and the points of the processes."""
+"""make test: bytes alone. The proxies' understanding of the two protocols, and the points of the processes."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ from typing import Literal
 import psutil
 
 from infra.processes.supervisor import Child
-from proofs.chaos.crew import is_stopped, name_of
+from proofs.chaos.crew import is_stopped
 from proofs.chaos.field import Field
 from proofs.chaos.postgres_wire import PostgresWire
 from proofs.chaos.process_faults import PAST_ALL_S, ended, some_views
 from proofs.chaos.proxy import Connection, Rule
+from proofs.kit import name_of
 
 REACHED_S = 20
 LATER = 10

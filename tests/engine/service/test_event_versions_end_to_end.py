@@ -1,4 +1,6 @@
-"""A bank's transactions that the old code stored, read by code whose events have changed: all ways to fold them agree.
+"""make test-all + prove: a small bank folded live and locally shows it; a whole one and Spark take minutes.
+
+A bank's transactions that the old code stored, read by code whose events have changed: all ways to fold them agree.
 
 `MoneyDeposited` gets a currency in version 2, in version 3 its `cents` become its `amount`; `AccountOpened` is renamed, and has a
 new field with a default.
@@ -6,14 +8,16 @@ new field with a default.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from commands.client import wait_for
-from demo import release, tree
-from demo.bank import OVERDRAFT_LIMIT, bank
+from demo import generate, release, tree
+from demo.bank import OVERDRAFT_LIMIT
+from demo.bank import bank as bank_of
 from demo.crew import Crew
 from demo.proof import counted_in
 from demo.release import SPARK, CommandLine
@@ -23,15 +27,13 @@ from infra.log import topics
 from infra.log.records import Command
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, world_of
+from infra.testing.waiting import DEADLINE_S
 from projections.engine.views.core_views import all_views
 from tests.engine.service.test_end_to_end import everything
 from tests.engine.service.test_two_releases import Edits, write_tree
 from tests.engine.spine import commits, deposit, open_account, scalar, send
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
-
 LOCAL = ("--engine", "local")
-WITHIN_S = 300.0
 UPCASTERS = """@upcaster(MoneyDeposited, 1)
 def with_currency(body: Body) -> Body:
     return {**body, "currency": "CZK"}
@@ -75,16 +77,30 @@ CHANGED: Edits = {
 }
 
 
+@pytest.mark.parametrize(
+    ("bank", "engines"),
+    [
+        pytest.param((40, 1_200), [LOCAL], marks=pytest.mark.slow, id="small-local"),
+        pytest.param((), [LOCAL, SPARK], marks=pytest.mark.prove("chaos"), id="whole-local-spark"),
+    ],
+)
 def test_all_that_was_stored_is_folded_to_the_same_rows_live_local_and_by_spark(
-    world: Settings, stack: Stack, migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bank: Sequence[int],
+    engines: Sequence[tuple[str, ...]],
+    world: Settings,
+    stack: Stack,
+    migrated: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(release, "COMMAND_S", WITHIN_S)
-    of = bank(tmp_path, None, overdraft_limit=OVERDRAFT_LIMIT, seed=None)
+    monkeypatch.setattr(release, "COMMAND_S", DEADLINE_S)
+    generate.write(tmp_path / "bank.csv.gz", generate.generate(generate.SEED, *bank))
+    of = bank_of(tmp_path, tmp_path / "bank.csv.gz", overdraft_limit=OVERDRAFT_LIMIT, seed=None)
     migrate.upgrade(world)
     topics.ensure(world)
     with Crew(world, tmp_path / "old", handler_count=1, agent_count=1, policies_count=0):
         send(world, *of.commands)
-        wait_for(world, of.commands, lambda _count: None, timeout_s=WITHIN_S)
+        wait_for(world, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
     before, counted = everything(world), counted_in(world)
     assert len(before["statement"]) == len(of.transactions)
 
@@ -97,10 +113,10 @@ def test_all_that_was_stored_is_folded_to_the_same_rows_live_local_and_by_spark(
         empty = world.model_copy(update={"database_url": other.database_url, "group_prefix": other.group_prefix})
         one_agent = Crew(empty, tmp_path / "live", handler_count=0, agent_count=1, policies_count=0, environment=code)
         with one_agent:
-            wait_for(empty, of.commands, lambda _count: None, timeout_s=WITHIN_S)
+            wait_for(empty, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
         assert everything(empty) == before, "folded live, from the beginning"
 
-    for engine in (LOCAL, SPARK):
+    for engine in engines:
         rebuilt = samefold.told("rebuild", *all_views(), *engine)
         assert rebuilt["engine"] == engine[1]
         assert rebuilt["tables"].keys() == all_views().keys()
@@ -112,7 +128,7 @@ def test_all_that_was_stored_is_folded_to_the_same_rows_live_local_and_by_spark(
     more = [open_account(new), deposit(new, "first", 3), deposit(old, "another", 5)]
     with Crew(world, tmp_path / "new", handler_count=1, agent_count=1, policies_count=0, environment=code):
         send(world, *of.commands[:500], *more)
-        wait_for(world, more, lambda _count: None, timeout_s=WITHIN_S)
+        wait_for(world, more, lambda _count: None, timeout_s=DEADLINE_S)
     assert counted_in(world) - counted == {(one.stream, one.id): 1 for one in more}, (
         "repeated commands were decided before"
     )
@@ -124,7 +140,7 @@ def test_all_that_was_stored_is_folded_to_the_same_rows_live_local_and_by_spark(
             for amount in (3, 5)
         ),
     ]
-    for engine in (LOCAL, SPARK):
+    for engine in engines:
         assert samefold.told("verify", *engine)["differences"] == 0
 
 

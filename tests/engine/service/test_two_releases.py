@@ -1,4 +1,6 @@
-"""Two releases side by side, each with its handler, agents and API as processes, through whatever a release may change.
+"""make test-all + prove: one release that changes tables shows each promise; each further one takes a minute.
+
+Two releases side by side, each with its handler, agents and API as processes, through whatever a release may change.
 
 Each follows the one before, is started beside it, switches, and then the older one ends. All the while both APIs are sent the
 commands that they know, and asked for a view that nobody changes: they answer. In the end each command was decided once, rightly.
@@ -8,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,15 +28,13 @@ import pytest
 
 from demo import tree
 from demo.proof import counted_in, rows_of
-from infra.log import topics
 from infra.processes.background_thread import BackgroundThread
-from infra.processes.supervisor import Child, Supervisor, agents, api, handlers
+from infra.processes.supervisor import Child, agents, api, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
-from tests.engine.api.front import free_port
-from tests.engine.spine import openings, set_up, until
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+from infra.testing.waiting import DEADLINE_S, until
+from proofs.kit import Supervised, free_ports
+from tests.engine.spine import openings, set_up
 
 Posts = Mapping[str, Mapping[str, Any]]
 """Commands by path, `{}` being a new name, and their bodies."""
@@ -288,7 +288,7 @@ class Client(BackgroundThread):
         return Counter(one.path for one in list(self.sent) if one.status == 200)
 
     def _work(self) -> None:
-        with httpx.Client(base_url=self.url, timeout=60) as client:
+        with httpx.Client(base_url=self.url, timeout=DEADLINE_S) as client:
             while not self._ended.wait(0.02):
                 for path, body in self.release.posts.items():
                     self._post(client, path, body)
@@ -303,21 +303,14 @@ class Client(BackgroundThread):
         self.sent.append(Sent(path, stream, name, answer.status_code, code))
 
 
-class Part:
+class Part(Supervised):
     """Some processes of a release, until `stop`."""
 
     def __init__(self, children: Sequence[Child], environment: dict[str, str], logs: Path) -> None:
-        logs.mkdir(exist_ok=True)
-        self.children = children
+        super().__init__(children, environment, logs)
         self._logs = [logs / f"{child.name}.log" for child in children]
         self._before = [log.stat().st_size if log.exists() else 0 for log in self._logs]
-        self._supervisor = Supervisor(children, environment, logs)
-        self._thread = threading.Thread(target=self._supervisor.run, name=children[0].name, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._supervisor.stop()
-        self._thread.join(60)
+        self.__enter__()
 
     def said(self) -> str:
         """What its processes have logged."""
@@ -341,7 +334,7 @@ class Running:
 class Service:
     """A service in production, to which one release after the other is deployed."""
 
-    def __init__(self, world: Settings, folder: Path, releases: Sequence[Release] = RELEASES) -> None:
+    def __init__(self, world: Settings, folder: Path, releases: Sequence[Release]) -> None:
         self.world = world
         self.folder = folder
         self.releases = releases
@@ -362,7 +355,7 @@ class Service:
 
     def start(self, number: int, *, front_only: bool = False) -> Running:
         """All processes of a release, or its API alone, and a client of it."""
-        release, port, place = self.releases[number], free_port(), self.place(number)
+        release, [port], place = self.releases[number], free_ports(1), self.place(number)
         children = [api(place, "127.0.0.1", port)]
         if not front_only:
             children += handlers(1, place)
@@ -370,9 +363,9 @@ class Service:
                 children += agents(1, place, name)
         part = self.part(number, *children)
         url = f"http://127.0.0.1:{port}"
-        until(lambda: has_looked(url), "the API has looked at the stores", seconds=120)
+        until(lambda: has_looked(url), "the API has looked at the stores")
         for name in ("a1", "a2"):
-            until(partial(is_open, url, name), "accounts are opened", seconds=120)
+            until(partial(is_open, url, name), "accounts are opened")
         client = Client(release, url)
         started = Running(release, client, part)
         self.running.append(started)
@@ -387,11 +380,25 @@ class Service:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=180,
             check=False,
         )
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def migrate(self, number: int) -> None:
+        """Make the tables of a release; those that follow have its migration too."""
+        self.samefold(number, "db", "revision", "-m", f"release {number}")
+        migrations = Path("projections", "migrations")
+        for later in self.trees[number + 1 :]:
+            shutil.copytree(self.trees[number] / migrations, later / migrations, dirs_exist_ok=True)
+        self.samefold(number, "db", "upgrade")
+
+    def verify(self, number: int) -> None:
+        assert json.loads(self.samefold(number, "verify", "--engine", "local", "--json"))["differences"] == 0
+
+    def end(self, running: Running) -> None:
+        running.stop()
+        self.running.remove(running)
 
     def until_answered(self, what: str, *, without: Sequence[str] = ()) -> None:
         """Each API that runs answers more of all commands that its release knows, but for those of its own that are new."""
@@ -408,12 +415,12 @@ class Service:
                     return False
             return True
 
-        self.until(more, what, 240)
+        self.until(more, what)
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition; in vain, show the ends of all logs."""
         try:
-            until(condition, what, seconds)
+            until(condition, what)
         except AssertionError:
             for log in sorted(self.folder.glob("logs*/*.log")):
                 print(log, log.read_text()[-1_500:], sep="\n")
@@ -446,7 +453,7 @@ class Service:
 
 
 @contextmanager
-def service(world: Settings, folder: Path, releases: Sequence[Release] = RELEASES) -> Iterator[Service]:
+def service(world: Settings, folder: Path, releases: Sequence[Release]) -> Iterator[Service]:
     found = Service(world, folder, releases)
     try:
         yield found
@@ -464,120 +471,82 @@ def has_looked(url: str) -> bool:
 def is_open(url: str, name: str) -> bool:
     body = {"overdraft_limit": 0, "on": "2026-01-01"}
     key = {"Idempotency-Key": f'"open-{name}"'}
-    return httpx.post(f"{url}/accounts/{name}/open-account", json=body, headers=key, timeout=60).status_code == 200
+    return (
+        httpx.post(f"{url}/accounts/{name}/open-account", json=body, headers=key, timeout=DEADLINE_S).status_code == 200
+    )
 
 
+@pytest.mark.parametrize(
+    "releases",
+    [
+        pytest.param(RELEASES[:2], marks=pytest.mark.slow, id="one"),
+        pytest.param(RELEASES, marks=pytest.mark.prove("chaos"), id="all"),
+    ],
+)
 def test_two_releases_side_by_side_answer_commands_and_reads_through_all_that_a_release_may_change(
-    world: Settings, tmp_path: Path
+    releases: Sequence[Release], world: Settings, tmp_path: Path
 ) -> None:
     set_up(world)
-    with service(world, tmp_path) as running:
+    with service(world, tmp_path, releases) as running:
         old = running.start(0)
         running.until_answered("the first release answers")
-        for number, release in enumerate(RELEASES[1:], 1):
+        for number, release in enumerate(releases[1:], 1):
             changes_tables = any(name.startswith("projections/") for name in release.edits)
             if changes_tables:
-                running.samefold(number, "db", "revision", "-m", f"release {number}")
-                for later in running.trees[number + 1 :]:
-                    copy_migrations(running.trees[number], later)
-                running.samefold(number, "db", "upgrade")
+                running.migrate(number)
             new = running.start(number)
             running.until_answered("both answer before the switch", without=release.new if changes_tables else ())
             if changes_tables:
                 running.samefold(number, "rebuild")
             running.until_answered("both answer after the switch")
-            old.stop()
-            running.running.remove(old)
+            running.end(old)
             running.until_answered("the newer one answers alone")
             old = new
         running.finish()
-        verified = json.loads(running.samefold(len(RELEASES) - 1, "verify", "--engine", "local", "--json"))
-    assert verified["differences"] == 0
+        running.verify(len(releases) - 1)
     running.assert_all_decided_once("command-not-live")
     sent = [one for client in running.clients for one in client.sent]
-    assert {one.path for one in sent if one.code} <= {path for release in RELEASES for path in release.new}
-    assert len(openings(world)) < 3 * len(RELEASES) * world.partitions, (
+    assert {one.path for one in sent if one.code} <= {path for release in releases for path in release.new}
+    assert len(openings(world)) < 3 * len(releases) * world.partitions, (
         "no two handlers take partitions from each other for long"
     )
 
 
-BY_NAME: Edits = {
-    "projections/engine/views/core_views.py": [
-        ("OUTCOMES_VERSION = 3", "OUTCOMES_VERSION = 2"),
+MIGRATIONS = Path("infra", "database", "migrations", "versions")
+[OUTCOMES] = (ROOT / MIGRATIONS).glob("*_outcomes_by_digest.py")
+OTHER_OUTCOMES: Edits = {
+    "projections/engine/views/core_views.py": [("OUTCOMES_VERSION = 3", "OUTCOMES_VERSION = 4")],
+    f"{MIGRATIONS}/other_outcomes.py": [
         (
-            "    command: Key[UUID]\n    fingerprint: UUID\n    version: int\n    at: datetime\n"
-            "    code: str | None\n    message: str | None\n    by: str | None\n",
-            "    stream: Key[str]\n    command_id: Key[str]\n    outcome: str\n    code: str | None\n    message: str | None\n"
-            "    version: int\n    fingerprint: str\n    at: datetime\n    by: str | None\n",
-        ),
-    ],
-    "projections/engine/store/rows.py": [
-        ("command_key(commit.stream, commit.command_id), commit,", "commit.stream, commit,"),
-        (
-            "binary_arrays.uuids(keys),\n"
-            "                binary_arrays.uuids([commit.fingerprint for commit in commits]),\n"
-            "                binary_arrays.bigints([commit.version for commit in commits]),\n"
-            "                binary_arrays.times_of_ms(times_ms),\n",
-            "binary_arrays.texts(keys),\n"
-            "                binary_arrays.texts([commit.command_id for commit in commits]),\n"
-            "                binary_arrays.texts([commit.outcome for commit in commits]),\n",
-        ),
-        (
-            "reason.message if reason else None for reason in reasons]),\n",
-            "reason.message if reason else None for reason in reasons]),\n"
-            "                binary_arrays.bigints([commit.version for commit in commits]),\n"
-            "                binary_arrays.texts([commit.fingerprint for commit in commits]),\n"
-            "                binary_arrays.times_of_ms(times_ms),\n",
-        ),
-    ],
-    "commands/outcomes.py": [
-        (
-            "unnest(%s::uuid[]) with ordinality as asked(key, number) join {table} o on o.command = asked.key",
-            "unnest(%s::text[]) with ordinality as asked(key, number)"
-            " join {table} o on o.stream || chr(10) || o.command_id = asked.key",
-        ),
-        ("replace(o.fingerprint::text, '-', '')", "o.fingerprint"),
-        ("command_key(*one)", "chr(10).join(one)"),
-    ],
-    "commands/snapshots.py": [
-        (
-            "unnest(%s) with ordinality as asked(key, number) join {} o on o.command = asked.key",
-            "unnest(%s) with ordinality as asked(key, number) join {} o on o.stream || chr(10) || o.command_id = asked.key",
-        ),
-        ("uuids([command_key(*one) for one in asked])", "texts([chr(10).join(one) for one in asked])"),
-    ],
-    "api/outcome_waits.py": [
-        ("uuids([command_key(*key) for key in keys])", "texts([chr(10).join(key) for key in keys])"),
-        ("BinaryArrayDumper, uuids", "BinaryArrayDumper, texts"),
+            "",
+            re.sub('(?<=revision = ").*?(?=")', "{}", OUTCOMES.read_text())
+            .format("0123456789ab", "e91c5d27ab40")
+            .replace("command_outcomes_v3", "command_outcomes_v4")
+            .replace("version 3", "version 4"),
+        )
     ],
 }
-"""The release whose outcomes had the names of their commands for a key."""
+"""The next release, whose processes have another table of outcomes."""
 
 
+@pytest.mark.prove("chaos")
 def test_outcomes_of_the_release_before_go_over_by_a_rebuild(world: Settings, tmp_path: Path) -> None:
     """While the one's processes answer, the other's wait: no command is lost, and none is decided twice."""
-    topics.ensure(world)
-    with service(world, tmp_path, [Release({}, DEPOSIT), Release(BY_NAME, DEPOSIT)]) as running:
-        old = running.start(1)
+    set_up(world)
+    with service(world, tmp_path, [Release({}, DEPOSIT), Release(OTHER_OUTCOMES, DEPOSIT)]) as running:
+        old = running.start(0)
         running.until_answered("the release before answers")
-        running.part(0, *agents(1, running.place(0), "core"), *handlers(1, running.place(0)))
-        running.samefold(0, "rebuild")
-        running.start(0, front_only=True)
-        old.stop()
-        running.running.remove(old)
+        running.samefold(1, "db", "upgrade")
+        running.part(1, *agents(1, running.place(1), "core"), *handlers(1, running.place(1)))
+        running.samefold(1, "rebuild")
+        running.start(1, front_only=True)
+        running.end(old)
         running.until_answered("the newer one answers alone")
         running.finish()
-        verified = json.loads(running.samefold(0, "verify", "--engine", "local", "--json"))
-    assert verified["differences"] == 0
+        running.verify(1)
     running.assert_all_decided_once("other-views-live")
 
 
 def missing(world: Settings, clients: Sequence[Client]) -> set[tuple[str, str]]:
     taken = {(one.stream, one.key) for client in clients for one in client.sent if not one.code}
     return taken - rows_of(world, taken).outcomes.keys()
-
-
-def copy_migrations(before: Path, after: Path) -> None:
-    versions = Path("projections/migrations")
-    for file in (before / versions).glob("*.py"):
-        shutil.copy2(file, after / versions / file.name)

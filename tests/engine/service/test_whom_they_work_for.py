@@ -1,4 +1,6 @@
-"""Whoever reads the log or writes a table for another process works on the same Kafka, database, archive and code, or says so.
+"""make test + test-all: what is code takes no store, other stores and another code take Spark.
+
+Whoever reads the log or writes a table for another process works on the same Kafka, database, archive and code, or says so.
 
 The executors of one Spark get other settings from their folder, and other code from their environment.
 """
@@ -31,6 +33,7 @@ from infra.log.clients import KafkaUnavailable
 from infra.processes.code_identity import CODE, WrongCode
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, dev_env
+from infra.testing.waiting import until
 from projections.engine.rebuild import workers
 from projections.engine.rebuild.engines import Engine, Local
 from projections.engine.rebuild.rebuild import rebuild
@@ -39,14 +42,11 @@ from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from spark_jobs.agent import Agent
 from tests.engine.bookkeeper import Bookkeeper, folded_lives
-from tests.engine.spine import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from infra.dev.stack import Stack
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 ACCOUNTS = [str(number) for number in range(12)]
 VIEWS = {"balances": all_views()["balances"]}
@@ -144,14 +144,17 @@ def written(world: Settings) -> list[object]:
         return [db.execute(f"select {columns} order by 1, 2".encode()).fetchall() for columns in tables]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("misled", ["kafka", "database", "code"], indirect=True)
 def test_executors_that_work_elsewhere_end_each_job_by_name_and_write_nothing(
     bank: Bookkeeper, misled: str, spark: SparkSession
 ) -> None:
     from spark_jobs.engine import Spark
 
+    bank.life(ACCOUNTS[:1], 1)  # what an agent has still to fold
     before = written(bank.world)
-    for job, run in JOBS.items():
+    agent: Job = lambda world, _: Agent(world, "core", "misled", lambda: spark).run()  # noqa: E731
+    for job, run in {**JOBS, "agent": agent}.items():
         with pytest.raises(SamefoldError) as refused:
             run(bank.world, lambda _: Spark(spark))
         assert refused.value.code == f"wrong-{misled}", job
@@ -160,17 +163,7 @@ def test_executors_that_work_elsewhere_end_each_job_by_name_and_write_nothing(
         assert written(bank.world) == before, job
 
 
-@pytest.mark.parametrize("misled", ["kafka", "database", "code"], indirect=True)
-def test_they_end_an_agent_on_spark_as_well(bank: Bookkeeper, misled: str, spark: SparkSession) -> None:
-    bank.life(ACCOUNTS[:1], 1)
-    before = written(bank.world)
-    agent = Agent(bank.world, "core", "misled", lambda: spark)
-    with pytest.raises(SamefoldError) as refused:
-        agent.run()
-    assert refused.value.code == f"wrong-{misled}"
-    assert written(bank.world) == before
-
-
+@pytest.mark.slow
 def test_a_local_worker_whose_code_was_changed_since_says_so(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the parent has is told to it when it begins; what it finds itself is what lies on the disk by then."""
     monkeypatch.setattr(workers, "CODE", {**CODE, "projections/balances.py": "of before"})
@@ -181,7 +174,10 @@ def test_a_local_worker_whose_code_was_changed_since_says_so(bank: Bookkeeper, m
         assert written(bank.world) == before, job
 
 
-def test_line_endings_and_compiled_files_make_no_other_code(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_line_endings_compiled_files_and_what_python_can_not_import_make_no_other_code(tmp_path: Path) -> None:
+    """Emacs leaves such a link, to no file, beside each file that is being edited."""
+
     def code_of(checkout: Path) -> dict[str, str]:
         told = "import json; from infra.processes.code_identity import CODE; print(json.dumps(dict(CODE)))"
         run = [sys.executable, "-P", "-c", told]
@@ -194,17 +190,11 @@ def test_line_endings_and_compiled_files_make_no_other_code(tmp_path: Path) -> N
     for source in checkout.rglob("*.py"):
         source.write_bytes(source.read_bytes().replace(b"\n", b"\r\n"))
     assert compileall.compile_dir(checkout, quiet=1)
+    (link := checkout / "domain" / ".#accounts.py").symlink_to("somebody@here.4711")
     assert code_of(checkout) == older
+    link.unlink()
     zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", checkout)
     assert code_of(Path(zipped)) == older
-
-
-def test_a_file_that_python_can_not_import_is_no_code(tmp_path: Path) -> None:
-    """Emacs leaves such a link, to no file, beside each file that is being edited."""
-    checkout = older_checkout(tmp_path / "checkout")
-    (checkout / "domain" / ".#accounts.py").symlink_to("somebody@here.4711")
-    run = [sys.executable, "-P", "-c", "import infra.processes.code_identity"]
-    subprocess.run(run, env=os.environ | {"PYTHONPATH": str(checkout)}, check=True)
 
 
 def test_each_module_that_decodes_folds_or_writes_is_code() -> None:

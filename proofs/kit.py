@@ -1,0 +1,111 @@
+"""What the demo, chaos and the end-to-end tests share: a supervisor's processes, which can be killed and frozen one by one."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from infra.errors import SamefoldError
+from infra.processes import supervisor
+from infra.processes.supervisor import Child, Supervisor
+
+Process = subprocess.Popen[bytes]
+
+DIES_WITHIN_S = 10.0
+JOIN_S = 60.0
+
+
+class CrewGone(SamefoldError):
+    """The supervisor ended by itself."""
+
+
+class Supervised:
+    """`with Supervised(children, environment, folder):` runs the processes; leaving the block ends them, whatever happened in it.
+
+    `folder` gets the logs, one file each.
+    """
+
+    def __init__(self, children: Sequence[Child], environment: Mapping[str, str], folder: Path) -> None:
+        self.children = children
+        self.folder = folder
+        self._supervisor = Supervisor(children, dict(environment), folder)
+        self._thread = threading.Thread(target=self._supervisor.run, name="supervisor", daemon=True)
+        self._log: logging.Handler | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._log = logging.FileHandler(self.folder / "supervisor.log")
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        supervisor.log.addHandler(self._log)
+        supervisor.log.propagate = False
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the processes, in order."""
+        self._supervisor.stop()
+        self._thread.join(JOIN_S)
+        if self._log:
+            supervisor.log.removeHandler(self._log)
+            supervisor.log.propagate = not supervisor.log.handlers
+            self._log.close()
+            self._log = None
+
+    @property
+    def is_watched(self) -> bool:
+        return self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raises CrewGone if the supervisor has ended."""
+        if not self.is_watched:
+            raise CrewGone("The supervisor of the processes ended.", f"Their logs are in {self.folder}.")
+
+    def kill(self, child: Child) -> int | None:
+        """`kill -9`. Returns the pid of the killed process; None if there was none or it ended otherwise.
+
+        Uses the process's handle, not its pid, so that its successor can't be killed instead.
+        """
+        process = child.process
+        if process is None or process.poll() is not None:
+            return None
+        process.kill()
+        try:
+            code = process.wait(DIES_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return process.pid if code == -signal.SIGKILL else None
+
+    def freeze(self, child: Child) -> Process | None:
+        """SIGSTOP. Returns the frozen process, for `thaw`; None if there is none."""
+        process = child.process
+        if process is None or process.poll() is not None:
+            return None
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+
+def thaw(process: Process) -> None:
+    """SIGCONT."""
+    process.send_signal(signal.SIGCONT)
+
+
+def name_of(child: Child) -> str:
+    """The name that a supervised process was given: it is known by it to Kafka and PostgreSQL."""
+    return child.arguments[child.arguments.index("--name") + 1]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many, on which no process listens."""
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
