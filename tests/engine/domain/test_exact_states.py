@@ -1,4 +1,7 @@
-"""make test: no store is needed. Every fold of a state gives what its JSON does; numbers are read as written, or refused."""
+"""make test: no store is needed.
+
+Every fold of a state gives what its JSON does; numbers are read as written, or refused.
+"""
 
 from __future__ import annotations
 

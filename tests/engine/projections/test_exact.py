@@ -1,4 +1,6 @@
-"""make test: values are judged in memory; two tables are made. Rows are exact: what PostgreSQL can't hold, or would give back
+"""make test: values are judged in memory; two tables are made.
+
+Rows are exact: what PostgreSQL can't hold, or would give back
 otherwise, is refused or made so at its very event.
 
 That rows and parked streams are therefore the same in every batch size, before and after a restart, live and rebuilt, is what

@@ -25,14 +25,14 @@ from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all, folded_lives, live_agent, start
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all, folded_lives, live_agent
 from tests.engine.projections.bankviews import (
     BALANCES_2,
     BROKEN,
     CORRECTED,
-    make_tables,
     parking,
     rows,
+    start_over,
     view,
     with_views,
 )
@@ -272,11 +272,7 @@ def parked(world: Settings) -> tuple[Bookkeeper, dict[str, View]]:
     """A stream with poison in its middle, parked for a view of each kind."""
     set_up(world)
     views = parking(BROKEN)
-    make_tables(world, views)
-    with connect(world, "test") as db:
-        for table in ("positions", "live", "builds"):
-            db.execute(f"delete from {table}".encode())
-    start(world, views)
+    start_over(world, views)
     keeper = Bookkeeper(world)
     keeper.life(ACCOUNTS[:5], 4)
     _poison(keeper, "1")

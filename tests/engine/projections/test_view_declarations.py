@@ -1,4 +1,7 @@
-"""A view is read from its module, and what does not fit is refused with the line to change."""
+"""make test: nothing but declarations.
+
+A view is read from its module, and what does not fit is refused with the line to change.
+"""
 
 from __future__ import annotations
 
