@@ -1,7 +1,6 @@
 """The fold of the bank's log in plain Python, written from the protocol and the views' own words: JSON in, rows out.
 
-Without a line of the engine, the domain or the views. `proofs/chaos/ledger.py` judges decisions with it; the tests' own views are
-in `proofs/one_fold/oracle.py`.
+Without a line of the engine, the domain or the views. `proofs/chaos/ledger.py` judges decisions with it.
 """
 
 from __future__ import annotations
@@ -211,15 +210,6 @@ class Bank:
     def decided(self, partition: int, offset: int, commit: Mapping[str, Any], account: Account) -> None:
         """Before a commit's events happen to the account."""
 
-    def leaves_out(self, _view: str, _at: At) -> bool:
-        """Whether a view of this bank leaves out an event."""
-        return False
-
-    def happened(
-        self, at: At, account: Account, kind: str, data: Mapping[str, Any], on: date, details: Mapping[str, str]
-    ) -> None:
-        """After the sample's views have an event."""
-
     def put(self, view: str, key: Row, row: Row | None) -> None:
         self.rows[view][key] = row
 
@@ -250,11 +240,8 @@ class Bank:
         self._balance(at, kind, data, on)
         details = {"operation": "", "purpose": "", "counter_bank": "", "counter_account": ""} | data.get("details", {})
         if kind in SIGNS:
-            if not self.leaves_out("statement", at):
-                self._line(at, kind, data, on, details, account)
-            if not self.leaves_out("daily_totals", at):
-                self._day(at, kind, data["cents"], on, details)
-        self.happened(at, account, kind, data, on, details)
+            self._line(at, kind, data, on, details, account)
+            self._day(at, kind, data["cents"], on, details)
 
     def _balance(self, at: At, kind: str, data: Mapping[str, Any], on: date) -> None:
         key = (at.account,)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from proofs.bank_oracle import EPOCH, At, Entry, Place, Reader, outcome_row
 from proofs.one_fold import made
 from proofs.one_fold.generate import HistorySpec, ViewSpec, all_columns, context_name, view_name
-from proofs.one_fold.oracle import Parked
 from proofs.one_fold.values import STATES, Inner, Level, Mood, Tone
 
 EXACT = Context(prec=200_000)
@@ -25,6 +24,25 @@ LONGEST_KEY = 2_000
 """Bytes of a key's texts, bytes and numbers together."""
 MOST_DIGITS = 1_000
 """Of a number, before the point and behind it; sums may have more."""
+
+
+class Skip(NamedTuple):
+    """Events that a view leaves out on record: of a stream, from one version to another, both included."""
+
+    view: str
+    stream: str
+    first: int
+    last: int
+
+
+class Parked(NamedTuple):
+    """A stream that a view leaves out, as the `parked` table has it."""
+
+    view: str
+    stream: str
+    partition: int
+    offset: int
+    version: int
 
 
 class Refused(Exception):
@@ -271,7 +289,7 @@ class _View:
         keys = made.keys([column.type for column in self.spec.keys], event)
         match self.spec.letter:
             case "e" | "k":
-                self._entity(at, event, (at.account, *keys))
+                self._entity(at, event, (made.owner(at.account, event), *keys))
             case "j":
                 self._add(at, made.rows(self.row, self.fields, (at.account, at.version), event, after))
             case "d":
@@ -292,8 +310,8 @@ class _View:
             self.rows.pop(key, None)
             return
         row = self._canonical(row)
-        if row[: len(key)] != key:
-            raise Refused(f"{row[: len(key)]} is not {key}")
+        if row[: len(key)] != key or key[0] != at.account:
+            raise Refused(f"{row[: len(key)]} is not {key} of {at.account}")
         self.rows[key] = (at.partition, row)
 
     def _add(self, at: At, rows: Any) -> None:
@@ -301,8 +319,8 @@ class _View:
         more: dict[tuple[Any, ...], Any] = {}
         for one in list(rows):
             row = self._canonical(one)
-            if row[:size] in self.rows or row[:size] in more:
-                raise Refused(f"{row[:size]} is there")
+            if row[:size] in self.rows or row[:size] in more or row[0] != at.account:
+                raise Refused(f"{row[:size]} is there, or not of {at.account}")
             more[row[:size]] = (at.partition, row)
         self.rows |= more
 

@@ -12,7 +12,7 @@ from proofs.one_fold.values import COLUMNS, EXTREMES, KEYS, STATES, SUMS, Type
 
 KINDS = {"e": "entity", "k": "entity with keys", "j": "journal", "d": "journal with keys", "s": "summary"}
 ACTS = ("set", "fold", "keep", "gone", "word", "raise", "stray", "alien")
-WEIGHTS = (80, 50, 16, 18, 3, 1, 1, 1)
+WEIGHTS = (80, 50, 16, 18, 3, 2, 2, 1)
 PICKS = 6
 
 
@@ -193,11 +193,11 @@ def evolve(state: State, event: Event) -> State:
 _FUNCTIONS = {
     "e": """
 def evolve(row: Row | None, event: {event}, at: At) -> Row | None:
-    return made.entity(Row, FIELDS, (at.id,), row, event)
+    return made.entity(Row, FIELDS, (made.owner(at.id, event),), row, event)
 """,
     "k": """
 def key(event: {event}, at: At) -> tuple:
-    return (at.id, *made.keys(KINDS, event))
+    return (made.owner(at.id, event), *made.keys(KINDS, event))
 
 def evolve(row: Row | None, event: {event}, at: At) -> Row | None:
     return made.entity(Row, FIELDS, key(event, at), row, event)

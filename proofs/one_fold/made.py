@@ -44,6 +44,11 @@ def keys(kinds: Sequence[Type], event: Any) -> tuple[Any, ...]:
     return tuple(pick(kind, number) for kind, number in zip(kinds, event.keys, strict=False))
 
 
+def owner(name: str, event: Any) -> str:
+    """What a key begins with: the name of the event's stream, or of another one."""
+    return "stray" if event.act == "stray" else name
+
+
 class Fields:
     """The columns that are no keys, and their types; `optional` are those that may be None."""
 
@@ -75,8 +80,6 @@ def entity(row_class: Any, columns: Fields, key: tuple[Any, ...], row: Any, even
         case "keep" if row is not None:
             return row
     values = columns.folded(row, event) if event.act == "fold" and row is not None else columns.values(event)
-    if event.act == "stray":
-        key = ("stray", *key[1:])
     if event.act == "word":
         key = (Word(key[0]), *key[1:])
     return row_class(*key, **values, seen=tell(None if row is None else tuple(row[:-1])))
@@ -87,7 +90,7 @@ def rows(row_class: Any, columns: Fields, key: tuple[Any, ...], event: Any, afte
     for n in range({"gone": 0, "fold": 2, "keep": 3}.get(event.act, 1)):
         yield row_class(*key, n, **columns.values(event, n), seen=tell(after))
     if event.act == "stray":
-        yield row_class(*key, 0, **columns.values(event), seen="")
+        yield row_class("stray", *key[1:], 0, **columns.values(event), seen="")
     if event.act == "alien":
         yield ("alien",)
     if event.act == "raise":

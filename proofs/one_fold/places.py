@@ -21,7 +21,7 @@ from infra.log.clients import producer
 from infra.settings import Settings
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry, Place, places_in
-from proofs.one_fold.oracle import Parked, Skip
+from proofs.one_fold.expect import Parked, Skip
 from tests.engine.projections.bankviews import make_tables
 
 PATIENCE_S = 30.0

@@ -1,8 +1,8 @@
 """Folds generated histories in every way there is: `python -m proofs.one_fold.run` in a tree that has their modules.
 
-All histories share one log. Three databases are filled live, in batches of 1, of 7 and of all, by workers that restart
-and drop what they hold now and then. Then tables are built on the local engine and on Spark, caught up with, switched to,
-and made of the past.
+All histories share one log. Three databases are filled live, in batches of 1, of 7 and of all, by workers that restart, drop what
+they hold and fence each other now and then. Then tables are built on the local engine and on Spark, caught up with, switched to,
+and made of the past. In a fourth database parked streams are dropped or replayed on the way.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from infra.log.records import EventRecord
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import dev_env
 from projections.engine.fold.errors import PoisonEvent
+from projections.engine.operate.replaying import drop, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.time_travel import look_back
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry
-from proofs.one_fold.expect import Found, Result, differences, expect, found_rows
+from proofs.one_fold.expect import Found, Result, Skip, differences, expect, found_rows
 from proofs.one_fold.folding import Live
 from proofs.one_fold.generate import HistorySpec, context_name, view_name
-from proofs.one_fold.histories import given_history
-from proofs.one_fold.oracle import Skip
+from proofs.one_fold.histories import history
 from proofs.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, rows_of, write_skips
 from spark_jobs.engine import Spark
 
-PARTITIONS = 2
+PARTITIONS = 3
 OWN = re.compile(r"(?:streams_)?h(\d+)(?:_[a-z])?")
 IDS = ("576", "Zür/ich ", "o'Neil \"%s\\")
 RESTARTS, DROPS = 0.04, 0.08
@@ -65,12 +65,23 @@ def stream_name(number: int, spec: HistorySpec, stream: int) -> str:
 
 
 def mixed(chance: random.Random, specs: Mapping[int, HistorySpec]) -> list[tuple[str, list[EventRecord]]]:
-    """The commits of all histories, each one's in its order."""
+    """The commits of all histories, each one's in its order, and rejections."""
     waiting = [list(commits_of(number, spec)) for number, spec in specs.items()]
-    found = []
+    found: list[tuple[str, list[EventRecord]]] = []
     while waiting := [one for one in waiting if one]:
         found.append(chance.choice(waiting).pop(0))
+        if chance.random() < 0.1:
+            found.append((found[-1][0], []))
     return found
+
+
+def skips_of(specs: Mapping[int, HistorySpec]) -> list[Skip]:
+    return [
+        Skip(view_name(number, spec.views[view]), stream_name(number, spec, stream), version, version)
+        for number, spec in specs.items()
+        for view, stream, version in spec.skips
+        if view < len(spec.views)
+    ]
 
 
 class Folding:
@@ -85,12 +96,7 @@ class Folding:
         }
         self.logs: list[list[Entry]] = []
         self._expected: dict[tuple[int, ...], Result] = {}
-        self.skips = [
-            Skip(view_name(number, spec.views[view]), stream_name(number, spec, stream), version, version)
-            for number, spec in specs.items()
-            for view, stream, version in spec.skips
-            if view < len(spec.views)
-        ]
+        self.skips = skips_of(specs)
 
     @property
     def ends(self) -> dict[int, int]:
@@ -151,9 +157,12 @@ class Folding:
             if agent != "core" and size == 1:
                 continue  # it stops for longer than it folds
             with self.step(f"{name}: {'core' if agent == 'core' else 'others'}"):
-                chances = {"restarts": RESTARTS, "drops": DROPS}
-                with Live(place, views, self.chance, [size], agent=agent, workers=1, lanes=1, **chances) as live:
+                how = {"workers": 2, "lanes": 2} if size == 7 else {"workers": 1, "lanes": 1}
+                with Live(
+                    place, views, self.chance, [size], agent=agent, restarts=RESTARTS, drops=DROPS, **how
+                ) as live:
                     self.compare_stop(name, live.fold(self.logs, ends), expected, views)
+                self.report.reached["fenced"] += live.fenced
                 self.compare(place, name, views, self.tables(place, views), agent)
 
     # ── comparing ──
@@ -230,14 +239,34 @@ class Folding:
                     stop = poison
                 self.compare_stop(name, stop, expected, [view.name])
 
+    def put_right(self, place: Settings, middle: Mapping[int, int]) -> None:
+        """Parked streams are dropped or replayed while agents go on: a dropped event is a skip, which every fold leaves out from
+        then on; what else is poison is parked again."""
+        self.live(place, 40, middle, "live by 40, middle")
+        of_this = Folding(self.specs, self.chance, self.report)
+        of_this.logs = self.logs
+        with self.step("dropped and replayed"):
+            parked = sorted(parked_of(place, self.tables(place, self.core).values()))
+            for number, one in enumerate(parked):
+                if number % 3:
+                    drop(place, self.views[one.view], one.stream)
+                    of_this.skips.append(Skip(one.view, one.stream, one.version, one.version))
+                else:
+                    replay(place, self.views[one.view], one.stream)
+            self.report.reached["put right"] += len(parked)
+        of_this.live(place, 40, self.ends, "live by 40, after drops")
+        of_this.verify(place, "verify after drops", self.core)
+        of_this.build(place, "built after drops", self.some(4))
+
     # ── all of it ──
 
     def run(self, ground: Places, spark: Callable[[Settings], Any] | None) -> None:
         chance = self.chance
-        place = ground.make(given_history(chance, PARTITIONS, mixed(chance, self.specs)))
+        made = history(chance, PARTITIONS, mixed(chance, self.specs))
+        place = ground.make(made.logs)
         self.logs = read_log(place)
         expected = self.expected(self.ends)
-        self.report.reached = expected.reached
+        self.report.reached = expected.reached + made.made
         left_out = {one.view for one in expected.parked} | {view for view, _ in expected.stops}
         self.report.folded = sum(
             not any(view_name(number, view) in left_out for view in spec.views) for number, spec in self.specs.items()
@@ -258,11 +287,15 @@ class Folding:
             for agent, views in self.of_agents().items():
                 self.compare(filled[7], "switched", views, self.tables(filled[7], views), agent)
         self.build(filled[7], "built", self.some(2))
+        fourth = ground.with_database(place)
+        write_skips(fourth, self.skips)
+        self.put_right(fourth, middle)
         self.past(filled[7], "past", middle)
         if spark is not None:
             last = filled[10**6]
             engine = spark(last)
-            self.build(last, "built on Spark", self.views, engine_for=lambda _: engine)
+            stopping = {name: view for name, view in self.views.items() if view.agent != "core"}
+            self.build(last, "built on Spark", self.some(2) | stopping, engine_for=lambda _: engine)
             self.verify(last, "verify on Spark", self.views, engine_for=lambda _: engine)
             self.past(last, "past on Spark", middle, engine_for=lambda _: engine)
 

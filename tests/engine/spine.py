@@ -21,12 +21,13 @@ from infra.log.records import Command, Commit, Opening, Record, decode_event
 from infra.log.rule import read
 from infra.log.source import read_range
 from infra.settings import Settings
+from infra.testing import waiting
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.store.commit import Batch, Committer, Fate, prepare
 from projections.engine.views.core_views import agent_views
 
-DEADLINE_S = 30.0
+DEADLINE_S = waiting.DEADLINE_S
 
 
 def set_up(world: Settings) -> None:

@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from textwrap import dedent
 from typing import Any
 
-import sqlalchemy as sa
 from psycopg import sql
-from sqlalchemy.pool import NullPool
 
 from infra.database.connect import connect
 from infra.domain_model.contexts import contexts
+from infra.log import topics
 from infra.settings import Settings
 from projections.engine.views.core_views import agent_views
-from projections.engine.views.sql_views import ensure_sql_views
-from projections.engine.views.tables import table_of
 from projections.engine.views.view import View
+from tests.engine.bookkeeper import start
 from tests.engine.projections import viewkit
+from tests.engine.projections.viewkit import make_tables
+from tests.engine.spine import scalar
+
+__all__ = ["make_tables"]
 
 IMPORTS = """
 from domain.accounts import AccountOpened, FeeCharged, MoneyDeposited, MoneyWithdrawn, State, change
@@ -113,22 +115,19 @@ def with_views(more: Mapping[str, View], *without: str) -> dict[str, View]:
     return {name: found[name] for name in sorted(found) if name not in without}
 
 
-def make_tables(world: Settings, views: Mapping[str, View]) -> None:
-    """What migrations would make of the views whose tables are not there."""
-    metadata = sa.MetaData()
-    for one in views.values():
-        table_of(one, metadata=metadata)
-    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: _plain(world), poolclass=NullPool)
-    metadata.create_all(engine)
-    engine.dispose()
-    with connect(world, "test tables") as db:
-        ensure_sql_views(db, {one.name: one.table_name for one in views.values()})
+def start_over(world: Settings, views: Mapping[str, View]) -> None:
+    """The first start with other views than this code's."""
+    make_tables(world, views)
+    with connect(world, "test") as db:
+        for table in ("positions", "live", "builds"):
+            db.execute(f"delete from {table}".encode())
+    start(world, views)
 
 
-def _plain(world: Settings) -> Any:
-    connection = connect(world, "test tables")
-    connection.autocommit = False
-    return connection
+def behind(world: Settings) -> int:
+    """How many records the agent `core` has not folded."""
+    end = topics.describe(world, world.events_topic).end
+    return sum(end.values()) - int(scalar(world, "select sum(next_offset) from positions where agent = 'core'"))
 
 
 def rows(world: Settings, table: str) -> list[tuple[Any, ...]]:

@@ -1,24 +1,27 @@
-"""`samefold rebuild --abandon`: ends who builds the same view, frozen or not, who does no harm when he wakes up."""
+"""make test-all: each takes sessions or processes that end.
+
+`samefold rebuild --abandon` ends who builds the same view, frozen or not, who does no harm when he wakes up.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from infra.archive.trim import plan_trim, trim_log
 from infra.database.connect import SessionEnded, connect
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild import build_locks as claims
 from projections.engine.rebuild import builds
 from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim, end_builders, session_name
@@ -29,7 +32,8 @@ from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives, live_agent
 from tests.engine.projections.bankviews import build_states, live_table, rows
-from tests.engine.spine import scalar, until
+from tests.engine.projections.builders import LOADED, STAGES, SWITCHED, ended, struck
+from tests.engine.spine import scalar
 
 pytestmark = pytest.mark.slow
 
@@ -92,88 +96,25 @@ def test_a_session_that_does_not_end_is_told(bank: Bookkeeper, monkeypatch: pyte
 
 # ── a builder that is frozen, and wakes up when another one has taken his place ──
 
-FREEZES = """
-import os, pydoc, signal, sys
-from infra.processes import faultpoints
-name, dot, attribute = sys.argv[1].rpartition(".")
-owner = pydoc.locate(name) if dot else faultpoints
-goes_on = getattr(owner, attribute) if dot else None
-
-def freeze(*arguments, **named):
-    if not dot and arguments != (sys.argv[1],):
-        return
-    setattr(owner, attribute if dot else "hook", goes_on)
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return goes_on and goes_on(*arguments, **named)
-
-setattr(owner, attribute if dot else "hook", freeze)
-from infra.errors import SamefoldError
-from infra.settings import Settings
-from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.views.core_views import all_views
-try:
-    print(rebuild(Settings(), ["balances", "statement"], all_views(), processes=1).tables)
-except SamefoldError as error:
-    print(error.code)
-    print(error.message, file=sys.stderr)
-    sys.exit(3)
-"""
-STAGES = {
-    "before the load": "projections.engine.rebuild.filling.load",
-    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
-    "before the keys": "projections.engine.rebuild.filling.index",
-    "before the switch": "projections.engine.rebuild.rebuild.switch",
-    "under the locks, all written": "projections.engine.rebuild.switch.set_generation",
-}
+REBUILD = ("rebuild", "balances", "statement", "--json")
 
 
-@contextmanager
-def frozen_builder(world: Settings, stage: str) -> Iterator[subprocess.Popen[str]]:
-    """A rebuild of `balances` and `statement` in a process of its own, stopped before a function or at a fault point."""
-    # long enough that only who abandons it, no timeout, gets the locks that it holds
-    patient = world.model_copy(update={"idle_in_transaction_timeout_ms": 60_000, "statement_timeout_ms": 60_000})
-    process = subprocess.Popen(
-        [sys.executable, "-c", FREEZES, stage],
-        env=os.environ | patient.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the builder stops")
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
-        for pipe in (process.stdout, process.stderr):
-            if pipe:
-                pipe.close()
-
-
-def wakes_up(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """How it ends, and what it says."""
-    return wakes_up_and_explains(process)[:2]
-
-
-def wakes_up_and_explains(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """How it ends, what it says, and why."""
-    process.send_signal(signal.SIGCONT)
-    said, why = process.communicate(timeout=30)
-    return process.returncode, said.strip(), why.strip()
+def frozen_builder(world: Settings, stage: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return struck(world, signal.SIGSTOP, stage, *REBUILD)
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 def test_a_frozen_builder_is_ended_and_does_no_harm_when_it_wakes(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     with frozen_builder(world, stage) as frozen:
-        if "Switch" not in stage:  # there it holds the locks of all positions
-            with pytest.raises(BuildAlive, match=f"pid {frozen.pid} on"):
-                rebuild(world, ["balances"], all_views())
+        with pytest.raises(BuildAlive, match=f"pid {frozen.pid} on"):
+            rebuild(world, ["balances"], all_views())
         rebuild(world, ["balances", "statement"], all_views(), end_others=True)
         bank.life(ACCOUNTS, 1)
         fold_all(world)
         was = {name: rows(world, name) for name in ("balances", "statement")}
-        assert wakes_up(frozen) == (3, "build-abandoned")
+        assert "build-abandoned: " in ended(frozen)[2]
+        assert frozen.returncode == 1
     for name, before in was.items():
         assert live_table(world, name) == f"{all_views()[name].table_name}_r3"
         assert rows(world, name) == before
@@ -181,27 +122,23 @@ def test_a_frozen_builder_is_ended_and_does_no_harm_when_it_wakes(bank: Bookkeep
     assert verify(world, all_views()).differences == 0
 
 
-BEFORE_IT_HAS_A_TABLE = {
-    "claimed, and nothing made": "projections.engine.rebuild.builds.create",
-    "while it makes its table": "projections.engine.rebuild.builds.drop_keys",
-}
+BEFORE_IT_HAS_A_TABLE = ["projections.engine.rebuild.builds.create", "projections.engine.rebuild.builds.drop_keys"]
 
 
-@pytest.mark.parametrize("stage", BEFORE_IT_HAS_A_TABLE.values(), ids=BEFORE_IT_HAS_A_TABLE)
+@pytest.mark.parametrize("stage", BEFORE_IT_HAS_A_TABLE)
 def test_one_that_is_ended_before_it_has_a_table_says_who_ended_it(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
     with frozen_builder(world, stage) as frozen, connect(world, session_name("rebuild")) as other:
         end_builders(other, ["balances"])
         claim(other, "balances")
-        code, said, why = wakes_up_and_explains(frozen)
-    assert (code, said) == (3, "build-abandoned")
-    assert why.startswith(f"Another process ended this one: samefold rebuild, pid {os.getpid()} on ")
+        _, _, why = ended(frozen)
+    assert f"build-abandoned: Another process ended this one: samefold rebuild, pid {os.getpid()} on " in why
 
 
 def test_and_that_it_was_ended_when_nobody_is_left_to_name(bank: Bookkeeper) -> None:
-    with frozen_builder(bank.world, BEFORE_IT_HAS_A_TABLE["while it makes its table"]) as frozen:
+    with frozen_builder(bank.world, BEFORE_IT_HAS_A_TABLE[1]) as frozen:
         rebuild(bank.world, ["balances"], all_views(), end_others=True)
-        assert wakes_up_and_explains(frozen) == (3, "build-abandoned", "Another process ended this one.")
+        assert "build-abandoned: Another process ended this one.\n" in ended(frozen)[2]
     assert verify(bank.world, all_views()).differences == 0
 
 
@@ -231,7 +168,7 @@ def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str,
         end_builders(other, ["balances"])
         claim(other, "balances")
         with pytest.raises(BuildAbandoned, match=r"Another process ended this one: another, since"):
-            done.result(30)
+            done.result(DEADLINE_S)
 
 
 def test_a_database_that_stops_is_not_taken_for_another_process(
@@ -260,9 +197,9 @@ def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
         again = rebuild(world, ["statement"], all_views(), end_others=True)
         assert again.tables == {"statement": "statement_v2_r3", "streams_accounts": "streams_accounts_v3_r3"}
         assert live_table(world, "balances") == "balances_v2_r2"
-        code, told = wakes_up(frozen)
+        code, told, _ = ended(frozen)
         assert code == 0
-        assert "'balances': 'balances_v2_r2', 'statement': 'statement_v2_r2'" in told
+        assert json.loads(told)["tables"]["balances"] == "balances_v2_r2"
     assert live_table(world, "statement") == "statement_v2_r3"
     assert verify(world, all_views()).differences == 0
 
@@ -273,7 +210,7 @@ def test_without_ending_its_loaders_a_frozen_part_would_keep_its_table_locked(
     world = bank.world
     monkeypatch.setattr(builds, "end_loaders", lambda *_: None)
     monkeypatch.setattr(builds, "GIVE_UP_S", 0.5)
-    with frozen_builder(world, STAGES["inside a part, its rows copied"]), pytest.raises(builds.TableBusy):
+    with frozen_builder(world, LOADED), pytest.raises(builds.TableBusy):
         rebuild(world, ["statement"], all_views(), end_others=True)
 
 
@@ -305,7 +242,7 @@ def test_what_a_killed_builder_left_is_dropped_by_name(bank: Bookkeeper) -> None
     def drop() -> None:
         drop_tables(world, droppable(world, "balances", table), all_views()["balances"])
 
-    with frozen_builder(world, STAGES["inside a part, its rows copied"]):
+    with frozen_builder(world, LOADED):
         with pytest.raises(BuildAlive):
             drop()
         assert build_states(world, "balances")[table] == "loading"
@@ -331,50 +268,18 @@ def _dropped(drop: Callable[[], None]) -> bool:
     return True
 
 
-# ── Ctrl-C ──
-
-INTERRUPTED = """
-import os, pydoc, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
-name, attribute = sys.argv[1].rsplit(".", 1)
-owner = pydoc.locate(name)
-goes_on = getattr(owner, attribute)
-
-def interrupt(*arguments, **named):
-    setattr(owner, attribute, goes_on)
-    os.kill(os.getpid(), signal.SIGINT)
-    return goes_on(*arguments, **named)
-
-setattr(owner, attribute, interrupt)
-sys.argv = ["samefold", *sys.argv[2:]]
-from infra.cli import main
-main()
-"""
+IN_THE_PAST = "projections.engine.rebuild.time_travel.finish_loading"
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        STAGES["inside a part, its rows copied"],
-        STAGES["under the locks, all written"],
-        "projections.engine.rebuild.time_travel.finish_loading",
-    ],
-    ids=["inside a part", "under the locks", "in the past"],
-)
+@pytest.mark.parametrize("stage", [LOADED, SWITCHED, IN_THE_PAST])
 def test_ctrl_c_leaves_no_harm_and_says_so(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
-    more = ["--as-of", "0:2", "--no-switch"] if "time_travel" in stage else []
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, stage, "rebuild", "balances", *more],
-        env=os.environ | world.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 130, done.stderr
-    assert "interrupted: Interrupted." in done.stderr
-    assert "Traceback" not in done.stderr
+    more = ["--as-of", "0:2", "--no-switch"] if stage == IN_THE_PAST else []
+    with struck(world, signal.SIGINT, stage, "rebuild", "balances", *more) as process:
+        code, _, complained = ended(process)
+    assert code == 130, complained
+    assert "interrupted: Interrupted." in complained
+    assert "Traceback" not in complained
     assert live_table(world, "balances") == "balances_v2"
     assert not {"loading", "past-loading", "past"} & set(build_states(world, "balances").values())
     assert rebuild(world, ["balances"], all_views()).switched

@@ -1,4 +1,7 @@
-"""The agent as a process: it folds, holds, goes on and ends as it says."""
+"""make test + test-all: one process starts, folds and ends; what else becomes of it takes more of them.
+
+The agent as a process: it folds, holds, goes on and ends as it says.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ from infra.log import clients, partitioner, topics
 from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live.agent import what_it_knows
 from tests.engine.api import api
-from tests.engine.spine import commits, delete, handler, open_account, send, set_up, until
+from tests.engine.spine import commits, delete, handler, open_account, send, set_up
 
 
 class Log:
@@ -106,7 +110,7 @@ class Process:
         return text in self.log.read_text()
 
     def ends(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(DEADLINE_S)
 
 
 @contextmanager
@@ -116,7 +120,7 @@ def agent(settings: Settings, folder: Path, name: str = "a1", code: Path = ROOT)
         yield running
     finally:
         running.process.kill()
-        running.process.wait(30)
+        running.process.wait(DEADLINE_S)
 
 
 def rows(settings: Settings, query: str) -> list[Any]:
@@ -161,7 +165,7 @@ def test_two_share_the_partitions_and_one_that_was_killed_comes_back(log: Log, t
             log.deposit(account, 2)
         until(lambda: transactions(log.settings) == dict.fromkeys(accounts, 1), "both fold")
         one.process.kill()
-        one.process.wait(10)
+        one.process.wait(DEADLINE_S)
         with agent(log.settings, tmp_path, "a1"):
             for account in accounts:
                 log.deposit(account, 2)
@@ -263,27 +267,45 @@ def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: 
             )
 
 
-@pytest.mark.slow
-def test_a_database_without_our_tables_is_refused(empty_world: Settings, tmp_path: Path) -> None:
-    topics.ensure(empty_world)
-    with agent(empty_world, tmp_path) as one:
-        assert one.ends() == 1
-        assert one.says("database-behind")
-        assert one.says("samefold db upgrade")
-
-
-@pytest.mark.slow
-def test_a_topic_made_anew_is_refused_at_the_start(log: Log, tmp_path: Path) -> None:
-    with agent(log.settings, tmp_path) as one:
-        log.deposit("a", 2)
-        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
-        one.process.send_signal(signal.SIGTERM)
-        assert one.ends() == 0
+def _another_topic(log: Log) -> None:
     with connect(log.settings, "test") as db:
         db.execute("update topics set topic_id = 'another'")
+
+
+def _more_partitions(log: Log) -> None:
+    more = [NewPartitions(name, 5) for name in (log.settings.commands_topic, log.settings.events_topic)]
+    admin = clients.admin(log.settings)
+    for future in admin.create_partitions(more).values():
+        future.result(DEADLINE_S)
+
+
+def _trimmed(log: Log) -> None:
+    at = partitioner.partition_of("accounts/a", log.settings.partitions)
+    delete(log.settings, log.settings.events_topic, {at: 3})
+
+
+def _tables_gone(log: Log) -> None:
+    with connect(log.settings, "test") as db:
+        db.execute("drop table alembic_version cascade")
+
+
+REFUSED = {
+    "a database without our tables": (_tables_gone, ["database-behind", "samefold db upgrade"]),
+    "a topic made anew": (_another_topic, ["contract-broken"]),
+    "another number of partitions": (_more_partitions, ["has 5 partitions; it had 4"]),
+    "trimmed_log": (_trimmed, ["log-trimmed", "continues at 0"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("change", "said"), REFUSED.values(), ids=REFUSED)
+def test_it_does_not_start_on(log: Log, tmp_path: Path, change: Callable[[Log], None], said: list[str]) -> None:
+    log.deposit("a", 5)
+    set_up(log.settings)
+    change(log)
     with agent(log.settings, tmp_path) as one:
         assert one.ends() == 1
-        assert one.says("contract-broken")
+        assert all(map(one.says, said))
 
 
 def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
@@ -338,7 +360,7 @@ def test_a_topic_made_anew_under_it_ends_it(log: Log, tmp_path: Path) -> None:
         log.deposit("a", 2)
         until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
         admin = clients.admin(log.settings)
-        admin.delete_topics([log.settings.events_topic])[log.settings.events_topic].result(10)
+        admin.delete_topics([log.settings.events_topic])[log.settings.events_topic].result(DEADLINE_S)
         until(lambda: _is_made(log.settings), "the topic is there again")
         assert one.ends() == 1
         assert one.says("topic-changed") or one.says("does not exist") or one.says("log-trimmed")
@@ -351,30 +373,6 @@ def _is_made(settings: Settings) -> bool:
     except (KafkaException, SamefoldError):
         return False
     return True
-
-
-@pytest.mark.slow
-def test_a_trimmed_log_is_refused(log: Log, tmp_path: Path) -> None:
-    log.deposit("a", 5)
-    at = partitioner.partition_of("accounts/a", log.settings.partitions)
-    delete(log.settings, log.settings.events_topic, {at: 3})
-    with agent(log.settings, tmp_path) as one:
-        assert one.ends() == 1
-        assert one.says("log-trimmed")
-        assert one.says("continues at 0")
-
-
-@pytest.mark.slow
-def test_another_number_of_partitions_is_refused(log: Log, tmp_path: Path) -> None:
-    with agent(log.settings, tmp_path) as one:
-        until(lambda: one.says("has partitions"), "it has started")
-    more = [NewPartitions(name, 5) for name in (log.settings.commands_topic, log.settings.events_topic)]
-    admin = clients.admin(log.settings)
-    for future in admin.create_partitions(more).values():
-        future.result(10)
-    with agent(log.settings, tmp_path) as one:
-        assert one.ends() == 1
-        assert one.says("has 5 partitions; it had 4")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Arrays in PostgreSQL's binary form: the same bytes, however they are packed."""
+"""make test: nothing but functions. Arrays in PostgreSQL's binary form: the same bytes, however they are packed."""
 
 from __future__ import annotations
 

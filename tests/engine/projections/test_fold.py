@@ -1,17 +1,17 @@
-"""The fold: pure, in order, the same whatever the batches; poison stops or parks; rows held stay as they were."""
+"""make test: nothing but functions. The fold: pure and in order; poison parks; rows held stay as they were.
+
+That batches of any size, and poison anywhere in them, make no difference is what `proofs/test_one_fold.py` shows.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from domain.language import Cents, Text, fact
 from infra.log.records import (
@@ -86,27 +86,6 @@ def test_a_state_that_fails_names_the_context_to_correct() -> None:
     assert "STATE_VERSION" in failed.value.hint
     assert "projections/" not in failed.value.hint
     assert "ON_POISON" not in failed.value.hint
-
-
-def test_all_three_kinds_fold_one_history() -> None:
-    plan = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
-    held = Held(plan)
-
-    changes = fold_all(
-        plan, history(("a", [filled(5), spent(2)]), ("b", [filled(7)]), ("a", []), ("b", [spent(7)])), held
-    )
-
-    assert changes.states["streams_purse"] == {"purse/a": (2, State(3)), "purse/b": (2, State(0))}
-    assert changes.rows["purses"]["a"].cents == 3
-    assert changes.rows["purses"]["b"] is None
-    assert [(m.purse, m.move, m.cents, m.after) for m in changes.added["moves"]] == [
-        ("a", 1, 5, 5),
-        ("a", 2, -2, 3),
-        ("b", 1, 7, 7),
-        ("b", 2, -7, 0),
-    ]
-    assert changes.sums["totals"] == {("Filled",): [2, 12, 7, 5], ("Spent",): [2, 9, 7, 2]}
-    assert len(changes.counted) == 4
 
 
 def test_a_view_is_told_of_its_own_contexts_only_and_a_journal_never_a_state_of_the_event_before() -> None:
@@ -288,38 +267,6 @@ def purse_with_colours() -> type:
     return Filled
 
 
-AMOUNTS = st.integers(1, 9)
-EVENTS = st.one_of(AMOUNTS.map(filled), AMOUNTS.map(spent))
-STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(EVENTS, max_size=3)), max_size=12)
-
-
-ALL_KINDS = plan_of(views(purses=PURSES, moves=MOVES, totals=TOTALS))
-
-
-@settings(deadline=None)
-@given(steps=STEPS, cuts=st.sets(st.integers(0, 12)))
-def test_the_batches_make_no_difference(steps: list[tuple[str, list[EventRecord]]], cuts: set[int]) -> None:
-    plan = ALL_KINDS
-    counted = history(*steps)
-    whole = Held(plan)
-    at_once = fold_all(plan, counted, whole)
-    whole.merge(at_once)
-
-    held, added, sums = Held(plan), list[Any](), dict[Any, list[int]]()
-    edges = [0, *sorted(cut for cut in cuts if cut < len(counted)), len(counted)]
-    for start, end in pairwise(edges):
-        changes = fold_all(plan, counted[start:end], held)
-        held.merge(changes)
-        added += changes.added["moves"]
-        for key, (number, cents, largest, smallest) in changes.sums["totals"].items():
-            old = sums.get(key, [0, 0, largest, smallest])
-            sums[key] = [old[0] + number, old[1] + cents, max(old[2], largest), min(old[3], smallest)]
-
-    assert held.rows == whole.rows
-    assert added == at_once.added["moves"]
-    assert sums == at_once.sums["totals"]
-
-
 def test_an_event_that_this_code_does_not_know_stops_everything() -> None:
     plan = plan_of(views(purses=PURSES))
     with pytest.raises(UnknownEvent, match="event 'Stolen'") as stopped:
@@ -345,15 +292,6 @@ def test_a_state_that_is_not_the_one_before_the_commit_stops_everything() -> Non
         fold_all(plan, history(("a", [filled(1)])), held)
 
 
-@pytest.mark.parametrize(("name", "source"), [("purses", PURSES), ("totals", TOTALS)])
-def test_poison_stops_by_default(name: str, source: str) -> None:
-    plan = plan_of(views(**{name: source}))
-    with pytest.raises(PoisonEvent, match="can't take this") as stopped:
-        fold_all(plan, history(("a", [filled(1)]), ("b", [filled(1, "fail")])), Held(plan))
-    poison = stopped.value
-    assert (poison.view, poison.stream, poison.version, poison.offset) == (name, "purse/b", 1, 2)
-
-
 def test_poison_parks_the_stream_for_that_view_from_there_on() -> None:
     plan = plan_of(views(purses=PARK + PURSES, other=PURSES.replace('"fail"', '"never"')))
     steps = [("a", [filled(1)]), ("a", [filled(2)]), ("b", [filled(3)]), ("a", [filled(4)])]
@@ -376,12 +314,6 @@ def test_a_view_that_runs_out_of_memory_parks_nothing() -> None:
     plan = plan_of(views(purses=PARK + PURSES.replace('ValueError("can\'t take this")', "MemoryError")))
     with pytest.raises(MemoryError):
         fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")])), Held(plan))
-
-
-def test_a_summary_takes_all_of_a_poisonous_event_or_nothing() -> None:
-    plan = plan_of(views(totals=PARK + TOTALS))
-    changes = fold_all(plan, history(("a", [filled(1)]), ("a", [filled(2, "fail")]), ("b", [filled(4)])), Held(plan))
-    assert changes.sums["totals"] == {("Filled",): [2, 5, 4, 1]}
 
 
 def test_parked_streams_and_skips_are_left_out_of_their_view_only() -> None:

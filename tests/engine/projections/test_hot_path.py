@@ -1,4 +1,7 @@
-"""The gate on the hot paths: what a commit costs, counted, may not grow by more than 3 % without the figure being raised."""
+"""make test: counted in seconds.
+
+The gate on the hot paths: what a commit costs, counted, may not grow by more than 3 % without the figure being raised.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""How far an agent is behind the log, in records and in seconds, and for how long it has not moved."""
+"""make test: nothing but functions.
+
+How far an agent is behind the log, in records and in seconds, and for how long it has not moved.
+"""
 
 from __future__ import annotations
 

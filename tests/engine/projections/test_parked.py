@@ -1,14 +1,19 @@
-"""Parked streams: replayed in order with corrected code, or dropped for good; nothing of them is lost or counted twice."""
+"""make test + test-all: a replay takes a moment; agents beside it take longer.
+
+Parked streams: replayed in order with corrected code, or dropped for good; nothing of them is lost or counted twice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from domain.accounts import AccountOpened, Details, Event, MoneyDeposited, MoneyWithdrawn
 from infra.database.connect import connect
 from infra.settings import Settings
+from infra.testing.waiting import until
 from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
 from projections.engine.operate.replaying import NotParked, _Replay, drop, parked_events, replay
@@ -18,18 +23,20 @@ from projections.engine.store.parking import parked_streams
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import NotLive, verify
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, live_agent, start
+from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, live_agent
 from tests.engine.projections.bankviews import (
     BROKEN,
     CORRECTED,
     PARKING,
     STILL_BROKEN,
+    behind,
     build_states,
     make_tables,
     parking,
     rows,
+    start_over,
 )
-from tests.engine.spine import scalar, set_up, until
+from tests.engine.spine import scalar, set_up
 
 KINDS = list(PARKING)
 ACCOUNTS = ["1", "2", "3"]
@@ -54,11 +61,7 @@ def bank(world: Settings) -> Bookkeeper:
     """Accounts of which the first is parked since version 3, for a view of each kind; the others are in order."""
     set_up(world)
     views = parking(BROKEN)
-    make_tables(world, views)
-    with connect(world, "test") as db:
-        for table in ("positions", "live", "builds"):
-            db.execute(f"delete from {table}".encode())
-    start(world, views)
+    start_over(world, views)
     keeper = Bookkeeper(world)
     for account in ACCOUNTS[1:]:
         keeper.commit(account, *LIFE[:2])
@@ -91,57 +94,49 @@ def test_poison_parks_the_stream_for_that_view_and_nothing_else(bank: Bookkeeper
     assert verify(world, parking(BROKEN)).differences == 0
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.slow_but("totals")
-def test_a_replay_with_corrected_code_leaves_no_trace(bank: Bookkeeper, name: str) -> None:
+def test_a_replay_with_corrected_code_leaves_no_trace(bank: Bookkeeper) -> None:
     world, views = bank.world, parking(CORRECTED)
-    done = replay(world, views[name], "accounts/1")
-    assert (done.events, done.parked, done.dropped) == (4, None, None)
-    _as_if_never_parked(world, name, views)
+    for name in KINDS:
+        done = replay(world, views[name], "accounts/1")
+        assert (done.events, done.parked, done.dropped) == (4, None, None)
+        _as_if_never_parked(world, name, views)
     bank.commit("1", deposited(1))
     bank.flush()
     fold_all(world, views)
-    _as_if_never_parked(world, name, views)
+    for name in KINDS:
+        _as_if_never_parked(world, name, views)
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.slow_but("moves")
-def test_an_event_that_fails_again_stays_parked_from_there(bank: Bookkeeper, name: str) -> None:
-    world, views = bank.world, parking(STILL_BROKEN)
-    done = replay(world, views[name], "accounts/1")
-    assert done.events == 2
-    assert done.parked is not None
-    assert (done.parked.version, done.parked.error) == (5, "ValueError: can't take this either")
-    assert _parked(world)[f"{name}_v1"] == ("accounts/1", 5)
-    assert verify(world, {name: views[name]}).differences == 0
-    assert replay(world, parking(CORRECTED)[name], "accounts/1").events == 2
-    _as_if_never_parked(world, name, parking(CORRECTED))
+def test_an_event_that_fails_again_stays_parked_from_there(bank: Bookkeeper) -> None:
+    world, views, corrected = bank.world, parking(STILL_BROKEN), parking(CORRECTED)
+    for name in KINDS:
+        done = replay(world, views[name], "accounts/1")
+        assert done.events == 2
+        assert done.parked is not None
+        assert (done.parked.version, done.parked.error) == (5, "ValueError: can't take this either")
+        assert _parked(world)[f"{name}_v1"] == ("accounts/1", 5)
+        assert verify(world, {name: views[name]}).differences == 0
+        assert replay(world, corrected[name], "accounts/1").events == 2
+        _as_if_never_parked(world, name, corrected)
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.slow_but("sums")
-def test_a_drop_leaves_one_event_out_for_good_and_replays_the_rest(bank: Bookkeeper, name: str) -> None:
-    world, views = bank.world, parking(BROKEN)
-    first = drop(world, views[name], "accounts/1")
-    assert (first.dropped, first.events) == (3, 1)
-    assert first.parked is not None
-    assert first.parked.version == 5, "and the command says that the next one is parked"
-    second = drop(world, views[name], "accounts/1")
-    assert (second.dropped, second.events, second.parked) == (5, 1, None)
-    _as_if_never_parked(world, name, views)
-    rebuild(world, [name], views)
-    assert rows(world, f"{name}_v1_r2") == rows(world, f"{name}_v1"), "a later build honours the skips"
-    _as_if_never_parked(world, name, parking(CORRECTED))
-
-
-def test_the_rows_are_those_without_the_dropped_events(bank: Bookkeeper) -> None:
+def test_a_drop_leaves_one_event_out_for_good_and_replays_the_rest(bank: Bookkeeper) -> None:
     world, views = bank.world, parking(BROKEN)
     for name in KINDS:
-        drop(world, views[name], "accounts/1")
-        drop(world, views[name], "accounts/1")
+        first = drop(world, views[name], "accounts/1")
+        assert (first.dropped, first.events) == (3, 1)
+        assert first.parked is not None
+        assert first.parked.version == 5, "and the command says that the next one is parked"
+        second = drop(world, views[name], "accounts/1")
+        assert (second.dropped, second.events, second.parked) == (5, 1, None)
+        _as_if_never_parked(world, name, views)
     assert scalar(world, "select cents from sums where account = '1'") == 100 - 5 + 1000
     assert scalar(world, "select array_agg(line order by line) from moves where account = '1'") == [2, 4, 6]
     assert scalar(world, "select balance from moves where (account, line) = ('1', 6)") == 1125, "the domain's own state"
+    rebuild(world, KINDS, views)
+    for name in KINDS:
+        assert rows(world, f"{name}_v1_r2") == rows(world, f"{name}_v1"), "a later build honours the skips"
+        _as_if_never_parked(world, name, parking(CORRECTED))
 
 
 @pytest.mark.slow
@@ -150,9 +145,6 @@ def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: 
     assert _a_batch_around(bank, act) == BatchResult(Fate.FENCED)
     fold_all(bank.world, parking(CORRECTED))
     assert verify(bank.world, parking(CORRECTED)).differences == 0
-
-
-_GENERATION = "select generation from positions limit 1"
 
 
 def _a_batch_around(bank: Bookkeeper, act: object) -> BatchResult:
@@ -184,8 +176,7 @@ def test_beside_a_live_agent(bank: Bookkeeper) -> None:
             bank.life(ACCOUNTS, 3)
             replay(world, views[name], "accounts/1")
             bank.life(ACCOUNTS, 3)
-        end = sum(bank._seq.values()) + len(bank._seq)
-        until(lambda: scalar(world, "select sum(next_offset) from positions") == end, "the agent catches up")
+        until(lambda: behind(world) == 0, "the agent catches up")
     assert _parked(world) == {}
     assert verify(world, views).differences == 0
 
@@ -264,8 +255,6 @@ def test_parked_streams_stay_with_their_table(bank: Bookkeeper) -> None:
 
 
 def test_only_what_is_parked_in_a_live_table_of_this_code(bank: Bookkeeper) -> None:
-    from dataclasses import replace
-
     views = parking(BROKEN)
     with pytest.raises(NotParked, match="accounts/2"):
         replay(bank.world, views["sums"], "accounts/2")

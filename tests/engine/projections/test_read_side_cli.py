@@ -1,4 +1,7 @@
-"""`samefold views | rebuild | switch | verify | parked` as people and scripts run them: what they print, how they end."""
+"""make test: commands run in this process.
+
+`samefold views | rebuild | switch | verify | parked` as people and scripts run them: what they print, how they end.
+"""
 
 from __future__ import annotations
 

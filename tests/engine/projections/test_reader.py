@@ -1,4 +1,4 @@
-"""The agent's reading of the log, without Kafka and PostgreSQL: facts in, actions out."""
+"""make test: facts in, actions out. The agent's reading of the log, without Kafka and PostgreSQL."""
 
 from __future__ import annotations
 

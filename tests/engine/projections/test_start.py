@@ -1,4 +1,7 @@
-"""The first start writes everything or nothing, once; every later one holds the world against what was written."""
+"""make test: a database is quick.
+
+The first start writes everything or nothing, once; every later one holds the world against what was written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The switch: readers and agents go over together, nobody sees an older state, and nothing is folded twice or not at all."""
+"""make test + test-all: a switch takes a second; agents and readers beside it take longer.
+
+The switch: readers and agents go over together, nobody sees an older state, and nothing is folded twice or not at all.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from infra.database.connect import TransactionTimedOut, connect
 from infra.log.topics import Admin
 from infra.processes import faultpoints
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.fold.plan import Plan
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
@@ -52,6 +56,7 @@ from tests.engine.projections.bankviews import (
     BALANCES_2,
     BROKEN,
     PARKING,
+    behind,
     build_states,
     live_table,
     make_tables,
@@ -60,7 +65,7 @@ from tests.engine.projections.bankviews import (
     view,
     with_views,
 )
-from tests.engine.spine import commits, handler, open_account, scalar, send, set_up, until
+from tests.engine.spine import commits, handler, open_account, scalar, send, set_up
 
 ACCOUNTS = [str(number) for number in range(20)]
 
@@ -117,17 +122,6 @@ def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> Non
     assert _differences(bank.world) == 0
 
 
-@pytest.mark.slow
-def test_the_generation_is_one_that_was_never_there_before(bank: Bookkeeper) -> None:
-    seen = {scalar(bank.world, "select generation from positions limit 1")}
-    for _ in range(3):
-        rebuild(bank.world, ["balances"], all_views())
-        generations = scalar(bank.world, "select array_agg(distinct generation) from positions")
-        assert len(generations) == 1
-        assert generations[0] not in seen
-        seen.add(generations[0])
-
-
 # ── readers ──
 
 
@@ -148,7 +142,7 @@ class Reader:
 
     def __exit__(self, *_error: object) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(DEADLINE_S)
         if self.error is not None:
             raise self.error
 
@@ -178,29 +172,11 @@ def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bo
                 go_to(world, ["balances"], all_views())
             else:
                 rebuild(world, ["balances"], all_views())
-        until(lambda: _behind(world) == 0, "the agent catches up")
+        until(lambda: behind(world) == 0, "the agent catches up")
         before = reader.asked
         until(lambda: reader.asked > before, "the reader goes on")
     assert reader.fell == []
     assert _differences(world) == 0
-
-
-def test_a_table_that_claims_positions_it_was_not_folded_to_is_found_out(bank: Bookkeeper) -> None:
-    """The mutant of folding exactly to the positions: rows are missing for good, and `verify` names them."""
-    [build] = _ready(bank.world, "balances")
-    bank.life(ACCOUNTS, 1)
-    at = fold_all(bank.world)
-    with connect(bank.world, "test") as db:
-        engine_builds.write_positions(db, build.id, bank.world.events_topic, at)
-    go_to(bank.world, ["balances"], all_views())
-    assert _differences(bank.world) > 0
-
-
-def _behind(world: Settings) -> int:
-    from infra.log import topics
-
-    end = topics.describe(world, world.events_topic).end
-    return sum(end.values()) - int(scalar(world, "select sum(next_offset) from positions where agent = 'core'"))
 
 
 # ── going back ──
@@ -338,9 +314,7 @@ def _more_under_way(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, times: in
 
 
 def test_several_rounds_under_load(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from projections.engine.rebuild import switch as module
-
-    monkeypatch.setattr(module, "FEW_RECORDS", 5)
+    monkeypatch.setattr(switch_module, "FEW_RECORDS", 5)
     _more_under_way(bank, monkeypatch, 3)
     result = rebuild(bank.world, ["statement", "balances"], all_views()).switched
     assert result is not None
@@ -351,9 +325,7 @@ def test_several_rounds_under_load(bank: Bookkeeper, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_the_limit_grows_when_there_is_never_a_quiet_moment(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    from projections.engine.rebuild import switch as module
-
-    monkeypatch.setattr(module, "FEW_RECORDS", 1)
+    monkeypatch.setattr(switch_module, "FEW_RECORDS", 1)
     _more_under_way(bank, monkeypatch, 1_000)
     assert rebuild(bank.world, ["balances"], all_views()).switched is not None
     assert _differences(bank.world) == 0
@@ -365,8 +337,8 @@ def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
     with live_agent(world), ThreadPoolExecutor() as threads:
         futures = [threads.submit(rebuild, world, [name], all_views()) for name in ("statement", "balances")]
         bank.life(ACCOUNTS, 5)
-        tables = {name: table for future in futures for name, table in future.result(60).tables.items()}
-        until(lambda: _behind(world) == 0, "the agent catches up")
+        tables = {name: table for future in futures for name, table in future.result(DEADLINE_S).tables.items()}
+        until(lambda: behind(world) == 0, "the agent catches up")
     assert tables == {
         name: f"{all_views()[name].table_name}_r2" for name in ("balances", "statement", "streams_accounts")
     }
@@ -376,6 +348,7 @@ def test_two_rebuilds_of_different_views_at_once(bank: Bookkeeper) -> None:
 def test_a_catching_up_that_was_cut_off_goes_on_where_it_was(bank: Bookkeeper) -> None:
     world = bank.world
     builds = _ready(world, "statement")
+    rebuild(world, [], all_views())  # nothing is needed: the ready build stays as it is
     bank.life(ACCOUNTS, 4)
     at = fold_all(world)
     group = Group("core", all_views(), builds)
@@ -403,7 +376,6 @@ def test_a_transaction_that_catches_up_may_take_longer_than_one_that_agents_wait
             until(
                 lambda: scalar(bank.world, f"{idle} and application_name like 'samefold switch%%'") == 1,
                 "longer than it",
-                10,
             )
 
     monkeypatch.setattr(faultpoints, "hook", fold_long)
@@ -421,7 +393,7 @@ def test_a_switch_that_stood_still_for_too_long_says_so_and_has_changed_nothing(
 
     def stand_still(reached: str) -> None:
         if reached == "switch locked":
-            until(lambda: scalar(bank.world, idle) == 0, "PostgreSQL ends the session", 10)
+            until(lambda: scalar(bank.world, idle) == 0, "PostgreSQL ends the session")
 
     with monkeypatch.context() as frozen:
         frozen.setattr(faultpoints, "hook", stand_still)
@@ -433,40 +405,27 @@ def test_a_switch_that_stood_still_for_too_long_says_so_and_has_changed_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(PARKING))
-def test_poison_met_while_catching_up_is_parked_for_the_new_table(bank: Bookkeeper, name: str) -> None:
+def test_poison_and_refused_rows_met_while_catching_up_are_parked_for_the_new_table(bank: Bookkeeper) -> None:
     world = bank.world
-    new = with_views({name: parking(BROKEN)[name]})
-    make_tables(world, new)
-    rebuild(world, [name], new, make_live=False)
-    bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
-    bank.life(ACCOUNTS, 2)
-    fold_all(world)
-    go_to(world, [], new)
-    assert scalar(world, "select array_agg(table_name || ' ' || stream) from parked") == [f"{name}_v1 accounts/1"]
-    assert _differences(world, new) == 0
-
-
-def test_rows_refused_while_catching_up_are_parked_too(bank: Bookkeeper) -> None:
-    world = bank.world
-    source = """
+    refused = """
     ON_POISON = "park"
 
-    class Move(NamedTuple):
+    class Line(NamedTuple):
         account: Key[str]
         line: Key[int]
 
-    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Move]:
-        yield Move(at.id, 10**30 if event.details.purpose == "poison" else at.version)
+    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Line]:
+        yield Line(at.id, 10**30 if event.details.purpose == "poison" else at.version)
     """
-    new = with_views({"moves": view(source, "moves")})
+    new = parking(BROKEN) | {"lines": view(refused, "lines")}
     make_tables(world, new)
-    rebuild(world, ["moves"], new, make_live=False)
+    rebuild(world, ["lines", *PARKING], new, make_live=False)
     bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
     bank.life(ACCOUNTS, 2)
     fold_all(world)
     go_to(world, [], new)
-    assert scalar(world, "select array_agg(table_name || ' ' || stream) from parked") == ["moves_v1 accounts/1"]
+    parked = scalar(world, "select array_agg(table_name || ' ' || stream order by table_name) from parked")
+    assert parked == [f"{name}_v1 accounts/1" for name in sorted(["lines", *PARKING])]
     assert _differences(world, new) == 0
 
 

@@ -1,4 +1,7 @@
-"""Rebuild and switch at full write load, while agents are killed and frozen exactly then."""
+"""make prove: minutes of kills, each of which `test_switch.py` and `proofs/model_read` have alone.
+
+Rebuild and switch at full write load, while agents are killed and frozen exactly then.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from demo.watch import Watch
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
@@ -31,7 +35,7 @@ __all__ = ["place"]
 ACCOUNTS = [str(number) for number in range(60)]
 NAMES = ["balances", "statement"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.prove("chaos")
 
 
 class Fire:
@@ -112,7 +116,7 @@ def test_agents_killed_and_frozen_during_switches_at_full_load(
                 rebuild(patient, NAMES, views, processes=1)
             goes_on(crew, watch)
             traffic.stop()
-        wait_for(place, traffic.commands, lambda _: None, timeout_s=60)
+        wait_for(place, traffic.commands, lambda _: None, timeout_s=DEADLINE_S)
     assert fire.happened == 4
     assert live_table(place, "balances") == "balances_v2_r5"
     counted = counted_in(place)

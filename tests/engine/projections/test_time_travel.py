@@ -1,17 +1,17 @@
-"""Views as they were: every kind, as of a time or at positions, in tables that nothing else ever touches."""
+"""make test + test-all: a look takes a second; lookers that are killed and several at once take longer.
+
+Views as they were, as of a time or at positions, in tables that nothing else ever touches; generated ones, and on Spark, too, are
+looked at in `proofs/test_one_fold.py`.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
@@ -27,11 +27,10 @@ from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from projections.engine.fold.as_of import AsOf, BadMoment, Cut, cuts, in_words, parse_as_of
 from projections.engine.operate.replaying import drop
-from projections.engine.rebuild import time_travel as past
 from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive
 from projections.engine.rebuild.builds import builds_of
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
-from projections.engine.rebuild.engines import Engine, Local
+from projections.engine.rebuild.engines import Engine
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import switch
 from projections.engine.rebuild.time_travel import LookedBack, look_back
@@ -42,6 +41,7 @@ from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all
 from tests.engine.infra.archives import banks
 from tests.engine.projections.bankviews import (
     BROKEN,
+    PARKING,
     build_states,
     live_table,
     make_tables,
@@ -50,10 +50,8 @@ from tests.engine.projections.bankviews import (
     view,
     with_views,
 )
+from tests.engine.projections.builders import LOADED, killed
 from tests.engine.spine import delete, records_of, scalar, set_up
-
-if TYPE_CHECKING:
-    from spark_jobs.engine import Spark
 
 ACCOUNTS = [str(number) for number in range(20)]
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -93,7 +91,7 @@ def _asked(world: Settings, query: str) -> Counter[Any]:
 # ── every kind of view, on every engine ──
 
 
-def _every_view_as_it_was(bank: Bookkeeper, engine: Engine) -> None:
+def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
     """Rows of the live fold, kept when it stood at a position, against those folded later from the log."""
     world = bank.world
     at = fold_all(world)
@@ -101,9 +99,8 @@ def _every_view_as_it_was(bank: Bookkeeper, engine: Engine) -> None:
     asked = {name: _asked(world, f"select * from {name}") for name in ("balances", "daily_totals", "statement")}
     bank.life(ACCOUNTS, 3, DAY + timedelta(days=9))  # the agent has not come to this yet: a moment may be beyond it
     positions = {partition: reading.next_offset for partition, reading in at.items()}
-    found = look_back(world, all_views().values(), positions, engine_for=lambda _: engine)
-    assert found.engine == engine.name
-    assert found.positions == positions
+    found = _look(world, positions)
+    assert (found.engine, found.positions) == ("local", positions)
     assert {name: rows(world, table) for name, table in found.tables.items()} == was
     assert found.rows == {name: len(there) for name, there in was.items()}
     assert sum(map(bool, was.values())) >= 5, "there was something to compare"
@@ -112,21 +109,10 @@ def _every_view_as_it_was(bank: Bookkeeper, engine: Engine) -> None:
     fold_all(world)
     now = _live_rows(world)
     assert all(now[name] != before for name, before in was.items() if before)
-    newest = look_back(world, all_views().values(), {}, engine_for=lambda _: engine)
-    assert {name: rows(world, table) for name, table in newest.tables.items()} == now
-
-
-def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
-    _every_view_as_it_was(bank, Local())
-    world = bank.world
+    assert {name: rows(world, table) for name, table in _look(world, {}).tables.items()} == now
     assert set(build_states(world, "statement").values()) == {"live", "past"}
     assert verify(world, all_views()).differences == 0
     migrate.check(world)  # no migration takes such a table for drift
-
-
-@pytest.mark.slow
-def test_every_view_as_it_was_on_spark(bank: Bookkeeper, spark_engine: Spark) -> None:
-    _every_view_as_it_was(bank, spark_engine)
 
 
 # ── as of a time ──
@@ -319,108 +305,62 @@ def test_nothing_but_a_drop_by_name_touches_a_table_of_the_past(bank: Bookkeeper
     assert verify(world, all_views()).differences == 0
 
 
-def test_a_view_that_was_never_migrated_can_be_looked_at(bank: Bookkeeper) -> None:
+NOT_MIGRATED = {
+    "a view": ("ever", "order", 'select account, "order" from ever_v1_asof_1'),
+    "its columns": ("balances", "deposits", "select account, deposits from balances_v1_asof_1"),
+}
+
+
+@pytest.mark.parametrize(("name", "column", "query"), NOT_MIGRATED.values(), ids=NOT_MIGRATED)
+def test_what_was_not_migrated_yet_can_be_looked_at(bank: Bookkeeper, name: str, column: str, query: str) -> None:
     """New code asks how it would have been, before it is deployed."""
-    source = """
-    class Ever(NamedTuple):
+    source = f"""
+    class Row(NamedTuple):
         account: Key[str]
-        order: int
+        {column}: int
 
-    def evolve(row: Ever | None, event: MoneyDeposited, at: At) -> Ever | None:
-        return Ever(at.id, event.cents + (row.order if row else 0))
+    def evolve(row: Row | None, event: MoneyDeposited, at: At) -> Row | None:
+        return Row(at.id, event.cents + (row[1] if row else 0))
     """
-    new = with_views({"ever": view(source, "ever")})
-    found = _look(bank.world, {}, "ever", views=new)
-    assert found.queries == {"ever": 'select account, "order" from ever_v1_asof_1'}
-    assert sum(_asked(bank.world, found.queries["ever"]).values()) == len(ACCOUNTS)
+    found = _look(bank.world, {}, name, views=with_views({name: view(source, name)}))
+    assert found.queries == {name: query}
+    assert sum(_asked(bank.world, query).values()) == len(ACCOUNTS)
 
 
-def test_a_view_with_columns_that_were_not_migrated_yet_can_be_looked_at(bank: Bookkeeper) -> None:
-    source = """
-    class Balance(NamedTuple):
-        account: Key[str]
-        deposits: int
-
-    def evolve(row: Balance | None, event: MoneyDeposited, at: At) -> Balance | None:
-        return Balance(at.id, 1 + (row.deposits if row else 0))
-    """
-    found = _look(bank.world, {}, "balances", views=with_views({"balances": view(source, "balances")}))
-    assert found.queries == {"balances": "select account, deposits from balances_v1_asof_1"}
-    assert sum(_asked(bank.world, found.queries["balances"]).values()) == len(ACCOUNTS)
-
-
-@pytest.mark.parametrize("name", ["sums", "moves", "totals"])
 @pytest.mark.slow
-def test_poison_is_parked_for_the_table_and_skips_are_left_out(bank: Bookkeeper, name: str) -> None:
-    world = bank.world
-    at = fold_all(world)
+def test_poison_is_parked_for_the_table_and_skips_are_left_out(bank: Bookkeeper) -> None:
+    world, views = bank.world, parking(BROKEN)
+    at = {partition: reading.next_offset for partition, reading in fold_all(world).items()}
     bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
     bank.life(["1", "2"], 2)
-    views = with_views({name: parking(BROKEN)[name]})
     make_tables(world, views)
     fold_all(world)
-    rebuild(world, [name], views)
-    before = _look(world, {p: reading.next_offset for p, reading in at.items()}, name, views=views).tables[name]
-    after = _look(world, {}, name, views=views).tables[name]
+    rebuild(world, [], views)
+    before = _look(world, at, *PARKING, views=views).tables
+    after = _look(world, {}, *PARKING, views=views).tables
     with connect(world, "test") as db:
-        parked = db.execute("select table_name from parked order by table_name").fetchall()
-    assert parked == [(f"{name}_v1",), (after,)], "before the poison there was nothing to park"
-    was = rows(world, after)
-    gone = drop(world, views[name], "accounts/1").abandoned
-    assert (before in gone, after in gone) == (False, False), "what was dropped since is in what was seen then"
-    assert rows(world, after) == was
-    skipping = _look(world, {}, name, views=views).tables[name]
-    assert rows(world, skipping) == rows(world, live_table(world, name)) != was
-    drop_tables(world, droppable(world, name, after), views[name])
+        parked = {name for (name,) in db.execute("select table_name from parked").fetchall()}
+    assert parked == {*(f"{name}_v1" for name in PARKING), *after.values()}, (
+        "before the poison there was nothing to park"
+    )
+    for name in PARKING:
+        was = rows(world, after[name])
+        assert not {before[name], after[name]} & {*drop(world, views[name], "accounts/1").abandoned}
+        assert rows(world, after[name]) == was, "what was dropped since is in what was seen then"
+        skipping = _look(world, {}, name, views=views).tables[name]
+        assert rows(world, skipping) == rows(world, live_table(world, name)) != was
+        drop_tables(world, droppable(world, name, after[name]), views[name])
     assert scalar(world, "select count(*) from parked") == 0
-
-
-def test_rows_that_can_not_be_stored_are_found_up_to_the_cut_too(bank: Bookkeeper) -> None:
-    source = """
-    ON_POISON = "park"
-
-    class Move(NamedTuple):
-        account: Key[str]
-        cents: Key[int]
-
-    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Move]:
-        yield Move(at.id, 1) if at.id == "3" else Move(at.id, at.version)
-    """
-    views = with_views({"moves": view(source, "moves")})
-    at = {p: reading.next_offset - 1 for p, reading in fold_all(bank.world).items()}
-    found = _look(bank.world, at, "moves", views=views)
-    assert found.positions == at
-    assert scalar(bank.world, "select array_agg(table_name || ' ' || stream) from parked") == [
-        "moves_v1_asof_1 accounts/3"
-    ]
-    assert found.rows["moves"] == len(rows(bank.world, "moves_v1_asof_1"))
 
 
 # ── builders that die, and several at once ──
 
-STAGES = {
-    "before the load": "projections.engine.rebuild.filling.load",
-    "inside a part, its rows copied": "projections.engine.rebuild.load.PartWriter.finish",
-    "before the keys": "projections.engine.rebuild.filling.index",
-    "before it is there": "projections.engine.rebuild.time_travel.finish_loading",
-}
-DIES = """
-import os, pydoc, signal, sys
-name, attribute = sys.argv[1].rsplit(".", 1)
-setattr(pydoc.locate(name), attribute, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-from infra.settings import Settings
-from projections.engine.rebuild.time_travel import look_back
-from projections.engine.views.core_views import all_views
-look_back(Settings(), [all_views()[name] for name in ("balances", "statement")], {})
-"""
 
-
-@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+@pytest.mark.parametrize("stage", [LOADED, "projections.engine.rebuild.time_travel.finish_loading"])
 @pytest.mark.slow
 def test_a_look_that_was_killed_harms_nothing_and_goes_with_the_next_one(bank: Bookkeeper, stage: str) -> None:
     world = bank.world
-    died = subprocess.run([sys.executable, "-c", DIES, stage], env=os.environ | world.environment(), check=False)
-    assert died.returncode == -signal.SIGKILL
+    killed(world, stage, "rebuild", "balances", "statement", "--as-of", "-0s", "--no-switch")
     assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_asof_1": "past-loading"}
     rebuild(world, ["balances"], all_views())
     assert build_states(world, "balances")["balances_v2_asof_1"] == "past-loading", (
@@ -456,14 +396,6 @@ def test_looks_and_a_rebuild_of_one_view_at_once(bank: Bookkeeper) -> None:
         "balances_v2_asof_2": "past",
         "balances_v2_r2": "live",
     }
-
-
-@pytest.mark.slow
-def test_without_its_claim_a_look_would_be_taken_for_dead(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = bank.world
-    monkeypatch.setattr(past, "try_claim", lambda *_: True)
-    with pytest.raises(BuildAbandoned):
-        _look(world, {}, "balances", engine=Meanwhile(lambda: _look(world, {}, "balances")))
 
 
 # ── the command line ──

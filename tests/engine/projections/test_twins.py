@@ -1,8 +1,10 @@
-"""Two attempts at one part: the second waits for one that lives, and ends one that was frozen."""
+"""make test-all: one waits for the other.
+
+Two attempts at one part: the second waits for one that lives, and ends one that was frozen.
+"""
 
 from __future__ import annotations
 
-import time
 from datetime import date
 from itertools import count
 from threading import Thread
@@ -12,13 +14,14 @@ import pytest
 
 from infra.database.connect import connect
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild import load as loader
 from projections.engine.rebuild.builds import Build, begin
 from projections.engine.rebuild.load import Loaded, Part, PartWriter, load, parts
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import rows
-from tests.engine.spine import scalar, set_up, until
+from tests.engine.spine import set_up
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +43,7 @@ def part(world: Settings) -> tuple[Part, Build]:
 
 
 def test_a_frozen_attempt_is_ended_by_the_next(part: tuple[Part, Build], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "FROZEN_S", 0.3)
+    monkeypatch.setattr(loader, "FROZEN_S", 0)
     the_part, build = part
     with PartWriter(the_part, build) as frozen:
         loaded = load(the_part)
@@ -51,32 +54,35 @@ def test_a_frozen_attempt_is_ended_by_the_next(part: tuple[Part, Build], monkeyp
 
 
 def test_an_attempt_that_comes_on_is_waited_for(part: tuple[Part, Build], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "FROZEN_S", 0.6)
+    """Each of the second one's looks finds more copied than before; one that found the same would end the first at once."""
+    monkeypatch.setattr(loader, "FROZEN_S", 0)
     the_part, build = part
     results: list[Loaded] = []
+    looks: list[int] = [-1]
+    copied = PartWriter._copied_by_the_other
+
+    def look(self: PartWriter) -> int:
+        until(lambda: len(looks) > 3 or copied(self) > looks[-1], "the other has copied more")
+        if len(looks) == 3:
+            monkeypatch.setattr(loader, "FROZEN_S", 1_000)
+        looks.append(copied(self))
+        return looks[-1]
+
+    monkeypatch.setattr(PartWriter, "_copied_by_the_other", look)
     second = Thread(target=lambda: results.append(load(the_part)))
-    began = 0.0
     with PartWriter(the_part, build) as first:
         second.start()
         lines = count(1)
 
         def goes_on() -> bool:
-            """More than psycopg keeps back, at each look; until the other has waited for three times what a frozen one is given."""
-            nonlocal began
             first.write((*LINE, next(lines), *REST, the_part.partition) for _ in range(1_000))
-            if not began and scalar(the_part.settings, WAITING):
-                began = time.monotonic()
-            return bool(began) and time.monotonic() - began > 2
+            return len(looks) > 3
 
-        until(goes_on, "the other has waited")
+        until(goes_on, "the other has looked")
         written = first.finish([])
-    second.join(30)
+    second.join(DEADLINE_S)
     assert results[0].rows["statement"] == written, "it found the part written"
 
 
 LINE = ("somebody",)
 REST = (date(2026, 1, 1), "kind", *["x" * 50] * 4, 1, 1, "")
-WAITING = """
-select count(*) from pg_stat_activity
- where datname = current_database() and starts_with(application_name, 'samefold build') and wait_event_type = 'Lock'
-"""

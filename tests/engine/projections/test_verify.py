@@ -1,12 +1,12 @@
-"""Verify: whatever is not as the fold of the log has it is found and named, and nothing else is."""
+"""make test + test-all: a short log is quick to compare; traffic and switches beside it take longer.
+
+Verify: whatever is not as the fold of the log has it is found and named, and nothing else is.
+"""
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -15,9 +15,8 @@ from psycopg import sql
 
 from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import Connection, connect
-from infra.dev.stack import Stack
 from infra.settings import Settings
-from infra.testing.fixtures import SEED
+from infra.testing.waiting import until
 from projections.engine.rebuild.dropping import drop_tables, droppable
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.store.positions import Positions, read_positions
@@ -26,29 +25,25 @@ from projections.engine.views.column_types import Scalar
 from projections.engine.views.columns import PARTITION
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
-from proofs.one_fold.folding import Live, engines_with
-from proofs.one_fold.histories import history
-from proofs.one_fold.kinds import all_kinds
-from proofs.one_fold.places import places, read_log, write_skips
-from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all, live_agent, start
-from tests.engine.projections.bankviews import BALANCES_2, BROKEN, CORRECTED, make_tables, parking, view, with_views
-from tests.engine.spine import set_up
+from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all, folded_lives, live_agent
+from tests.engine.projections.bankviews import (
+    BALANCES_2,
+    BROKEN,
+    CORRECTED,
+    parking,
+    rows,
+    start_over,
+    view,
+    with_views,
+)
+from tests.engine.spine import scalar, set_up
 
 ACCOUNTS = [str(number) for number in range(25)]
 
 
 @pytest.fixture
 def bank(world: Settings) -> Bookkeeper:
-    return filled(world)
-
-
-def filled(world: Settings) -> Bookkeeper:
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 6)
-    keeper.garbage(0)
-    fold_all(world)
-    return keeper
+    return folded_lives(world, ACCOUNTS, 6)
 
 
 def _change(world: Settings, *statements: str) -> None:
@@ -87,113 +82,48 @@ def test_a_state_that_is_written_in_another_way_is_no_difference(bank: Bookkeepe
     assert verify(bank.world, all_views()).differences == 0
 
 
-CASES = {
-    "a changed row": ("update balances_v2 set cents = cents + 1 where account = '7'", "balances", "changed"),
-    "a row that is missing": ("delete from balances_v2 where account = '7'", "balances", "missing"),
-    "a row too many": (
-        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, '', _partition from balances_v2 limit 1",
-        "balances",
-        "extra",
-    ),
-    "a line of a journal that is missing": (
-        "delete from statement_v2 where (account, line) = ('7', 3)",
-        "statement",
-        "missing",
-    ),
-    "a changed line": ("update statement_v2 set balance = 0 where (account, line) = ('7', 3)", "statement", "changed"),
-    "a sum that is off": (
-        "update daily_totals_v1 set cents = cents - 1 where (day, _partition) in "
-        "(select day, _partition from daily_totals_v1 where operation = 'transfer' limit 1) and operation = 'transfer'",
-        "daily_totals",
-        "changed",
-    ),
-    "a state": (
-        """update streams_accounts_v3 set state = '{"status":"open","balance":1,"overdraft_limit":1000,"holds":{}}'
-            where stream = 'accounts/7'""",
-        "streams_accounts",
-        "changed",
-    ),
-    "a state that is none": (
-        """update streams_accounts_v3 set state = '{"status":"open","balance":null}' where stream = 'accounts/7'""",
-        "streams_accounts",
-        "changed",
-    ),
-    "an outcome": (
-        "update command_outcomes_v3 set code = 'no' where command = (select command from command_outcomes_v3 limit 1)",
-        "command_outcomes",
-        "changed",
-    ),
-    "an outcome that is missing": (
-        "delete from command_outcomes_v3 where command = (select command from command_outcomes_v3 limit 1)",
-        "command_outcomes",
-        "missing",
-    ),
-    "a row of the wrong partition": (
-        "update daily_totals_v1 set _partition = 77 where (day, operation, _partition) in "
-        "(select day, operation, _partition from daily_totals_v1 limit 1)",
-        "daily_totals",
-        "extra",
-    ),
-}
-
-
-@pytest.mark.parametrize(("statement", "name", "what"), CASES.values(), ids=CASES)
-def test_each_kind_of_damage_is_named(bank: Bookkeeper, statement: str, name: str, what: str) -> None:
-    _change(bank.world, statement)
-    result = verify(bank.world, all_views())
-    found = [difference for difference in _found(result) if difference.what == what]
-    assert [difference.view for difference in found] == [name]
-    assert result.differences == (2 if "_partition = 77" in statement else 1), (
-        "there it is extra, and here it is missing"
-    )
-    assert result.views[name].total == result.differences
-
-
-KINDS = all_kinds()
-
-
-@pytest.fixture
-def every_kind(stack: Stack) -> Iterator[Settings]:
-    """A log in which everything happens, folded into views of every kind, one of them with a key function."""
-    made = history(random.Random(SEED), 3, 600)
-    with places(stack, "verify", KINDS) as ground:
-        place = ground.make(made.logs)
-        write_skips(place, made.skips)
-        with Live(place, KINDS, random.Random(SEED)) as live:
-            assert live.fold(read_log(place)) is None
-        yield place
-
-
-def test_each_kind_of_damage_in_each_kind_of_view_on_each_engine(
-    every_kind: Settings, spark: Any, spark_place: Path
-) -> None:
-    """One row changed, one missing and one too many in each, and one wrong position: found, and nothing else is."""
-    planted = {found for name in KINDS for found in _plant(every_kind, KINDS[name])}
-    _change(every_kind, "update positions set command_offset = command_offset + 1 where partition = 1")
-    planted.add(("positions", "position", 1, (("agent", "core"), ("partition", 1))))
-    assert len(planted) == 3 * len(KINDS) + 1
-    for engine in engines_with(spark, spark_place).values():
-        result = verify(every_kind, KINDS, engine_for=engine(every_kind))
-        found = {(one.view, one.what, one.partition, tuple(one.key.items())) for one in _found(result)}
-        assert found == planted
-        assert result.differences == len(planted)
-
-
+Planted = tuple[str, What, int, tuple[tuple[str, Any], ...]]
+"""A difference that verify should tell of: view, what, partition and key."""
 OTHER: dict[Scalar, LiteralString] = {
     Scalar.STR: "{} || ' too'",
     Scalar.UUID: "'00000000-0000-0000-0000-000000000001'::uuid",
 }
 """Another key, by the kind of its column."""
+STATES = {
+    "accounts/7": '{"status":"open","balance":1,"overdraft_limit":1000,"holds":{}}',
+    "accounts/8": '{"status":"open","balance":null}',  # which is none
+}
+IN_ANOTHER_PARTITION = """
+update daily_totals_v1 was set _partition = 77 from
+    (select day, operation, _partition from daily_totals_v1 order by 1 desc, 2 desc, 3 desc limit 1) last
+ where (was.day, was.operation, was._partition) = (last.day, last.operation, last._partition)
+returning last.day, last.operation, last._partition
+"""
 
 
-def _plant(place: Settings, view: View) -> Iterator[tuple[str, What, int, tuple[tuple[str, Any], ...]]]:
+def plant(world: Settings) -> set[Planted]:
+    """In each view with rows, which are one of each kind, one row changed, one missing and one too many; two states, a row in
+    another partition and a position."""
+    planted = {one for view in all_views().values() if rows(world, view.table_name) for one in _plant(world, view)}
+    with connect(world, "vandal") as db:
+        for stream, state in STATES.items():
+            query = "update streams_accounts_v3 set state = %s where stream = %s returning _partition"
+            [(partition,)] = db.execute(query, (state, stream)).fetchall()
+            planted.add(("streams_accounts", "changed", partition, (("stream", stream),)))
+        [(day, operation, partition)] = db.execute(IN_ANOTHER_PARTITION).fetchall()
+        key = (("day", day), ("operation", operation))
+        planted |= {("daily_totals", "missing", partition, key), ("daily_totals", "extra", 77, key)}
+    _change(world, "update positions set command_offset = command_offset + 1 where partition = 1")
+    return planted | {("positions", "position", 1, (("agent", "core"), ("partition", 1)))}
+
+
+def _plant(world: Settings, view: View) -> Iterator[Planted]:
     """Change a row, take one away, and add one that is like another but for its key; what verify should say of each."""
     keys = [column.name for column in view.key]
     number = next(c.name for c in view.columns if not c.is_key and c.scalar in (Scalar.INT, Scalar.DECIMAL))
     name, to_another = next((c.name, OTHER[c.scalar]) for c in view.key if c.scalar in OTHER)
     table, key = sql.Identifier(view.table_name), sql.SQL(", ").join(map(sql.Identifier, [*keys, PARTITION]))
     others = [sql.Identifier(c.name) for c in view.columns if c.name != name]
-    changed, missing, like = _keys_of_three(place, view, key)
     statements: dict[What, sql.Composed] = {
         "changed": sql.SQL("update {} set {} = {} + 1").format(table, *[sql.Identifier(number)] * 2),
         "missing": sql.SQL("delete from {}").format(table),
@@ -205,20 +135,25 @@ def _plant(place: Settings, view: View) -> Iterator[tuple[str, What, int, tuple[
             sql.SQL(to_another).format(sql.Identifier(name)),
         ),
     }
-    for (what, statement), row in zip(statements.items(), (changed, missing, like), strict=True):
-        where = sql.SQL(" where ({}) = ({})").format(key, sql.SQL(", ").join([sql.Placeholder()] * len(row)))
-        with connect(place, "vandal") as db:
+    with connect(world, "vandal") as db:
+        three = db.execute(sql.SQL("select {0} from {1} order by {0} limit 3").format(key, table)).fetchall()
+        for (what, statement), row in zip(statements.items(), three, strict=True):
+            where = sql.SQL(" where ({}) = ({})").format(key, sql.SQL(", ").join([sql.Placeholder()] * len(row)))
             assert db.execute(statement + where, row).rowcount == 1
-        named = dict(zip(keys, row[:-1], strict=True))
-        if what == "extra":
-            named[name] = f"{named[name]} too" if isinstance(named[name], str) else UUID(int=1)
-        yield view.name, what, row[-1], tuple(named.items())
+            named = dict(zip(keys, row[:-1], strict=True))
+            if what == "extra":
+                named[name] = f"{named[name]} too" if isinstance(named[name], str) else UUID(int=1)
+            yield view.name, what, row[-1], tuple(named.items())
 
 
-def _keys_of_three(place: Settings, view: View, key: sql.Composed) -> list[tuple[Any, ...]]:
-    with connect(place, "vandal") as db:
-        found = db.execute(sql.SQL("select {0} from {1} order by {0}").format(key, sql.Identifier(view.table_name)))
-        return random.sample(found.fetchall(), 3)
+def told_of(result: Verified) -> set[Planted]:
+    assert result.differences == len(_found(result))
+    return {(one.view, one.what, one.partition, tuple(one.key.items())) for one in _found(result)}
+
+
+def test_each_kind_of_damage_in_each_kind_of_view_is_named_and_nothing_else(bank: Bookkeeper) -> None:
+    planted = plant(bank.world)
+    assert told_of(verify(bank.world, all_views())) == planted
 
 
 def test_a_difference_tells_the_key_and_both_values(bank: Bookkeeper) -> None:
@@ -232,12 +167,12 @@ def test_a_difference_tells_the_key_and_both_values(bank: Bookkeeper) -> None:
     assert difference.found["cents"] == difference.expected["cents"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("column", ["epoch", "seq", "command_offset"])
-def test_positions_that_the_log_does_not_lead_to_are_named(bank: Bookkeeper, column: str) -> None:
-    _change(bank.world, f"update positions set {column} = {column} + 1 where partition = 2")
-    [difference] = _found(verify(bank.world, all_views()))
-    assert (difference.what, difference.key) == ("position", {"agent": "core", "partition": 2})
+def test_positions_that_the_log_does_not_lead_to_are_named(bank: Bookkeeper) -> None:
+    for partition, column in enumerate(("epoch", "seq", "command_offset")):
+        _change(bank.world, f"update positions set {column} = {column} + 1 where partition = {partition}")
+    found = _found(verify(bank.world, all_views()))
+    assert [one.what for one in found] == ["position"] * 3
+    assert sorted(one.partition for one in found) == [0, 1, 2]
 
 
 def test_rows_of_which_the_position_knows_nothing_are_named(bank: Bookkeeper) -> None:
@@ -297,12 +232,13 @@ def test_a_table_that_goes_live_during_verification_is_reported(bank: Bookkeeper
 
 def test_a_table_that_is_emptied_after_a_switch_is_not_taken_for_one_without_rows(world: Settings) -> None:
     """The only task waits for the table of one view; meanwhile the other view is switched and its old table dropped."""
-    bank = filled(world.model_copy(update={"partitions": 1}))
+    bank = folded_lives(world.model_copy(update={"partitions": 1}), ACCOUNTS, 6)
     views = {name: all_views()[name] for name in ("balances", "daily_totals")}
     locking = connect(bank.world, "locks")
 
     def switch_and_drop() -> None:
-        _until(bank.world, "select from pg_locks where not granted and relation = 'balances_v2'::regclass")
+        waits = "select count(*) from pg_locks where not granted and relation = 'balances_v2'::regclass"
+        until(lambda: scalar(bank.world, waits), "the task waits for the table")
         rebuild(bank.world, ["daily_totals"], all_views(), processes=1)
         old = droppable(bank.world, "daily_totals", "daily_totals_v1")
         drop_tables(bank.world, old, views["daily_totals"])
@@ -315,14 +251,6 @@ def test_a_table_that_is_emptied_after_a_switch_is_not_taken_for_one_without_row
 
     with locking, pytest.raises(NotLive, match="Another table went live during verification, for daily_totals"):
         verify(bank.world, views, engine_for=lambda _: Meanwhile(lock_and_go_on))
-
-
-def _until(world: Settings, query: LiteralString) -> None:
-    with connect(world, "test") as db:
-        deadline = time.monotonic() + 10
-        while not db.execute(query).rowcount:
-            assert time.monotonic() < deadline, query
-            time.sleep(0.02)
 
 
 def test_views_that_are_not_live_as_this_code_has_them_are_refused(bank: Bookkeeper) -> None:
@@ -344,11 +272,7 @@ def parked(world: Settings) -> tuple[Bookkeeper, dict[str, View]]:
     """A stream with poison in its middle, parked for a view of each kind."""
     set_up(world)
     views = parking(BROKEN)
-    make_tables(world, views)
-    with connect(world, "test") as db:
-        for table in ("positions", "live", "builds"):
-            db.execute(f"delete from {table}".encode())
-    start(world, views)
+    start_over(world, views)
     keeper = Bookkeeper(world)
     keeper.life(ACCOUNTS[:5], 4)
     _poison(keeper, "1")

@@ -1,4 +1,7 @@
-"""A view is read from its module, and what does not fit is refused with the line to change."""
+"""make test: nothing but declarations.
+
+A view is read from its module, and what does not fit is refused with the line to change.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,10 @@ def test_every_type_of_column() -> None:
     assert found["i"].enum is not None
 
 
+def _with_more(count: int, kind: str) -> str:
+    return ROW + "".join(f"        c{number}: {kind}\n" for number in range(count)) + EVOLVE
+
+
 BAD = {
     "no version": ("\n    VERSION = None" + ROW + EVOLVE, "no VERSION"),
     "no function": (ROW, "exactly one of evolve, rows and delta"),
@@ -112,6 +119,12 @@ BAD = {
     "float column": (ROW.replace("cents: int", "cents: float") + EVOLVE, "has the type"),
     "union column": (ROW.replace("cents: int", "cents: int | str") + EVOLVE, "has the type"),
     "list column": (ROW.replace("cents: int", "cents: list[int]") + EVOLVE, "has the type"),
+    "enum that can't be stored": (
+        '\n    class Odd(Enum):\n        NUL = "a\\0"\n' + ROW.replace("cents: int", "cents: Odd") + EVOLVE,
+        "'cents'",
+    ),
+    "more columns of a key than PostgreSQL has room for": (_with_more(32, "Key[int]"), "too many columns"),
+    "more columns than PostgreSQL has room for": (_with_more(251, "int"), "too many columns"),
     "column in capitals": (ROW.replace("cents: int", "Cents: int") + EVOLVE, "can't be the name of a column"),
     "column that PostgreSQL has itself": (ROW.replace("cents: int", "xmin: int") + EVOLVE, "can't be the name"),
     "column that PostgreSQL would cut": (ROW.replace("cents: int", f"{'ä' * 32}: int") + EVOLVE, "can't be the name"),

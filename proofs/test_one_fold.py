@@ -1,0 +1,311 @@
+"""make test + test-all + prove: in memory it takes seconds, on databases and Spark a minute; chance finds more with the time.
+
+One fold, any view: generated contexts, views and histories, folded in every way there is, end with the rows of a plain reading of
+their functions (`python -m proofs.one_fold` looks for longer); and that reading catches each of the mistakes a fold could make.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from infra.dev.stack import Stack
+from infra.domain_model.contexts import Context, context_of
+from infra.log import rule
+from infra.log.records import Commit, Record, decode_event
+from infra.log.rule import Counted, Reading, Void
+from infra.testing.fixtures import SEED
+from projections.engine.fold.errors import EngineStop
+from projections.engine.fold.fold import Blocked, Held
+from projections.engine.fold.plan import Plan, Step
+from projections.engine.rebuild import folded as engine_folded
+from projections.engine.views.columns import BadView
+from projections.engine.views.core_views import outcomes_view, snapshot_view
+from projections.engine.views.view import View, view_of
+from proofs.bank_oracle import Entry
+from proofs.one_fold.__main__ import fold, smaller
+from proofs.one_fold.expect import Found, differences, expect, found_rows
+from proofs.one_fold.folding import in_memory
+from proofs.one_fold.generate import (
+    ACTS,
+    Column,
+    HistorySpec,
+    ViewSpec,
+    context_name,
+    context_source,
+    histories,
+    view_name,
+    view_source,
+)
+from proofs.one_fold.histories import history
+from proofs.one_fold.run import mixed, skips_of
+from proofs.one_fold.values import COLUMNS, REFUSED_COLUMNS, SUMS
+
+NUMBER = 314159
+HISTORIES = 20
+MORE = 100
+
+
+# ── in every way, on databases and on Spark ──
+
+
+@pytest.fixture(scope="module")
+def found(stack: Stack) -> Found:
+    """All is folded once, and looked at by several tests."""
+    return fold(stack.folder, dict(enumerate(histories(HISTORIES, NUMBER))), str(NUMBER), spark=True)
+
+
+@pytest.mark.slow
+def test_every_way_to_fold_gives_the_same(found: Found) -> None:
+    assert found.differences == []
+    assert found.histories == HISTORIES
+
+
+@pytest.mark.slow
+def test_it_says_what_all_was_folded(found: Found) -> None:
+    """Nothing hides behind what is refused, and the edges are there."""
+    assert found.folded >= HISTORIES / 2
+    reached = found.reached
+    kept = {what.rsplit(" ", 1)[0] for what in reached if not what.startswith(("refused", "kept"))}
+    assert {f"{letter} {act}" for letter in "ekjs" for act in ACTS[:4]} <= reached.keys()
+    assert {*COLUMNS} <= {what.removesuffix(" | None") for what in kept}
+    assert {f"Sum[{kind}]" for kind in SUMS} <= kept
+    assert {what: reached[what] for what, least in LEAST.items() if reached[what] < least} == {}
+
+
+LEAST = {
+    "parked: value refused": 5,
+    "parked: ValueError": 1,
+    "stopped: value refused": 1,
+    "deleted": 3,
+    "skipped": 1,
+    **dict.fromkeys(("fenced", "put right", "of 0 events", "of 1 events", "of 3 events"), 1),
+    **dict.fromkeys(("commit", "open", "lose", "hold", "release", "swap", "repeat", "garbage", "impostor"), 1),
+}
+"""How often each happens, at least, of what views do and of what a log may hold."""
+
+
+@pytest.mark.prove("histories")
+def test_other_histories_give_the_same_too(stack: Stack) -> None:
+    assert fold(stack.folder, dict(enumerate(histories(MORE, SEED))), str(SEED), spark=True).differences == []
+
+
+# ── in memory ──
+
+
+def declared(number: int, spec: HistorySpec) -> tuple[Context, list[View]]:
+    """The history's context and views, as they would be found. Raises BadView, BadContext."""
+    context = context_of(_module(f"domain.{context_name(number)}", context_source(number, spec)))
+    return context, [_view(number, view, context) for view in spec.views]
+
+
+def _view(number: int, spec: ViewSpec, context: Context) -> View:
+    return view_of(_module(f"projections.{view_name(number, spec)}", view_source(number, spec)), [context])
+
+
+def _module(name: str, text: str) -> ModuleType:
+    module = sys.modules[name] = ModuleType(name)  # where annotations are looked up
+    exec(text, module.__dict__)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def without_a_database(spec: HistorySpec) -> HistorySpec:
+    """What a fold alone can judge: only a table knows that a line is there already. All park, or nothing would follow poison."""
+    views = tuple(replace(view, parks=True) for view in spec.views if view.letter != "d")
+    return replace(spec, views=views)
+
+
+def memory_differences(specs: Mapping[int, HistorySpec], chance: random.Random) -> list[str]:
+    specs = {number: without_a_database(spec) for number, spec in specs.items()}
+    views, contexts = {"command_outcomes": outcomes_view()}, {}
+    of_view: dict[str, HistorySpec] = {}
+    for number, spec in specs.items():
+        contexts[context_name(number)], own = declared(number, spec)
+        for view in (snapshot_view(contexts[context_name(number)]), *own):
+            views[view.name], of_view[view.name] = view, spec
+    made = history(chance, chance.randint(1, 4), mixed(chance, specs))
+    # as a broker would have it, a record each second
+    logs = [[Entry(1_767_225_600_000 + 1000 * n, value) for n, value in enumerate(log)] for log in made.logs]
+    skips = skips_of(specs)
+    expected = expect(logs, specs, skips)
+    places, rows, parked = in_memory(logs, views, contexts, skips, chance)
+    return [
+        *(["positions"] if places != expected.places else []),
+        *(f"parked, or not: {one}" for one in parked ^ expected.parked),
+        *(
+            line
+            for view in views
+            for line in differences(view, expected.rows[view], found_rows(of_view.get(view), view, rows[view]))
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [(30, NUMBER), pytest.param(1_000, SEED, marks=pytest.mark.prove("histories"))],
+    ids=["some", "others"],
+)
+def test_in_memory_it_gives_the_same(count: int, seed: int) -> None:
+    specs = histories(count, seed)
+    for first in range(0, count, 10):
+        some = {number: specs[number] for number in range(first, first + 10)}
+        assert memory_differences(some, random.Random(f"{seed} {first}")) == []
+
+
+# ── mutants: what the comparison would be worth if it could not fail ──
+
+
+def _seq_unread(reading: Reading, entry: Commit) -> Reading:
+    return reading._replace(seq=entry.seq - 1) if entry.epoch == reading.epoch else reading
+
+
+def _epoch_unread(reading: Reading, entry: Commit) -> Reading:
+    return reading._replace(epoch=entry.epoch, seq=reading.seq) if entry.epoch >= 0 else reading
+
+
+def _nothing_void(reading: Reading, entry: Commit) -> Reading:
+    return reading._replace(epoch=max(entry.epoch, 0), seq=entry.seq - 1) if entry.epoch >= 0 else reading
+
+
+def reading_by(rule_of: Callable[[Reading, Commit], Reading]) -> Callable[[pytest.MonkeyPatch], None]:
+    """The reading rule, with its state put right for each commit before it is asked."""
+    right = rule.read
+
+    def wrong(reading: Reading, records: Iterable[Record], *decode: Any) -> tuple[Reading, list[Counted], list[Void]]:
+        counted: list[Counted] = []
+        void: list[Void] = []
+        for record in records:
+            entry = decode_event(record)
+            before = rule_of(reading, entry) if isinstance(entry, Commit) else reading
+            reading, more, empty = right(before, [record], *decode)
+            counted += more
+            void += empty
+        return reading, counted, void
+
+    return lambda patch: patch.setattr(rule, "read", wrong)
+
+
+def _journals_lag(patch: pytest.MonkeyPatch) -> None:
+    """A journal is told the state before its event."""
+    step_of = Plan._step
+
+    def step(self: Plan, context: Any, event: type, decode: Any) -> Step | None:
+        found = step_of(self, context, event, decode)
+        if found is None or found.states is None:
+            return found
+        before: dict[str, Any] = {}
+        evolve = found.evolve
+
+        def remembering(state: Any, event: Any) -> Any:
+            before["state"] = state
+            return evolve(state, event)
+
+        def told(rows: Any) -> Any:
+            return lambda event, _after, at: rows(event, before["state"], at)
+
+        journals = tuple(replace(journal, rows=told(journal.rows)) for journal in found.journals)
+        return replace(found, evolve=remembering, journals=journals)
+
+    patch.setattr(Plan, "_step", step)
+
+
+def _sums_twice(patch: pytest.MonkeyPatch) -> None:
+    add = engine_folded.add_sums
+
+    def twice(plan: Plan, view: str, sums: Any, more: Any) -> None:
+        add(plan, view, sums, more)
+        add(plan, view, sums, more)
+
+    patch.setattr(engine_folded, "add_sums", twice)
+
+
+def _parked_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """From one batch to the next."""
+    patch.setattr(engine_folded, "blocking", lambda blocked, _parked: blocked)
+
+
+def _skips_unread(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Blocked, "blocks", lambda self, view, at: at.version >= self.parked.get((view, at.stream), 10**9))
+
+
+def _deletions_kept(patch: pytest.MonkeyPatch) -> None:
+    """A row that is taken away is there again in the next batch."""
+    absorb = Held.merge
+
+    def keep(self: Any, changes: Any) -> None:
+        was = {name: dict(rows) for name, rows in self.rows.items()}
+        absorb(self, changes)
+        for name, changed in changes.rows.items():
+            self.rows[name].update({key: was[name].get(key) for key, row in changed.items() if row is None})
+
+    patch.setattr(Held, "merge", keep)
+
+
+MUTANTS = {
+    "seq unread": reading_by(_seq_unread),
+    "epoch unread": reading_by(_epoch_unread),
+    "nothing void": reading_by(_nothing_void),
+    "a journal lags": _journals_lag,
+    "sums added twice": _sums_twice,
+    "parked streams forgotten": _parked_forgotten,
+    "skips unread": _skips_unread,
+    "deletions kept": _deletions_kept,
+}
+
+
+@pytest.mark.parametrize("mutate", MUTANTS.values(), ids=MUTANTS)
+def test_a_mutant_of_the_fold_is_caught(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    assert any(map(_is_caught, range(5)))
+
+
+def _is_caught(number: int) -> bool:
+    try:
+        return bool(memory_differences(dict(enumerate(histories(10, NUMBER))), random.Random(f"{NUMBER} {number}")))
+    except EngineStop:  # the engine itself noticed
+        return True
+
+
+# ── what is generated ──
+
+
+def test_what_is_generated_is_accepted() -> None:
+    for number, spec in enumerate(histories(30, NUMBER)):
+        _, views = declared(number, spec)
+        assert len(views) == len(spec.views)
+
+
+PLAIN = HistorySpec((ViewSpec("j", (), (Column("c0", "int"),), parks=True, noted=True),), (), long_ids=False, events=())
+
+
+@pytest.mark.parametrize("kind", REFUSED_COLUMNS)
+@pytest.mark.parametrize("letter", "ekjd")
+def test_a_column_that_no_table_can_have_is_refused(letter: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COLUMNS, kind, COLUMNS["int"])
+    context, _ = declared(0, PLAIN)
+    for optional in (False, True):
+        spec = ViewSpec(letter, (), (Column("c0", kind, optional=optional),), parks=True, noted=True)
+        with pytest.raises(BadView, match="column 'c0' has the type") as refused:
+            _view(0, spec, context)
+        assert refused.value.hint
+
+
+@pytest.mark.prove("histories")
+def test_a_history_gets_smaller() -> None:
+    spec = histories(5, NUMBER)[-1]
+    some: list[Any] = list(smaller(spec))
+    assert len({len(one.events) for one in some}) > 3
+    assert all(one != spec for one in some)
