@@ -40,12 +40,16 @@ class Front:
 
     def send(self, target: str, body: bytes, *headers: Header, stream: str, key: str) -> Reply:
         """Send one command as it is, and record the answer for this stream and key."""
-        reply = ask(self.port, post(target, body, *headers, ("Idempotency-Key", f'"{key}"')))
-        self.hear(stream, key, reply)
+        reply = None
+        try:
+            reply = ask(self.port, post(target, body, *headers, ("Idempotency-Key", f'"{key}"')))
+        finally:
+            self.hear(stream, key, reply)
         return reply
 
-    def hear(self, stream: str, key: str, reply: Reply) -> None:
-        self.told.append(told(stream, key, reply.status, reply.json))
+    def hear(self, stream: str, key: str, reply: Reply | None) -> None:
+        """`None`: there was no answer, so that the command may be in the log or not."""
+        self.told.append(told(stream, key, reply.status, reply.json) if reply else Told(stream, key, None))
 
     def command(
         self, stream: str, command: str, data: Mapping[str, Any] | bytes, *headers: Header, key: str = ""
@@ -64,15 +68,17 @@ class Front:
     def get(self, target: str, *headers: Header) -> Reply:
         return ask(self.port, head("GET", target, headers))
 
-    def assert_true(self) -> None:
-        """Compare all answers with the log and the rows. Raises AssertionError with each contradiction."""
-        self._settle()
-        found = contradictions(self.told, witnesses(self.settings))
+    def assert_true(self, stream: str = "") -> None:
+        """Hold all answers, or those about a stream, against log and rows. Raises AssertionError with each contradiction."""
+        self._settle(
+            {partition_of(stream, self.settings.partitions)} if stream else set(range(self.settings.partitions))
+        )
+        about = [one for one in self.told if stream in ("", one.stream)]
+        found = contradictions(about, witnesses(self.settings, stream))
         assert not found, "\n".join(found)
 
-    def _settle(self) -> None:
-        """Whatever was appended has its outcome: in each partition a command after all others has one."""
-        missing = set(range(self.settings.partitions))
+    def _settle(self, missing: set[int]) -> None:
+        """Whatever was appended has its outcome: in each of these partitions a command after all others has one."""
         while missing:
             stream = new_name("accounts/last-")
             partition = partition_of(stream, self.settings.partitions)

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
-DEADLINE_S = 20.0
+from infra.testing.waiting import SLOWNESS
+
+DEADLINE_S = 20.0 * SLOWNESS
 HELD_UP_S = 2.0
 HOST = "127.0.0.1"
 

@@ -171,18 +171,6 @@ def test_a_command_may_expect_a_version(api: Api, shared_world: Settings) -> Non
     assert balance(shared_world, name) == 5
 
 
-@pytest.mark.parametrize("name", ["a/b", "a%2Fb", "...", "ü☃🐙", "a b;c?d#e", "-"])
-def test_a_stream_may_be_called_almost_anything(api: Api, shared_world: Settings, name: str) -> None:
-    answer = post(api, name, "open-account", {"Idempotency-Key": "it/has: a slash".replace(" ", "")}, overdraft_limit=0)
-    assert answer.json()["stream"] == f"accounts/{name}"
-    assert balance(shared_world, name) == 0
-    outcome = api.client.get(path_of("outcomes", "accounts", name, "it/has:aslash"))
-    assert outcome.json()["stream"] == f"accounts/{name}"
-
-
-# answered later
-
-
 def test_a_client_that_does_not_want_to_wait_asks_later(api: Api) -> None:
     name = opened(api)
     answer = deposit(api, name, 5, "later", Prefer="respond-async")
@@ -233,61 +221,6 @@ def test_when_the_wait_has_passed_the_command_is_in_the_log_and_is_answered_late
 
 
 # nothing was done
-
-
-def test_a_field_that_does_not_fit_is_named_and_nothing_is_appended(api: Api, shared_world: Settings) -> None:
-    with appends_nothing(shared_world):
-        told = problem(post(api, "x", "deposit", cents=0, more=1), 422, "invalid")
-        assert {one["at"] for one in told["errors"]} == {"cents", "more"}
-        for body in ('{"cents": 1', "[]", '"\\ud800"', '{"cents": NaN}', '{"cents": 1e400}', "", "[" * 100_000):
-            answer = api.client.post(
-                "/accounts/x/deposit", content=body.encode(), headers={"Content-Type": "application/json"}
-            )
-            problem(answer, 422, "invalid")
-        text = '{"cents": 1, "on": "2026-01-02", "details": {"purpose": "\\u0000"}}'
-        answer = api.client.post(
-            "/accounts/x/deposit", content=text.encode(), headers={"Content-Type": "application/json"}
-        )
-        problem(answer, 422, "invalid")
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [("If-Match", "3")],
-        [("If-Match", "*")],
-        [("If-None-Match", '"1"')],
-        [("If-Match", '"1"'), ("If-None-Match", "*")],
-        [("Correlation-Id", "")],
-    ],
-)
-def test_a_header_that_can_be_understood_in_no_way_or_in_two_is_refused(
-    api: Api, shared_world: Settings, headers: list[tuple[str, str]]
-) -> None:
-    given = [("Content-Type", "application/json"), *headers]
-    with appends_nothing(shared_world):
-        problem(api.client.post("/accounts/x/deposit", content=b"{}", headers=given), 400, "bad-header")
-
-
-def test_what_is_not_json_or_too_large_is_not_read(api: Api, shared_world: Settings) -> None:
-    with appends_nothing(shared_world):
-        for wrong in ({}, {"Content-Type": "application/json; charset=latin-1"}):
-            problem(api.client.post("/accounts/x/deposit", content=b"{}", headers=wrong), 415, "not-json")
-        # the body fits, the record of it does not
-        record = b'{"cents": 1, "on": "2026-01-02"}'.ljust(shared_world.max_command_bytes)
-        kind = {"Content-Type": "application/json"}
-        assert problem(api.client.post("/accounts/x/deposit", content=record, headers=kind), 413, "too-large")["limit"]
-
-
-def test_every_answer_that_is_no_success_is_a_problem(api: Api) -> None:
-    problem(api.client.get("/nowhere"), 404, "not-found")
-    problem(api.client.post("/accounts//deposit"), 404, "not-found")
-    gets = api.client.get("/accounts/x/deposit")
-    problem(gets, 405, "method-not-allowed")
-    assert gets.headers["Allow"] == "POST"
-    problem(api.client.post("/accounts/%FF/deposit", content=b"{}"), 422, "bad-segment")
-    problem(api.client.post("/accounts/a%00b/deposit", content=b"{}"), 422, "invalid")
-    problem(api.client.post(f"/accounts/{'x' * 192}/deposit", content=b"{}"), 422, "invalid")
 
 
 def test_equal_paths_are_one_path(api: Api) -> None:

@@ -184,22 +184,6 @@ def test_silence_is_broken_by_comments(api: Api, monkeypatch: pytest.MonkeyPatch
         until(lambda: live.comments > 3, "comments come")
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "status", "code"),
-    [
-        ("/views/balances/ada/live?colour=red", {}, 422, "invalid"),
-        ("/views/balances/ada/live", {"Last_Event_ID": "x" * 101}, 422, "invalid"),
-        ("/views/statement/ada/x/live", {}, 422, "invalid"),
-        ("/views/nothing/ada/live", {}, 404, "not-found"),
-    ],
-)
-def test_what_does_not_fit_is_told_before_the_stream_begins(
-    api: Api, path: str, headers: dict[str, str], status: int, code: str
-) -> None:
-    problem(get(api, path, **headers), status, code)
-    assert api.services.subscribers.taken == 0
-
-
 @pytest.mark.slow
 def test_at_the_end_of_the_process_streams_end_cleanly_and_another_process_goes_on(world: Settings) -> None:
     with everything(world) as first, serving(world, name="second") as second:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import pytest
@@ -127,22 +126,6 @@ def test_a_row_comes_with_the_position_it_is_of(api: Api, shared_world: Settings
     assert (line["row"]["cents"], line["row"]["day"], line["parked"]) == (250, "2026-01-02", 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a/b", "ä\U0001f600", "..", "%2F", "a b", "a?b#c", "live", "x" * 150])
-def test_a_key_may_hold_anything(api: Api, shared_world: Settings, name: str) -> None:
-    folded(shared_world, open_account(name))
-    in_path = quote(name, safe="").replace(".", "%2E")  # clients take a bare `..` for a step back
-    row = httpx.get(raw(api, f"/views/balances/{in_path}"))
-    page = httpx.get(raw(api, f"/views/balances?account={quote(name, safe='')}"))
-    assert row.json()["row"] == page.json()["items"][0]
-    assert row.json()["row"]["account"] == name
-
-
-def raw(api: Api, path: str) -> httpx.URL:
-    """As it stands, where httpx would quote it anew."""
-    return httpx.URL(api.url).copy_with(raw_path=path.encode())
-
-
 def test_summaries_are_added_up_over_the_partitions(api: Api, shared_world: Settings) -> None:
     names = ["p1", "p2", "p3", "p4", "p5", "p6"]
     assert len({partition_of(f"accounts/{name}", PARTITIONS) for name in names}) > 1
@@ -151,40 +134,6 @@ def test_summaries_are_added_up_over_the_partitions(api: Api, shared_world: Sett
     row = get(api, "/views/daily_totals/2026-01-02/deposit").json()["row"]
     was = before.get("deposit", {"count": 0, "cents": 0})
     assert (row["count"], row["cents"]) == (was["count"] + 6, was["cents"] + 60)
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "code"),
-    [
-        ("/views/balances/nobody", 404, "no-row"),
-        ("/views/nothing", 404, "not-found"),
-        ("/views/command_outcomes", 404, "not-found"),
-        ("/views/streams_accounts", 404, "not-found"),
-        ("/views/statement/ada", 404, "not-found"),
-        ("/views/statement/ada/x", 422, "invalid"),
-        ("/views/statement/ada/9223372036854775808", 422, "invalid"),
-        ("/views/daily_totals/2026-02-30/deposit", 422, "invalid"),
-        ("/views/balances/%00", 422, "invalid"),
-        ("/views/balances/%FF", 422, "bad-segment"),
-        ("/views/balances/ada?aftr=1", 422, "invalid"),
-        ("/views/balances/ada?after=1~", 422, "bad-token"),
-        ("/views/balances?account=%00", 422, "invalid"),
-        ("/views/balances?cents=1&cents=2", 422, "invalid"),
-        ("/views/balances?colour=red", 422, "invalid"),
-        ("/views/balances?cents=NaN", 422, "invalid"),
-        ("/views/balances?limit=0", 422, "invalid"),
-        ("/views/balances?limit=-1", 422, "invalid"),
-        ("/views/balances?limit=1001", 422, "invalid"),
-        ("/views/balances?limit=%D9%A3", 422, "invalid"),
-        ("/views/balances?cursor=x", 422, "bad-cursor"),
-        ("/views/balances?cursor=%F0%9F%98%80", 422, "bad-cursor"),
-    ],
-)
-def test_what_does_not_fit_is_told(api: Api, path: str, status: int, code: str) -> None:
-    problem(get(api, path), status, code)
-
-
-# pages
 
 
 def test_a_list_is_walked_by_its_next_links_each_row_once(api: Api, shared_world: Settings) -> None:
