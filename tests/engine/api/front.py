@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from urllib.parse import quote
 import httpx
 import psutil
 
+from infra.dev.process import Service
 from infra.log.partitioner import partition_of
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from tests.engine.api.api import agent
 from tests.engine.api.evidence import Told, contradictions, told, witnesses
-from tests.engine.api.raw_http import Header, Reply, ask, head, post
-from tests.engine.spine import handler, set_up, until
+from tests.engine.api.raw_http import DEADLINE_S, Header, Reply, ask, head, post
+from tests.engine.spine import handler, set_up
 
 OPENED_ON = "2026-01-01"
 _names = count(1)
@@ -115,7 +118,7 @@ def api_process(world: Settings, log: Path, port: int = 0) -> Iterator[subproces
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(DEADLINE_S)
         finally:
             process.kill()
 
@@ -130,6 +133,22 @@ def listening_port(process: subprocess.Popen[bytes]) -> int:
 
     until(lambda: bool(listening()), "the process listens")
     return listening()[0]
+
+
+@contextmanager
+def frozen(service: Service) -> Iterator[None]:
+    """Kafka or PostgreSQL hangs: its processes are there, its connections stand, and nothing is answered."""
+    server = service.process()
+    assert server is not None
+    processes = [server, *server.children(recursive=True)]
+    try:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
 
 
 def path_of(stream: str) -> str:
