@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, cast
 
@@ -145,11 +145,18 @@ def serving(world: Settings, name: str = "api", access: Access | None = None) ->
 
 
 @contextmanager
+def served(world: Settings, name: str = "api", access: Access | None = None) -> Iterator[Api]:
+    """One that says it is ready."""
+    with serving(world, name, access) as api:
+        ready(api)
+        yield api
+
+
+@contextmanager
 def unfolded(world: Settings, access: Access | None = None) -> Iterator[Api]:
     """A ready API and a handler; what is folded, and when, is each test's affair."""
     set_up(world)
-    with handler(world), serving(world, access=access) as api:
-        ready(api)
+    with handler(world), served(world, access=access) as api:
         yield api
 
 
@@ -186,11 +193,7 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
 def everything(world: Settings, **options: Any) -> Iterator[Api]:
     """Set up, with a handler and an agent that serve, and an API that says it is ready."""
     set_up(world)
-    with ExitStack() as stack:
-        stack.enter_context(handler(world))
-        stack.enter_context(agent(world))
-        api = stack.enter_context(serving(world, **options))
-        ready(api)
+    with handler(world), agent(world), served(world, **options) as api:
         yield api
 
 

@@ -24,7 +24,7 @@ from api import server, services
 from infra.database.deadline import Pool
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
-from tests.engine.api.api import Api, everything, ready, serving
+from tests.engine.api.api import Api, everything, served, serving
 from tests.engine.api.raw_http import answer, ask, connection, head
 from tests.engine.spine import set_up
 
@@ -44,8 +44,7 @@ SILENT = {
 @pytest.fixture(scope="module")
 def api(shared_world: Settings) -> Iterator[Api]:
     set_up(shared_world)
-    with serving(shared_world.model_copy(update={"api_max_connections": MOST})) as running:
-        ready(running)
+    with served(shared_world.model_copy(update={"api_max_connections": MOST})) as running:
         yield running
 
 
@@ -128,8 +127,7 @@ def test_an_evicted_connection_is_counted(api: Api) -> None:
 
 def test_many_connections_that_come_at_once_are_accepted_in_few_rounds_of_the_loop(shared_world: Settings) -> None:
     many, go = 200, threading.Event()
-    with serving(shared_world) as api, ExitStack() as stack:
-        ready(api)
+    with served(shared_world) as api, ExitStack() as stack:
         before = len(api.server.server_state.connections)
 
         async def rounds() -> int:

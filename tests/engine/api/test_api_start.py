@@ -23,7 +23,7 @@ from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.token import Token
-from tests.engine.api.api import agent, everything, problem, ready, serving
+from tests.engine.api.api import agent, everything, problem, ready, served, serving
 from tests.engine.api.front import api_process, listening_port
 from tests.engine.api.raw_http import answer, connection, head, post
 from tests.engine.spine import handler, set_up
@@ -81,8 +81,7 @@ def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings,
 def test_a_topic_that_was_recreated_is_refused(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "COMPARE_S", 0.2)
     set_up(world)
-    with serving(world) as api:
-        ready(api)
+    with served(world) as api:
         admin = clients.admin(world)
         for future in admin.delete_topics([world.commands_topic]).values():
             future.result(10)
@@ -160,8 +159,7 @@ def listens(port: int) -> bool:
 def test_a_request_that_gets_its_place_at_the_end_is_answered_too(world: Settings) -> None:
     set_up(world)
     small = world.model_copy(update={"api_max_waiting": 1, "api_wait_s": 30.0})
-    with serving(small) as api, ExitStack() as clients:
-        ready(api)
+    with served(small) as api, ExitStack() as clients:
         opened = [clients.enter_context(connection(api.server.port)) for _ in range(2)]
         for one in opened:
             one.sendall(head("GET", "/outcomes/accounts/x/x", [("Prefer", "wait=60")]))
@@ -208,8 +206,7 @@ def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_connection_is_left_behind(world: Settings) -> None:
     set_up(world)
-    with serving(world) as api:
-        ready(api)
+    with served(world):
         assert _connections(world) >= 4
     # PostgreSQL takes a moment to end a session whose client has gone
     until(lambda: _connections(world) == 0, "no connection is left")

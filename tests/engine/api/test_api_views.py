@@ -6,7 +6,7 @@ Views over HTTP: a row and the position it is of are of one moment, and no answe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,7 +33,7 @@ from projections.engine.store.positions import channel
 from projections.engine.views.core_views import all_views
 from projections.engine.views.token import Token
 from projections.engine.views.view import View
-from tests.engine.api.api import Api, problem, ready, serving, unfolded
+from tests.engine.api.api import Api, problem, ready, served, serving, unfolded
 from tests.engine.projections.bankviews import BROKEN, SUMS, live_table, make_tables, view
 from tests.engine.spine import (
     command,
@@ -204,41 +204,31 @@ def test_an_etag_stands_for_what_an_answer_holds_and_not_for_its_position(api: A
     assert get(api, paths[0], If_None_Match=before[0].headers["ETag"]).status_code == 200
 
 
-def moments(read: Callable[[], tuple[int, Token]], world: Settings, name: str, move: Callable[[], None]) -> None:
-    """Each answer's row holds just what stands in the log before its position, while `move` goes on in another thread."""
-    partition = partition_of(f"accounts/{name}", PARTITIONS)
-    answers: list[tuple[int, Token]] = []
-    with ThreadPoolExecutor(1) as pool:
-        moving = pool.submit(move)
-        while not moving.done():
-            answers.append(read())
-        moving.result()
-    answers.append(read())
-    entries = [(record.offset, decode_event(record)) for record in records_of(world, world.events_topic)]
-    commits = [(at, one) for at, one in entries if isinstance(one, Commit) and one.stream == f"accounts/{name}"]
-    ends = [at for at, one in commits if one.command_id.startswith("m-")]
-    for transactions, position in answers:
-        [offsets] = position.positions.values()
-        assert transactions == sum(offset < offsets[partition] for offset in ends), (
-            "row and position are of two moments"
-        )
-    assert len({transactions for transactions, _ in answers}) > 1
-
-
 def test_a_row_and_its_position_are_of_one_moment(api: Api, shared_world: Settings) -> None:
-    def move() -> None:
+    """Each answer's row holds just what stands in the log before its position, while another thread folds."""
+    partition = partition_of("accounts/moment", PARTITIONS)
+    folded(shared_world, open_account("moment"))
+
+    def read() -> tuple[int, int]:
+        answer = get(api, "/views/balances/moment").json()
+        [offsets] = Token.parse(answer["position"]).positions.values()
+        return answer["row"]["transactions"], offsets[partition]
+
+    def fold() -> None:
         for number in range(5):
             folded(shared_world, deposit("moment", f"m-{number}", 1))
 
-    def read(name: str) -> tuple[int, Token]:
-        answer = get(api, f"/views/balances/{name}").json()
-        return answer["row"]["transactions"], Token.parse(answer["position"])
-
-    folded(shared_world, open_account("moment"))
-    moments(lambda: read("moment"), shared_world, "moment", move)
-
-
-# a switch
+    with ThreadPoolExecutor(1) as pool:
+        folding = pool.submit(fold)
+        answers = [read()]
+        while not folding.done():
+            answers.append(read())
+    answers.append(read())
+    entries = [(record.offset, decode_event(record)) for record in records_of(shared_world, shared_world.events_topic)]
+    mine = [at for at, one in entries if isinstance(one, Commit) and one.stream == "accounts/moment"]
+    for transactions, end in answers:
+        assert 1 + transactions == sum(offset < end for offset in mine), "row and position are of two moments"
+    assert len({transactions for transactions, _ in answers}) > 1
 
 
 @pytest.mark.slow
@@ -277,9 +267,8 @@ def test_an_answer_waits_for_what_the_caller_has_seen(api: Api, shared_world: Se
         answer = pool.submit(get, api, f"/views/balances/waits?{seen}")
         until(lambda: len(api.services.positions) == 1, "one waits")
         project(shared_world)
-        with connect(
-            shared_world, "test"
-        ) as db:  # as an agent does with its batch: again, for a listener who came late
+        with connect(shared_world, "test") as db:
+            # as an agent does with its batch: again, for a listener who came late
             db.execute("select pg_notify(%s, 'again')", (channel("core"),))
         assert answer.result().json()["row"]["cents"] == 7
     ahead = Token.of(topic.id, {0: topic.end[0] + 1})
@@ -298,8 +287,7 @@ def test_a_wait_ends(api: Api, shared_world: Settings) -> None:
 
 @pytest.mark.slow
 def test_readers_beyond_the_bound_get_429(shared_world: Settings) -> None:
-    with serving(shared_world.model_copy(update={"api_max_waiting": 1})) as small, ThreadPoolExecutor(1) as pool:
-        ready(small)
+    with served(shared_world.model_copy(update={"api_max_waiting": 1})) as small, ThreadPoolExecutor(1) as pool:
         path = f"/views/balances?after={Token.of(small.services.events.id, {0: 10**12})}"
         waiting = pool.submit(get, small, path, Prefer="wait=60")
         until(lambda: len(small.services.positions) == 1, "one waits")
@@ -338,7 +326,7 @@ def with_views(more: Mapping[str, View]) -> Iterator[dict[str, View]]:
 
 
 @pytest.fixture(scope="module")
-def parked_api(stack: Any, migrated: str) -> Iterator[tuple[Api, Settings]]:
+def parked_api(stack: Any, migrated: str) -> Iterator[Api]:
     """An API whose code has a view that parks, with an account that is parked in it and one that is not."""
     sums = view(SUMS, "sums", BROKEN)
     totals = view(SUMMED, "totals", BROKEN)
@@ -360,7 +348,7 @@ def parked_api(stack: Any, migrated: str) -> Iterator[tuple[Api, Settings]]:
             folded(world, *opened, deposit("well", "well-1", 3), deposit("sick", "sick-1", 4), poison)
         api = running.enter_context(serving(world))
         ready(api)
-        yield api, world
+        yield api
 
 
 SUMMED = """
@@ -376,18 +364,16 @@ SUMMED = """
 """
 
 
-def test_the_row_of_a_parked_stream_is_not_passed_off_as_up_to_date(parked_api: tuple[Api, Settings]) -> None:
-    api, _ = parked_api
-    assert get(api, "/views/sums/well").json()["row"]["cents"] == 3
-    found = problem(get(api, "/views/sums/sick"), 409, "parked")
+def test_the_row_of_a_parked_stream_is_not_passed_off_as_up_to_date(parked_api: Api) -> None:
+    assert get(parked_api, "/views/sums/well").json()["row"]["cents"] == 3
+    found = problem(get(parked_api, "/views/sums/sick"), 409, "parked")
     assert (found["view"], found["stream"], found["since_version"]) == ("sums", "accounts/sick", 3)
-    assert get(api, "/views/balances/sick").json()["row"]["cents"] == 9
+    assert get(parked_api, "/views/balances/sick").json()["row"]["cents"] == 9
 
 
-def test_where_the_key_does_not_tell_the_stream_parked_ones_are_counted(parked_api: tuple[Api, Settings]) -> None:
-    api, _ = parked_api
-    assert get(api, "/views/sums").json()["parked"] == 1
-    totals = get(api, "/views/totals/MoneyDeposited").json()
+def test_where_the_key_does_not_tell_the_stream_parked_ones_are_counted(parked_api: Api) -> None:
+    assert get(parked_api, "/views/sums").json()["parked"] == 1
+    totals = get(parked_api, "/views/totals/MoneyDeposited").json()
     assert (totals["row"]["cents"], totals["parked"]) == (7, 1)
-    views = {one["name"]: one["parked"] for one in get(api, "/views").json()["views"]}
+    views = {one["name"]: one["parked"] for one in get(parked_api, "/views").json()["views"]}
     assert (views["sums"], views["totals"], views["balances"]) == (1, 1, 0)

@@ -18,7 +18,7 @@ from api import services as api_services
 from infra.settings import Settings
 from infra.testing.waiting import until
 from projections.engine.views.token import Token
-from tests.engine.api.api import Api, problem, ready, serving
+from tests.engine.api.api import Api, problem, served
 from tests.engine.api.front import frozen
 from tests.engine.api.raw_http import connection, head, post
 from tests.engine.api.test_api_views import folded, token_now
@@ -37,8 +37,7 @@ def api(shared_world: Settings) -> Iterator[Api]:
     set_up(shared_world)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api_services, "QUERY_S", 2.0)
-        with handler(shared_world), serving(shared_world.model_copy(update={"api_max_waiting": ROOM})) as api:
-            ready(api)
+        with handler(shared_world), served(shared_world.model_copy(update={"api_max_waiting": ROOM})) as api:
             yield api
 
 

@@ -26,7 +26,7 @@ from infra.errors import BadSettings
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold, world_of
 from infra.testing.waiting import DEADLINE_S, SLOWNESS, until
-from tests.engine.api.api import DAY, Api, agent, problem, ready, serving
+from tests.engine.api.api import DAY, Api, agent, problem, served, serving
 from tests.engine.api.raw_http import connection
 from tests.engine.api.tokens import Keys, bearer, issuer_server, key_file, locked
 from tests.engine.spine import handler, set_up
@@ -47,8 +47,7 @@ def world(shared_world: Settings, keys: Keys, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def api(world: Settings) -> Iterator[Api]:
     set_up(world)
-    with handler(world), agent(world), serving(world) as api:
-        ready(api)
+    with handler(world), agent(world), served(world) as api:
         until(lambda: api.get("/health/ready").status_code == 200, "the issuer's keys are read")
         yield api
 
@@ -207,8 +206,7 @@ def test_of_many_callers_the_idle_are_forgotten_and_never_the_busy(monkeypatch: 
 def test_what_one_caller_has_too_many_of_the_next_has_none_less(world: Settings, keys: Keys) -> None:
     """More than its share from one caller: it is told to wait, and another one's requests are all answered."""
     slow = world.model_copy(update={"api_caller_rate": 5.0, "api_caller_requests": 1_000})
-    with serving(slow, "limited") as api:
-        ready(api)
+    with served(slow, "limited") as api:
         until(lambda: api.get("/health/ready").status_code == 200, "the issuer's keys are read")
         greedy, modest = bearer(keys.token(sub="greedy")), bearer(keys.token(sub="modest"))
         refused = [answer for _ in range(200) if (answer := api.get("/views", **greedy)).status_code == 429]
@@ -232,8 +230,7 @@ def test_a_process_that_has_read_no_keys_is_not_ready_and_lets_nobody_in(world: 
     with issuer_server() as issuer:
         other = Keys(issuer.url, one="ES256")
         down = locked(world, other, f"{issuer.url}/jwks")
-        with serving(down, "keyless") as api:
-            ready(api)
+        with served(down, "keyless") as api:
             found = api.client.get("/health/ready")
             assert found.json()["checks"]["issuer"]["code"] == "keys-not-known"
             problem(api.get("/views", **bearer(other.token())), 503, "keys-not-known")
@@ -301,8 +298,7 @@ def test_dev_token_opens_the_door_of_the_development_stack(
     dev = world.model_copy(update={**of_stack, "data_dir": stack.folder})
     done = samefold("dev", "token", "--subject", "ada", "--role", "teller", "--scope", "metrics", settings=dev)
     assert done.returncode == 0, done.stderr
-    with serving(dev, "development") as api:
-        ready(api)
+    with served(dev, "development") as api:
         for path in ("/views", "/metrics"):
             assert api.client.get(path, headers=bearer(done.stdout.strip())).status_code == 200
     elsewhere = samefold("dev", "token", "--subject", "ada", settings=world.model_copy(update={"data_dir": tmp_path}))
