@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any, cast
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.requests import path_of
 from api.server import Server, server_of
 from api.services import Services
 from infra.access import Access, Caller
+from infra.log import topics
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live.agent import Agent, views_agent
-from tests.engine.spine import DEADLINE_S, beside, handler, set_up, until
+from tests.engine.api.raw_http import INTERNALS
+from tests.engine.spine import beside, handler, set_up
+
+DAY = "2026-01-02"
+_names = count(1)
 
 
 class Api:
-    """A running API. `client` is for one test thread; `services` may be read, from other threads with care."""
+    """A running API. `services` may be read, from other threads with care."""
 
     def __init__(self, server: Server, url: str) -> None:
         self.server = server
         self.url = url
         self.client = httpx.Client(base_url=url, timeout=DEADLINE_S)
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return self.client.get(path, headers=named(headers))
+
+    def post(
+        self, name: str, command: str, headers: Mapping[str, str] | None = None, key: str = "", **body: Any
+    ) -> httpx.Response:
+        """A command to an account."""
+        given = dict(headers or {}) | ({"Idempotency-Key": f'"{key}"'} if key else {})
+        return self.client.post(path_of("accounts", name, command), json={"on": DAY} | body, headers=given)
+
+    def open(self, name: str, limit: int = 0) -> httpx.Response:
+        """Its name is the key, too."""
+        return self.post(name, "open-account", key=name, overdraft_limit=limit)
+
+    def opened(self, limit: int = 0) -> str:
+        """A new account."""
+        answer = self.open(name := fresh(), limit)
+        assert answer.status_code == 200, answer.text
+        return name
 
     @property
     def services(self) -> Services:
@@ -36,6 +64,30 @@ class Api:
         loop = self.services.appender._loop
         assert loop is not None
         return loop
+
+
+def named(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+def fresh() -> str:
+    """An account that no other test uses."""
+    return f"n{next(_names)}"
+
+
+def appended(world: Settings) -> int:
+    """How many commands there have ever been."""
+    return sum(topics.describe(world, world.commands_topic).end.values())
+
+
+def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The answer is that problem, and tells nothing of what the API runs on."""
+    found: dict[str, Any] = answer.json()
+    assert (answer.status_code, found["code"], found["status"]) == (status, code, status), found
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert found["title"]
+    assert not INTERNALS.search(answer.text.replace(found.get("correlation_id", " "), " ")), answer.text
+    return found
 
 
 class Producer:
@@ -93,11 +145,18 @@ def serving(world: Settings, name: str = "api", access: Access | None = None) ->
 
 
 @contextmanager
+def served(world: Settings, name: str = "api", access: Access | None = None) -> Iterator[Api]:
+    """One that says it is ready."""
+    with serving(world, name, access) as api:
+        ready(api)
+        yield api
+
+
+@contextmanager
 def unfolded(world: Settings, access: Access | None = None) -> Iterator[Api]:
     """A ready API and a handler; what is folded, and when, is each test's affair."""
     set_up(world)
-    with handler(world), serving(world, access=access) as api:
-        ready(api)
+    with handler(world), served(world, access=access) as api:
         yield api
 
 
@@ -134,11 +193,7 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
 def everything(world: Settings, **options: Any) -> Iterator[Api]:
     """Set up, with a handler and an agent that serve, and an API that says it is ready."""
     set_up(world)
-    with ExitStack() as stack:
-        stack.enter_context(handler(world))
-        stack.enter_context(agent(world))
-        api = stack.enter_context(serving(world, **options))
-        ready(api)
+    with handler(world), agent(world), served(world, **options) as api:
         yield api
 
 

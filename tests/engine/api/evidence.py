@@ -62,7 +62,8 @@ def told(stream: str, key: str, status: int, body: Mapping[str, Any]) -> Told:
     return Told(stream, key, status, body.get("code"), body.get("version"), body.get("appended"))
 
 
-def witnesses(world: Settings) -> Witnesses:
+def witnesses(world: Settings, stream: str = "") -> Witnesses:
+    """Of all streams, or of one."""
     log: dict[Key, list[Commit]] = defaultdict(list)
     topic = describe(world, world.events_topic)
     for partition, end in topic.end.items():
@@ -70,7 +71,8 @@ def witnesses(world: Settings) -> Witnesses:
         for records in read_range(world, topic.name, partition, 0, end):
             reading, counted, _ = read(reading, records)
             for one in counted:
-                log[one.commit.stream, one.commit.command_id].append(one.commit)
+                if stream in ("", one.commit.stream):
+                    log[one.commit.stream, one.commit.command_id].append(one.commit)
     with connect(world, "test") as db:
         return Witnesses(log, outcomes_of(db, list(log)))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from urllib.parse import quote
 import httpx
 import psutil
 
+from infra.dev.process import Service
 from infra.log.partitioner import partition_of
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from tests.engine.api.api import agent
 from tests.engine.api.evidence import Told, contradictions, told, witnesses
-from tests.engine.api.raw_http import Header, Reply, ask, head, post
-from tests.engine.spine import handler, set_up, until
+from tests.engine.api.raw_http import DEADLINE_S, Header, Reply, ask, head, post
+from tests.engine.spine import handler, set_up
 
 OPENED_ON = "2026-01-01"
 _names = count(1)
@@ -40,12 +43,16 @@ class Front:
 
     def send(self, target: str, body: bytes, *headers: Header, stream: str, key: str) -> Reply:
         """Send one command as it is, and record the answer for this stream and key."""
-        reply = ask(self.port, post(target, body, *headers, ("Idempotency-Key", f'"{key}"')))
-        self.hear(stream, key, reply)
+        reply = None
+        try:
+            reply = ask(self.port, post(target, body, *headers, ("Idempotency-Key", f'"{key}"')))
+        finally:
+            self.hear(stream, key, reply)
         return reply
 
-    def hear(self, stream: str, key: str, reply: Reply) -> None:
-        self.told.append(told(stream, key, reply.status, reply.json))
+    def hear(self, stream: str, key: str, reply: Reply | None) -> None:
+        """`None`: there was no answer, so that the command may be in the log or not."""
+        self.told.append(told(stream, key, reply.status, reply.json) if reply else Told(stream, key, None))
 
     def command(
         self, stream: str, command: str, data: Mapping[str, Any] | bytes, *headers: Header, key: str = ""
@@ -64,15 +71,17 @@ class Front:
     def get(self, target: str, *headers: Header) -> Reply:
         return ask(self.port, head("GET", target, headers))
 
-    def assert_true(self) -> None:
-        """Compare all answers with the log and the rows. Raises AssertionError with each contradiction."""
-        self._settle()
-        found = contradictions(self.told, witnesses(self.settings))
+    def assert_true(self, stream: str = "") -> None:
+        """Hold all answers, or those about a stream, against log and rows. Raises AssertionError with each contradiction."""
+        self._settle(
+            {partition_of(stream, self.settings.partitions)} if stream else set(range(self.settings.partitions))
+        )
+        about = [one for one in self.told if stream in ("", one.stream)]
+        found = contradictions(about, witnesses(self.settings, stream))
         assert not found, "\n".join(found)
 
-    def _settle(self) -> None:
-        """Whatever was appended has its outcome: in each partition a command after all others has one."""
-        missing = set(range(self.settings.partitions))
+    def _settle(self, missing: set[int]) -> None:
+        """Whatever was appended has its outcome: in each of these partitions a command after all others has one."""
         while missing:
             stream = new_name("accounts/last-")
             partition = partition_of(stream, self.settings.partitions)
@@ -109,7 +118,7 @@ def api_process(world: Settings, log: Path, port: int = 0) -> Iterator[subproces
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(DEADLINE_S)
         finally:
             process.kill()
 
@@ -124,6 +133,22 @@ def listening_port(process: subprocess.Popen[bytes]) -> int:
 
     until(lambda: bool(listening()), "the process listens")
     return listening()[0]
+
+
+@contextmanager
+def frozen(service: Service) -> Iterator[None]:
+    """Kafka or PostgreSQL hangs: its processes are there, its connections stand, and nothing is answered."""
+    server = service.process()
+    assert server is not None
+    processes = [server, *server.children(recursive=True)]
+    try:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
 
 
 def path_of(stream: str) -> str:

@@ -1,4 +1,7 @@
-"""So many connections may be open, and so much may lie unread: clients that wait keep no other client out."""
+"""make test: connections are opened and closed in milliseconds.
+
+So many connections may be open, and so much may lie unread: clients that wait keep no other client out.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,28 @@ from psycopg_pool import PoolTimeout
 from api import server, services
 from infra.database.deadline import Pool
 from infra.settings import Settings
-from tests.engine.api.api import Api, everything, ready, serving
-from tests.engine.api.raw_http import DEADLINE_S, answer, ask, connection, head
-from tests.engine.spine import set_up, until
+from infra.testing.waiting import DEADLINE_S, until
+from tests.engine.api.api import Api, everything, served, serving
+from tests.engine.api.raw_http import answer, ask, connection, head
+from tests.engine.spine import set_up
 
 MOST = 20
 LIVE = "/views/balances/nobody/live"
+PROBE = head("GET", "/health/live")
+HALF = head("POST", "/accounts/a/deposit", [("Content-Type", "application/json"), ("Content-Length", "9")])
 SILENT = {
     "nothing": b"",
     "half a head": b"GET /views HTTP/1.1\r\nHost: te",
-    "half a body": head("POST", "/accounts/a/deposit", [("Content-Type", "application/json"), ("Content-Length", "9")]),
-    "half a body after an answer": head("GET", "/health/live")
-    + head("POST", "/accounts/a/deposit", [("Content-Type", "application/json"), ("Content-Length", "9")]),
-    "no more than one request": head("GET", "/health/live"),
+    "half a body": HALF,
+    "half a body after an answer": PROBE + HALF,
+    "no more than one request": PROBE,
 }
 
 
 @pytest.fixture(scope="module")
 def api(shared_world: Settings) -> Iterator[Api]:
     set_up(shared_world)
-    with serving(shared_world.model_copy(update={"api_max_connections": MOST})) as running:
-        ready(running)
+    with served(shared_world.model_copy(update={"api_max_connections": MOST})) as running:
         yield running
 
 
@@ -73,7 +77,7 @@ def test_connections_that_wait_for_their_client_keep_no_other_out(api: Api, said
             stack.enter_context(connection(api.server.port)).sendall(SILENT[said])
             assert len(api.server.server_state.connections) <= MOST + 1
         for _ in range(3):
-            assert ask(api.server.port, head("GET", "/health/live")).status == 200
+            assert ask(api.server.port, PROBE).status == 200
         assert goes_on(live), "a request that is being answered is not ended for them"
 
 
@@ -81,21 +85,12 @@ def test_where_all_are_being_answered_a_further_one_is_closed(api: Api) -> None:
     until(lambda: not api.server.server_state.connections, "the others are gone")
     with ExitStack() as stack:
         live = [subscribed(stack, api) for _ in range(MOST)]
-        with connection(api.server.port) as further:
-            assert not until_closed(further)
+        with connection(api.server.port) as further, suppress(ConnectionResetError):
+            assert further.recv(1) == b""
         assert all(map(goes_on, live))
         live[0].close()
         until(lambda: len(api.server.server_state.connections) < MOST, "one is gone")
-        assert ask(api.server.port, head("GET", "/health/live")).status == 200
-
-
-def until_closed(opened: socket.socket) -> bytes:
-    """What it sends until it closes."""
-    opened.settimeout(DEADLINE_S)
-    try:
-        return b"".join(iter(lambda: opened.recv(65_536), b""))
-    except ConnectionResetError:
-        return b""
+        assert ask(api.server.port, PROBE).status == 200
 
 
 def test_little_is_read_of_requests_behind_one_that_goes_on(api: Api) -> None:
@@ -132,8 +127,7 @@ def test_an_evicted_connection_is_counted(api: Api) -> None:
 
 def test_many_connections_that_come_at_once_are_accepted_in_few_rounds_of_the_loop(shared_world: Settings) -> None:
     many, go = 200, threading.Event()
-    with serving(shared_world) as api, ExitStack() as stack:
-        ready(api)
+    with served(shared_world) as api, ExitStack() as stack:
         before = len(api.server.server_state.connections)
 
         async def rounds() -> int:

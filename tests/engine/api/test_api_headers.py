@@ -1,4 +1,7 @@
-"""What every answer says to browsers and caches, also one that the app did not write; what pages of other origins may read."""
+"""make test: one API for all, and an answer takes milliseconds.
+
+What every answer says to browsers and caches, also one that the app did not write; what pages of other origins may read.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,11 @@ from api.server import HEADERS
 from infra.errors import BadSettings
 from infra.observability import metrics
 from infra.settings import Settings
-from tests.engine.api.api import Api, serving
+from tests.engine.api.api import Api, problem, serving
 from tests.engine.api.raw_http import ask, connection, head, post
 from tests.engine.api.test_api_health import nowhere
 
 PAGE = "https://bank.example.com"
-OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
 VERSIONS = re.compile(r"uvicorn|starlette|fastapi|python|wsgi|httptools", re.IGNORECASE)
 
 
@@ -32,13 +34,13 @@ def with_cors(shared_world: Settings) -> Iterator[Api]:
 def answers(api: Api) -> dict[str, httpx.Headers]:
     """The headers of answers of every kind."""
     client, port = api.client, api.server.port
-    opened = client.post("/accounts/headers/open-account", json=OPEN, headers={"Idempotency-Key": "h"})
+    opened = api.open("headers")
     row = client.get("/views/balances/headers", params={"after": opened.json()["position"]})
     assert (opened.status_code, row.status_code) == (200, 200)
     found = {
         "command": opened,
-        "refused": client.post("/accounts/headers/withdraw", json={"cents": 1, "on": "2026-01-01"}),
-        "outcome": client.get("/outcomes/accounts/headers/h"),
+        "refused": api.post("headers", "withdraw", cents=1),
+        "outcome": client.get("/outcomes/accounts/headers/headers"),
         "row": row,
         "unchanged": client.get("/views/balances/headers", headers={"If-None-Match": row.headers["ETag"]}),
         "page": client.get("/views/balances"),
@@ -81,8 +83,8 @@ def test_every_answer_tells_browsers_to_keep_and_guess_nothing_and_no_version(ap
 
 def test_a_defect_is_answered_with_them_too(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     with failing(api, monkeypatch):
-        answer = api.client.get("/views")
-    assert answer.status_code == 500
+        answer = api.get("/views")
+    problem(answer, 500, "defect")
     assert all(answer.headers[name] == value for name, value in HEADERS)
 
 

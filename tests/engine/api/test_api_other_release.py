@@ -1,4 +1,7 @@
-"""An API next to another release: commands need the write model of their context, and a read needs the view that it asks."""
+"""make test-all: two releases and rebuilds take seconds.
+
+An API next to another release: commands need the write model of their context, and a read needs the view that it asks.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -16,6 +18,7 @@ from infra.archive.trim import _limits
 from infra.database.connect import connect
 from infra.log import topics
 from infra.settings import Settings
+from infra.testing.waiting import until
 from projections.engine.live.lag import PartitionLag
 from projections.engine.operate.overview import overview
 from projections.engine.rebuild.rebuild import rebuild
@@ -23,14 +26,13 @@ from projections.engine.rebuild.switch import Pointer
 from projections.engine.store.command_types import CommandType, add_types, own_types
 from projections.engine.views.core_views import OUTCOMES_VERSION, all_views
 from projections.engine.views.view import View
-from tests.engine.api.api import Api, agent, serving
+from tests.engine.api.api import Api, agent, fresh, problem, serving
 from tests.engine.projections.bankviews import BALANCES_2, SUMS, make_tables, view
-from tests.engine.spine import handler, set_up, until
+from tests.engine.spine import handler, set_up
 
 pytestmark = pytest.mark.slow
 
 FAIL = "def fail(event):\n    pass\n"
-_names = count(1)
 
 
 @contextmanager
@@ -87,16 +89,15 @@ def go_to(world: Settings, views: Mapping[str, View]) -> set[str]:
 
 def served(api: Api, *views: str) -> dict[str, int]:
     """What the reads of these views are answered, by view; commands, outcomes and the list of views are served too."""
-    name = f"a{next(_names)}"
+    name = fresh()
     until(partial(is_ready, api), "the API is ready")
-    answer = api.client.post(f"/accounts/{name}/open-account", json={"overdraft_limit": 5, "on": "2026-01-01"})
+    answer = api.open(name)
     assert answer.status_code == 200, answer.text
-    key = answer.headers["Idempotency-Key"].strip('"')
-    assert api.client.get(f"/outcomes/accounts/{name}/{key}").json()["outcome"] == "accepted"
-    assert api.client.get("/views").status_code == 200
+    assert api.get(f"/outcomes/accounts/{name}/{name}").json()["outcome"] == "accepted"
+    assert api.get("/views").status_code == 200
     found = {}
     for view_ in views:
-        read = api.client.get(f"/views/{view_}?limit=1&after={answer.json()['position']}")
+        read = api.get(f"/views/{view_}?limit=1&after={answer.json()['position']}")
         assert read.status_code == 200 or read.json()["code"] == "view-not-live", read.text
         found[view_] = read.status_code
     return found
@@ -125,8 +126,7 @@ def test_a_watch_of_a_view_that_is_not_live_is_refused_and_of_another_one_is_not
         with api.client.stream("GET", "/views/statement/a1/1/live") as watched:
             assert watched.status_code == 200
     shipped, _ = releases
-    answer = shipped.client.get("/views/balances/a1/live")
-    assert (answer.status_code, answer.json()["code"]) == (503, "view-not-live")
+    problem(shipped.get("/views/balances/a1/live"), 503, "view-not-live")
 
 
 def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
@@ -136,14 +136,13 @@ def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
     go_to(shared_world, NEXT)
     with code(NEXT), agent(shared_world):  # and none for `side`
         until(partial(is_ready, coming), "the API is ready")
-        position = opened(coming, "still").json()["position"]
+        position = coming.open("still").json()["position"]
         until(lambda: standing_still(coming) > 0.6, "the agent `side` has stood still for longer than it may")
         until(partial(is_ready, coming), "the API is ready all the same")
         assert standing_still(coming) > 0.6
-        assert coming.client.get(f"/views/balances/still?after={position}").status_code == 200
-        late = coming.client.get(f"/views/daily_totals?after={position}", headers={"Prefer": "wait=0"})
-        assert (late.status_code, late.json()["code"]) == (503, "position-not-reached")
-        assert coming.client.get("/views/daily_totals").status_code == 200
+        assert coming.get(f"/views/balances/still?after={position}").status_code == 200
+        problem(coming.get(f"/views/daily_totals?after={position}", Prefer="wait=0"), 503, "position-not-reached")
+        assert coming.get("/views/daily_totals").status_code == 200
 
 
 def test_an_agent_without_live_views_is_ignored(releases: tuple[Api, Api], shared_world: Settings) -> None:
@@ -155,14 +154,14 @@ def test_an_agent_without_live_views_is_ignored(releases: tuple[Api, Api], share
         until(lambda: worker.reader.fetching != [], "the agent folds")
         go_to(shared_world, moved_back)
         with code(moved_back), agent(shared_world):
-            opened(coming, "retired")
+            assert coming.open("retired").status_code == 200
             until(lambda: worker.reader.fetching == [], "it holds, at the first batch that is fenced")
             topic = topics.describe(shared_world, shared_world.events_topic)
             for api in (shipped, coming):
                 until(partial(has_seen, api, topic.end), "a check after the log has moved")
                 assert "side" not in newest(api).positions, "it is not waited for"
                 until(partial(is_ready, api), "the API is ready")
-                assert 'samefold_lag_events{agent="side",partition="0"} 0.0' in api.client.get("/metrics").text
+                assert 'samefold_lag_events{agent="side",partition="0"} 0.0' in api.get("/metrics").text
     with connect(shared_world, "test") as db:
         held = [limit.whose for _, limit in _limits(shared_world, topic, db)]
     assert any("'core'" in whose for whose in held)
@@ -176,14 +175,8 @@ def test_an_agent_without_live_views_is_ignored(releases: tuple[Api, Api], share
         assert served(coming, *NEXT_NAMES) == dict.fromkeys(NEXT_NAMES, 200)
 
 
-def opened(api: Api, name: str) -> Any:
-    answer = api.client.post(f"/accounts/{name}/open-account", json={"overdraft_limit": 5, "on": "2026-01-01"})
-    assert answer.status_code == 200, answer.text
-    return answer
-
-
 def is_ready(api: Api) -> bool:
-    return api.client.get("/health/ready").status_code == 200
+    return api.get("/health/ready").status_code == 200
 
 
 def newest(api: Api) -> HealthSnapshot:
@@ -230,15 +223,12 @@ def test_a_command_needs_the_outcomes_and_that_a_handler_knows_it() -> None:
 def test_a_command_that_no_handler_knows_yet_is_not_appended(releases: tuple[Api, Api], shared_world: Settings) -> None:
     """A handler of the release before would call it malformed for good, under this id."""
     shipped, _ = releases
-    body = {"overdraft_limit": 5, "on": "2026-01-01"}
     with connect(shared_world, "test") as db:
         db.execute("delete from command_types where type = 'OpenAccount/2'")
         try:
             until(lambda: len(shipped.services.stores.types) == len(own_types()) - 1, "it is noticed")
-            answer = shipped.client.post("/accounts/too-early/open-account", json=body)
-            assert (answer.status_code, answer.json()["code"]) == (503, "command-not-live")
-            assert answer.json()["appended"] == "no"
+            assert problem(shipped.open("too-early"), 503, "command-not-live")["appended"] == "no"
         finally:
             add_types(db)
     until(lambda: shipped.services.stores.types == own_types(), "a handler that knows it starts")
-    assert shipped.client.post("/accounts/in-time/open-account", json=body).status_code in (200, 202)
+    assert shipped.post("in-time", "open-account", {"Prefer": "respond-async"}, overdraft_limit=5).status_code == 202

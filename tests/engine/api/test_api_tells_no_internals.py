@@ -1,17 +1,18 @@
-"""No answer of any route names an address, a path, a user or the text of another program, whatever went wrong.
+"""make test-all: all errors at every route take seconds.
+
+No answer of any route names an address, a path, a user or the text of another program, whatever went wrong.
 
 The routes are those of the app, and the errors all that there are: a new one of either is asked for by itself.
 """
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -24,41 +25,24 @@ from fastapi.routing import APIRoute
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
-from api import services as api_services
-from api.append import MaybeAppended, NotAppended
 from api.health import SUBJECTS
-from infra.domain_model.contexts import contexts
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.observability.logs import EventFormatter
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
-from tests.engine.api import raw_http
-from tests.engine.api.api import Api, everything, ready, serving
-from tests.engine.api.raw_http import head
-from tests.engine.api.test_api_waiting import frozen
-from tests.engine.spine import DEADLINE_S, until
+from infra.testing.waiting import until
+from tests.engine.api.api import Api, serving
+from tests.engine.api.raw_http import INTERNALS, SECRET
 
 if TYPE_CHECKING:
-    from infra.dev.stack import Stack
+    pass
 
 NOWHERE = "127.0.0.1:1"
-SECRET = "at db.intern:5433 as operator in /var/lib/samefold"
-OF_OTHERS = re.compile(
-    r"psycopg|libpq|rdkafka|Traceback|SQLSTATE|FATAL|127\.0\.0\.1|localhost|db\.intern|operator in|/var/lib|"
-    r"relation \"|role \"|\b[A-Z]\w*(?:Error|Exception)\b|\bselect\b.*\bfrom\b|\.py\b|site-packages|\bFile \"|<\w+ object|"
-    r"uvicorn|starlette|fastapi|pydantic|msgspec|uvloop|httptools|aiokafka|[Ff]aust|\b[Pp]ython|WSGI"
-)
 LIVE = re.compile("/live$")
 """Answers without an end."""
 BODIES: dict[str, Any] = {"open-account": {"overdraft_limit": 0, "on": "2026-01-01"}}
 MONEY = {"cents": 1, "on": "2026-01-02"}
-
-
-@pytest.fixture(scope="module")
-def api(shared_world: Settings) -> Iterator[Api]:
-    with everything(shared_world) as running:
-        yield running
 
 
 def app_of(api: Api) -> FastAPI:
@@ -105,7 +89,7 @@ def assert_tells_nothing(api: Api, name: str, answer: httpx.Response) -> None:
     if answer.is_success and "/health" not in name:
         return
     told = f"{answer.headers} {answer.text}".replace(answer.headers.get("Correlation-Id", " "), " ")  # random digits
-    assert not (leak := OF_OTHERS.search(told)), f"{name}: {leak[0]!r} in {told}"
+    assert not (leak := INTERNALS.search(told)), f"{name}: {leak[0]!r} in {told}"
     for secret in secrets(api.services.settings):
         assert secret not in told, f"{name}: {secret!r} in {told}"
 
@@ -115,9 +99,6 @@ def secrets(settings: Settings) -> list[str]:
     places = [settings.kafka, settings.kafka.partition(":")[2], str(settings.data_dir), str(ROOT)]
     names = [str(known[name]) for name in ("host", "dbname") if known.get(name)]
     return [one for one in places + names + [f"'{known['user']}'", f'"{known["user"]}"'] if len(one) > 1]
-
-
-# stores
 
 
 def elsewhere(world: Settings, **other: str) -> Settings:
@@ -153,24 +134,6 @@ def test_of_a_store_that_is_not_as_it_should_be(
 
 
 @pytest.mark.slow
-def test_of_a_database_that_hangs_in_the_midst_of_a_read(
-    api: Api, stack: Stack, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api_services, "QUERY_S", 1.0)
-    with serving(shared_world) as other:
-        ready(other)
-        # asked before a check can have noticed, so that it is the read's own error that is answered
-        with frozen(stack):
-            monkeypatch.setattr(other.services.stores, "_is_wrong", lambda *_: None)
-            read = ask(other, "GET", "/views/balances")
-            assert_tells_nothing(other, "read", read)
-            assert (read.status_code, read.json()["code"]) == (503, "database-unavailable")
-            assert read.headers["Correlation-Id"] == read.json()["correlation_id"]
-
-
-# requests
-
-
 def test_of_requests_that_do_not_fit(api: Api) -> None:
     for value, query in product(
         ("x", "%FF", "%00", "x" * 300), ("", "?nonsense=1", "?after=1~x.0-1", "?limit=x&cursor=%FF")
@@ -181,33 +144,6 @@ def test_of_requests_that_do_not_fit(api: Api) -> None:
     for _, path in paths(api):
         assert_tells_nothing(api, path, ask(api, "DELETE", path))
     assert_tells_nothing(api, "unknown", ask(api, "GET", "/nothing/of/ours"))
-
-
-RAW = {
-    "no HTTP": b"nonsense\r\n\r\n",
-    "no version": b"GET / HTTP/9.9\r\n\r\n",
-    "a target that is none": b"GET \x01 HTTP/1.1\r\n\r\n",
-    "a wrong length": head("POST", "/accounts/a/deposit", [("Content-Length", "many")]),
-    "too large a head": head("GET", "/views", [("X", "x" * 70_000)]),
-    "another protocol": head("GET", "/views", [("Connection", "Upgrade"), ("Upgrade", "websocket")]),
-    "a path to a file": head("GET", "/static-offline-docs/..%2f..%2f..%2fetc%2fpasswd"),
-    "a folder": head("GET", "/static-offline-docs/"),
-    "a range of a file": head("GET", "/static-offline-docs/favicon.png", [("Range", "bytes=5-1")]),
-}
-
-
-@pytest.mark.parametrize("name", RAW)
-def test_of_what_is_no_request(api: Api, name: str) -> None:
-    reply = raw_http.ask(api.server.port, RAW[name])
-    if reply.status == 200:  # of what is sent as an upgrade, the answer is the list of views
-        assert name == "another protocol"
-    else:
-        assert not (leak := OF_OTHERS.search(f"{reply.headers} {reply.body!r}")), leak
-        for secret in secrets(api.services.settings):
-            assert secret not in str(reply)
-
-
-# errors of every kind, wherever they come from
 
 
 class Raising:
@@ -295,46 +231,3 @@ def test_of_what_the_process_knows_to_be_wrong(api: Api, monkeypatch: pytest.Mon
             checks = ask_all(api)["GET /health/ready"].json()["checks"]
             assert {checks[subject]["code"] for subject in SUBJECTS} == {kind.code}
     monkeypatch.setattr(api.services.stores, "failures", {})
-
-
-@pytest.mark.parametrize("failure", [NotAppended, MaybeAppended])
-@pytest.mark.parametrize("later", [False, True])
-def test_of_an_append_that_fails(
-    api: Api, failure: type[Exception], later: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def append(*_arguments: Any) -> Any:
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        if later:
-            future.get_loop().call_soon(future.set_exception, failure(SECRET))
-        else:
-            future.set_exception(failure(SECRET))
-        return future
-
-    monkeypatch.setattr(api.services.appender, "append", append)
-    with logged() as lines:
-        found = [ask(api, method, path, wait=5) for method, path in paths(api) if method == "POST"]
-        for answer in found:
-            assert_tells_nothing(api, "append", answer)
-        found = [one for one in found if one.status_code != 422]
-        code = "maybe-appended" if failure is MaybeAppended else "not-appended"
-        assert {(one.status_code, one.json()["code"]) for one in found} == {(503, code)}
-        told = {event.get("correlation_id") for event in lines() if SECRET in event["message"]}
-    assert {one.json()["correlation_id"] for one in found} <= told
-
-
-def test_of_code_that_fails(api: Api) -> None:
-    def fail(*_: Any) -> Any:
-        raise KeyError(SECRET)
-
-    context = contexts()["accounts"]
-    with ExitStack() as stack:
-        stack.callback(object.__setattr__, context, "decide", context.decide)
-        object.__setattr__(context, "decide", fail)
-        answer = httpx.post(
-            f"{api.url}/accounts/failing/deposit", json=MONEY, headers={"Idempotency-Key": '"f"'}, timeout=DEADLINE_S
-        )
-    assert (answer.status_code, answer.json()["code"]) == (500, "failed")
-    assert_tells_nothing(api, "failed", answer)
-    later = api.client.get("/outcomes/accounts/failing/f")
-    assert later.json()["code"] == "failed"
-    assert not OF_OTHERS.search(later.text)

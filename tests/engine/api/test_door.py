@@ -1,18 +1,19 @@
-"""The door over HTTP: who has no valid token gets nothing, one caller can't take all, and nothing listens to everybody."""
+"""make test + test-all: one API for all, and a refusal takes milliseconds.
+
+The door over HTTP: who has no valid token gets nothing, one caller can't take all, and nothing listens to everybody.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from api import caller_limits, views
@@ -21,14 +22,16 @@ from api.door import DOCS, OPEN
 from api.problems import Problem
 from api.safe_start import ListensToAll, require_safe
 from infra.dev.stack import Stack
+from infra.errors import BadSettings
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold, world_of
-from tests.engine.api.api import Api, agent, ready, serving
+from infra.testing.waiting import DEADLINE_S, SLOWNESS, until
+from tests.engine.api.api import DAY, Api, agent, problem, served, serving
+from tests.engine.api.raw_http import connection
 from tests.engine.api.tokens import Keys, bearer, issuer_server, key_file, locked
-from tests.engine.spine import DEADLINE_S, handler, set_up, until
+from tests.engine.spine import handler, set_up
 
-ON = "2026-01-02"
-DEPOSIT = {"cents": 100, "on": ON}
+DEPOSIT = {"cents": 100, "on": DAY}
 
 
 @pytest.fixture(scope="module")
@@ -44,71 +47,60 @@ def world(shared_world: Settings, keys: Keys, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def api(world: Settings) -> Iterator[Api]:
     set_up(world)
-    with handler(world), agent(world), serving(world) as api:
-        ready(api)
-        until(lambda: httpx.get(f"{api.url}/health/ready").status_code == 200, "the issuer's keys are read")
+    with handler(world), agent(world), served(world) as api:
+        until(lambda: api.get("/health/ready").status_code == 200, "the issuer's keys are read")
         yield api
 
 
-def test_nothing_but_health_is_there_without_a_token(api: Api, world: Settings) -> None:
+@pytest.fixture(scope="module")
+def document(world: Settings) -> dict[str, Any]:
     with serving(world.model_copy(update={"api_docs": True}), "documented") as documented:
-        paths = {path.partition("{")[0] or path for path in _paths(documented)}
-        for path in paths - OPEN:
-            for method in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
-                answer = api.client.request(method, path)
-                assert answer.status_code == 401, (method, path)
-                assert answer.headers["WWW-Authenticate"] == "Bearer"
-                assert method == "HEAD" or answer.json()["code"] == "not-authenticated"
+        assert documented.get("/docs").status_code == 200
+        found: dict[str, Any] = documented.get("/openapi.json").json()
+        return found
+
+
+def test_nothing_but_health_is_there_without_a_token(api: Api, document: dict[str, Any]) -> None:
+    assert len(document["paths"]) > 20
+    for path in {path.partition("{")[0] or path for path in document["paths"]} - OPEN:
+        for method in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+            answer = api.client.request(method, path)
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+            assert method == "HEAD" or answer.json()["code"] == "not-authenticated"
     for path in ("/docs", "/openapi.json", "/metrics", "/nothing", "//health/live", "/health/live/", "/HEALTH/live"):
         assert api.client.get(path).status_code == 401, path
     for path in OPEN:
         assert api.client.get(path).status_code == 200
 
 
-def _paths(api: Api) -> set[str]:
-    found: dict[str, object] = api.client.get("/openapi.json").json()["paths"]
-    assert len(found) > 20
-    return set(found)
+ODD = [
+    "letmein",
+    "Basic YWRhOmxvdmVsYWNl",
+    "Bearer",
+    "Bearer a b",
+    "Bearer a,b",
+    "Bearer \xe9",
+    "Bearer " + "a" * 60_000,
+]
 
 
-def test_with_a_token_of_every_right_it_is_as_it_was(api: Api, keys: Keys) -> None:
-    token = bearer(keys.token(sub="tess"))
-    opened = api.client.post(
-        "/accounts/7/open-account", json={"overdraft_limit": 0, "on": ON, "owner": "ada"}, headers=token
-    )
-    assert opened.status_code == 200, opened.text
-    assert api.client.get("/views/balances/7", headers=token).json()["row"]["owner"] == "ada"
-
-
-@pytest.mark.parametrize(
-    ("header", "status", "code"),
-    [
-        ("letmein", 401, "not-authenticated"),
-        ("Basic YWRhOmxvdmVsYWNl", 401, "not-authenticated"),
-        ("Bearer", 401, "not-authenticated"),
-        ("Bearer a b", 401, "not-authenticated"),
-        ("Bearer a,b", 401, "not-authenticated"),
-        ("Bearer \xe9", 401, "not-authenticated"),
-        ("Bearer " + "a" * 60_000, 401, "not-authenticated"),
-        ("Bearer " + "a" * 1_000_000, 431, "head-too-large"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_an_odd_header_is_refused(api: Api, header: str, status: int, code: str) -> None:
-    answer = httpx.get(f"{api.url}/views", headers=[(b"Authorization", header.encode("latin-1"))])
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert status != 401 or answer.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
+@pytest.mark.parametrize("header", ODD, ids=lambda header: header[:20])
+def test_an_odd_header_is_refused(api: Api, header: str) -> None:
+    answer = api.client.get("/views", headers=[(b"Authorization", header.encode("latin-1"))])
+    problem(answer, 401, "not-authenticated")
+    assert answer.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
 
 
 def test_two_headers_are_refused_even_if_one_is_good(api: Api, keys: Keys) -> None:
     good = f"Bearer {keys.token()}".encode()
-    answer = httpx.get(f"{api.url}/views", headers=[(b"Authorization", good), (b"authorization", b"Bearer x")])
-    assert (answer.status_code, answer.json()["code"]) == (400, "bad-header")
+    answer = api.client.get("/views", headers=[(b"Authorization", good), (b"authorization", b"Bearer x")])
+    problem(answer, 400, "bad-header")
 
 
 def test_metrics_need_their_scope(api: Api, keys: Keys) -> None:
-    assert api.client.get("/metrics", headers=bearer(keys.token())).status_code == 403
-    found = api.client.get("/metrics", headers=bearer(keys.token(sub="prometheus", roles=None, scope="metrics")))
+    assert api.get("/metrics", **bearer(keys.token())).status_code == 403
+    found = api.get("/metrics", **bearer(keys.token(sub="prometheus", roles=None, scope="metrics")))
     assert found.status_code == 200
     assert "prometheus" not in found.text
     assert "ada" not in found.text
@@ -116,28 +108,20 @@ def test_metrics_need_their_scope(api: Api, keys: Keys) -> None:
 
 def test_a_live_feed_ends_with_its_token(api: Api, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.issuer.LEEWAY_S", 0)
-    with (
-        httpx.Client(base_url=api.url, timeout=DEADLINE_S) as client,
-        client.stream("GET", "/views/balances/7/live", headers=bearer(keys.token(**_soon()))) as feed,
-    ):
-        assert feed.status_code == 200
-        assert "event: " in "".join(feed.iter_text())  # which returns when the feed ends
-    assert api.client.get("/views", headers=bearer(keys.token())).status_code == 200
+    assert_feed_ends(api, keys.token(exp=time.time() + 2 * SLOWNESS))
+    assert api.get("/views", **bearer(keys.token())).status_code == 200
 
 
 def test_a_live_feed_is_asked_for_again_now_and_then(api: Api, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it ends where a key or a right was withdrawn meanwhile."""
     monkeypatch.setattr(views, "LONGEST_FEED_S", 0.3)
-    with (
-        httpx.Client(base_url=api.url, timeout=DEADLINE_S) as client,
-        client.stream("GET", "/views/balances/7/live", headers=bearer(keys.token(exp=time.time() + 3_600))) as feed,
-    ):
+    assert_feed_ends(api, keys.token(exp=time.time() + 3_600))
+
+
+def assert_feed_ends(api: Api, token: str) -> None:
+    with api.client.stream("GET", "/views/balances/7/live", headers=bearer(token)) as feed:
         assert feed.status_code == 200
         assert "event: " in "".join(feed.iter_text())  # which returns when the feed ends
-
-
-def _soon() -> dict[str, Any]:
-    return {"exp": time.time() + 2}
 
 
 def problems() -> dict[int, Problem]:
@@ -175,7 +159,7 @@ def test_a_refused_request_leaves_nothing_behind(api: Api, keys: Keys) -> None:
 def test_what_is_no_http_is_logged_but_does_not_fill_the_disk(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "uvicorn.error"):
         for _ in range(100):
-            with socket.create_connection(("127.0.0.1", api.client.base_url.port or 0)) as client:
+            with connection(api.server.port) as client:
                 client.sendall(b"\x16\x03\x01")
                 client.recv(100)
     assert 0 < sum(record.name == "uvicorn.error" for record in caplog.records) < 90
@@ -184,7 +168,7 @@ def test_what_is_no_http_is_logged_but_does_not_fill_the_disk(api: Api, caplog: 
 def test_refused_tokens_are_logged_but_do_not_fill_the_disk(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "api.door"):
         for _ in range(300):
-            api.client.get("/views", headers=bearer("forged"))
+            api.get("/views", **bearer("forged"))
     lines = [record.getMessage() for record in caplog.records if record.name == "api.door"]
     assert 0 < len(lines) < 250
     assert all("127.0.0.1" in line for line in lines)
@@ -220,17 +204,13 @@ def test_of_many_callers_the_idle_are_forgotten_and_never_the_busy(monkeypatch: 
 
 
 def test_what_one_caller_has_too_many_of_the_next_has_none_less(world: Settings, keys: Keys) -> None:
-    """Four times its share from one caller: it is told to wait, and another one's requests are all answered."""
+    """More than its share from one caller: it is told to wait, and another one's requests are all answered."""
     slow = world.model_copy(update={"api_caller_rate": 5.0, "api_caller_requests": 1_000})
-    with serving(slow, "limited") as api:
-        ready(api)
-        until(lambda: httpx.get(f"{api.url}/health/ready").status_code == 200, "the issuer's keys are read")
+    with served(slow, "limited") as api:
+        until(lambda: api.get("/health/ready").status_code == 200, "the issuer's keys are read")
         greedy, modest = bearer(keys.token(sub="greedy")), bearer(keys.token(sub="modest"))
-        with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=api.url, timeout=DEADLINE_S) as client:
-            many = list(pool.map(lambda _: client.get("/views", headers=greedy), range(200)))
-            few = [client.get("/views", headers=modest) for _ in range(8)]
-        refused = [answer for answer in many if answer.status_code == 429]
-        assert len(refused) > 100
+        refused = [answer for _ in range(200) if (answer := api.get("/views", **greedy)).status_code == 429]
+        few = [api.get("/views", **modest) for _ in range(8)]
         assert {answer.json()["code"] for answer in refused} == {"too-many-requests"}
         assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
         assert [answer.status_code for answer in few] == [200] * 8
@@ -239,41 +219,25 @@ def test_what_one_caller_has_too_many_of_the_next_has_none_less(world: Settings,
 def test_one_caller_has_only_so_many_requests_at_once(api: Api, keys: Keys) -> None:
     """Subscriptions are requests, too: they could take all the places."""
     token = bearer(keys.token(sub="watcher"))
-
-    async def subscribe() -> list[int]:
-        async with httpx.AsyncClient(base_url=api.url, timeout=DEADLINE_S) as client:
-            asked = [
-                client.send(client.build_request("GET", f"/views/balances/{number}/live", headers=token), stream=True)
-                for number in range(8)
-            ]
-            answers = await asyncio.gather(*asked)
-            other = await client.get("/views", headers=bearer(keys.token(sub="another")))
-            assert other.status_code == 200
-            for answer in answers:
-                await answer.aclose()
-            return [answer.status_code for answer in answers]
-
-    assert sorted(asyncio.run(subscribe())) == [200] * 5 + [429] * 3
-    until(lambda: api.client.get("/views", headers=token).status_code == 200, "their places are free again")
+    with ExitStack() as stack:
+        feeds = [api.client.stream("GET", f"/views/balances/{number}/live", headers=token) for number in range(8)]
+        assert [stack.enter_context(feed).status_code for feed in feeds] == [200] * 5 + [429] * 3
+        assert api.get("/views", **bearer(keys.token(sub="another"))).status_code == 200
+    until(lambda: api.get("/views", **token).status_code == 200, "their places are free again")
 
 
 def test_a_process_that_has_read_no_keys_is_not_ready_and_lets_nobody_in(world: Settings, keys: Keys) -> None:
     with issuer_server() as issuer:
         other = Keys(issuer.url, one="ES256")
         down = locked(world, other, f"{issuer.url}/jwks")
-        with serving(down, "keyless") as api:
-            ready(api)
+        with served(down, "keyless") as api:
             found = api.client.get("/health/ready")
             assert found.json()["checks"]["issuer"]["code"] == "keys-not-known"
-            answer = api.client.get("/views", headers=bearer(other.token()))
-            assert (answer.status_code, answer.json()["code"]) == (503, "keys-not-known")
-            assert "127.0.0.1" not in answer.text + found.text
+            problem(api.get("/views", **bearer(other.token())), 503, "keys-not-known")
+            problem(found, 503, "not-ready")
 
 
-def test_the_document_tells_of_the_door(world: Settings) -> None:
-    with serving(world.model_copy(update={"api_docs": True}), "documented") as api:
-        document = api.client.get("/openapi.json").json()
-        assert api.client.get("/docs").status_code == 200
+def test_the_document_tells_of_the_door(document: dict[str, Any]) -> None:
     assert document["security"] == [{"token": []}]
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     for path, operations in document["paths"].items():
@@ -285,36 +249,30 @@ def test_the_document_tells_of_the_door(world: Settings) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "bank.example", "127.0.0.1.example.com"])
-def test_off_does_not_listen_beyond_this_machine(samefold: Samefold, world: Settings, host: str) -> None:
-    off = world.model_copy(update={"auth": "off"})
+def test_off_does_not_listen_beyond_this_machine(world: Settings, host: str) -> None:
     with pytest.raises(ListensToAll):
-        require_safe(off, host)
-    done = samefold("run", "api", "--host", host, settings=off)
-    assert done.returncode == 2
-    assert "SAMEFOLD_AUTH=jwt" in done.stderr
-    assert samefold("run", "all", "--host", host, settings=off).returncode == 2
+        require_safe(world.model_copy(update={"auth": "off"}), host)
 
 
 @pytest.mark.parametrize("url", ["http://issuer.example", "issuer.example", "ftp://issuer.example/keys"])
-def test_keys_that_anybody_could_answer_with_are_refused_at_the_start(
-    samefold: Samefold, world: Settings, url: str, tmp_path: Path
+def test_keys_that_anybody_could_answer_with_are_refused_at_the_start(world: Settings, url: str) -> None:
+    with pytest.raises(BadSettings, match="https://"):
+        require_safe(world.model_copy(update={"jwt_issuer": url, "jwt_keys": None}), "127.0.0.1")
+
+
+def test_jwt_needs_to_know_the_issuer_and_the_audience(world: Settings) -> None:
+    with pytest.raises(BadSettings, match="jwt_audience"):
+        require_safe(world.model_copy(update={"jwt_audience": None}), "127.0.0.1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["api", "all"])
+def test_a_process_whose_door_would_be_open_does_not_start(
+    samefold: Samefold, world: Settings, role: str, tmp_path: Path
 ) -> None:
-    done = samefold(
-        "run",
-        "api",
-        settings=world.model_copy(update={"jwt_issuer": url, "jwt_keys": None, "data_dir": tmp_path}),
-        process_s=30,
-    )
-    assert done.returncode == 2
-    assert "https://" in done.stderr
-
-
-def test_jwt_needs_to_know_the_issuer_and_the_audience(samefold: Samefold, world: Settings, tmp_path: Path) -> None:
-    done = samefold(
-        "run", "api", settings=world.model_copy(update={"jwt_audience": None, "data_dir": tmp_path}), process_s=30
-    )
-    assert done.returncode == 2
-    assert "jwt_audience" in done.stderr
+    off = world.model_copy(update={"auth": "off", "data_dir": tmp_path})
+    done = samefold("run", role, "--host", "0.0.0.0", settings=off)
+    assert (done.returncode, "SAMEFOLD_AUTH=jwt" in done.stderr) == (2, True)
 
 
 def test_whoever_starts_no_api_needs_no_issuer(tmp_path: Path) -> None:
@@ -340,8 +298,7 @@ def test_dev_token_opens_the_door_of_the_development_stack(
     dev = world.model_copy(update={**of_stack, "data_dir": stack.folder})
     done = samefold("dev", "token", "--subject", "ada", "--role", "teller", "--scope", "metrics", settings=dev)
     assert done.returncode == 0, done.stderr
-    with serving(dev, "development") as api:
-        ready(api)
+    with served(dev, "development") as api:
         for path in ("/views", "/metrics"):
             assert api.client.get(path, headers=bearer(done.stdout.strip())).status_code == 200
     elsewhere = samefold("dev", "token", "--subject", "ada", settings=world.model_copy(update={"data_dir": tmp_path}))
@@ -354,18 +311,14 @@ def test_requests_of_other_threads_do_not_share_a_caller(api: Api, keys: Keys) -
     teller = bearer(keys.token(sub="tess"))
     names = [f"holder-{number}" for number in range(12)]
     for name in names:
-        body = {"overdraft_limit": 0, "on": ON, "owner": name}
-        assert api.client.post(f"/accounts/{name}/open-account", json=body, headers=teller).status_code == 200
-    seen: dict[str, set[str]] = {}
+        assert api.post(name, "open-account", teller, overdraft_limit=0, owner=name).status_code == 200
     together = threading.Barrier(len(names))
 
-    def look(name: str) -> None:
+    def seen(name: str) -> set[str]:
         token = bearer(keys.token(sub=name, roles=None))
         together.wait(DEADLINE_S)
-        with httpx.Client(base_url=api.url, timeout=DEADLINE_S) as client:
-            found = [client.get("/views/balances", headers=token).json()["items"] for _ in range(3)]
-        seen[name] = {row["account"] for rows in found for row in rows}
+        found = [api.get("/views/balances", **token).json()["items"] for _ in range(3)]
+        return {row["account"] for rows in found for row in rows}
 
     with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(look, names))
-    assert seen == {name: {name} for name in names}
+        assert list(pool.map(seen, names)) == [{name} for name in names]

@@ -1,12 +1,13 @@
-"""A producer that can't go on (fatal, librdkafka calls it): another one takes its place, and what is in doubt is treated so."""
+"""make test-all: librdkafka takes seconds to replace a producer.
+
+A producer that can't go on (fatal, librdkafka calls it): another one takes its place, and what is in doubt is treated so.
+"""
 
 from __future__ import annotations
 
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from confluent_kafka import Producer
 
@@ -16,7 +17,9 @@ from infra.log import clients
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from tests.engine.api.api import Api, everything, unfolded
+from infra.testing.waiting import until
+from tests.engine.api.api import everything, unfolded
+from tests.engine.api.front import frozen
 from tests.engine.infra import fatal
 from tests.engine.spine import (
     commits,
@@ -29,39 +32,26 @@ from tests.engine.spine import (
     scalar,
     send,
     set_up,
-    until,
 )
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
 
-OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-
-def opened(api: Api, name: str) -> httpx.Response:
-    with httpx.Client(base_url=api.url, timeout=30) as client:
-        return client.post(f"/accounts/{name}/open-account", json=OPEN, headers={"Idempotency-Key": name})
+pytestmark = pytest.mark.slow
 
 
 def test_an_api_appends_again_and_tells_those_who_wait_that_it_does_not_know(world: Settings, stack: Stack) -> None:
     with everything(world) as api, ThreadPoolExecutor(1) as pool:
-        assert opened(api, "before").status_code == 200
-        broker = stack.kafka.process()
-        assert broker is not None
-        broker.send_signal(signal.SIGSTOP)
-        try:
-            waiting = pool.submit(opened, api, "meanwhile")
+        assert api.open("before").status_code == 200
+        with frozen(stack.kafka):
+            waiting = pool.submit(api.open, "meanwhile")
             first = api.services.appender._producer.now
             until(lambda: len(first) > 0, "it is under way")
             fatal.end(first)
             answer = waiting.result()
             assert (answer.status_code, answer.json()["appended"]) == (503, "unknown")
-        finally:
-            broker.send_signal(signal.SIGCONT)
-        until(lambda: opened(api, "meanwhile").status_code == 200, "it appends again")
-        assert opened(api, "after").status_code == 200
+        until(lambda: api.open("meanwhile").status_code == 200, "it appends again")
+        assert api.open("after").status_code == 200
     assert [commit.command_id for commit in commits(world)].count("meanwhile") == 1
 
 

@@ -1,18 +1,17 @@
-"""A broker that stands still for some seconds and goes on (a paused machine, a laptop's sleep): commands wait, and are answered.
+"""make test-all: a broker is frozen for seconds each time.
+
+A broker that stands still for some seconds and goes on (a paused machine, a laptop's sleep): commands wait, and are answered.
 
 It is no longer the leader of the epoch that clients remember then, as after a move to another broker.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from time import sleep
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -22,23 +21,20 @@ from commands import release
 from infra.log import topics
 from infra.log.clients import KafkaUnavailable
 from infra.settings import Settings
-from tests.engine.api.api import Api, everything
-from tests.engine.spine import until
+from infra.testing.waiting import until
+from tests.engine.api.api import everything
+from tests.engine.api.front import frozen
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
 
-OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
 TAKEN = {200, 202}
 """A command is in the log; its outcome may come later."""
 REFUSED_WITHIN_S = 1.0
 """It would be refused at once, and is not answered before the broker goes on."""
 FENCED_AFTER_S = 2.5
 """The broker's session with its controller lasts 2 s."""
-BACK_WITHIN_S = 60.0
-"""A client that remembers the old epoch asks in vain for 15 minutes. How soon it is back is measured in the chaos run."""
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -47,20 +43,12 @@ def world(world: Settings) -> Settings:
     return world.model_copy(update={"session_timeout_ms": 60_000})
 
 
-@contextmanager
-def frozen(stack: Stack) -> Iterator[None]:
-    broker = stack.kafka.process()
-    assert broker is not None
-    broker.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        broker.send_signal(signal.SIGCONT)
-
-
 @pytest.fixture(autouse=True)
 def _left_as_it_was(stack: Stack, world: Settings) -> Iterator[None]:
-    """The next test finds a broker that leads and has a controller."""
+    """The next test finds a broker that leads and has a controller.
+
+    A client that remembered the old epoch would ask in vain for 15 minutes: far beyond any deadline here.
+    """
     yield
     until(lambda: _is_back(world), "the broker is back")
 
@@ -77,7 +65,7 @@ def led_anew(stack: Stack, world: Settings) -> None:
     """Returns when the broker leads in another epoch than it did: frozen for longer than its session lasts, again if need be."""
     before = _epoch(world)
     while _epoch(world) == before:
-        with frozen(stack):
+        with frozen(stack.kafka):
             sleep(FENCED_AFTER_S)
         until(lambda: _is_back(world), "the broker leads again")
 
@@ -93,16 +81,11 @@ def _asked(client: AdminClient, world: Settings, within_s: float) -> int:
     return int(asked.result(within_s).leader_epoch)
 
 
-def opened(api: Api, name: str) -> httpx.Response:
-    with httpx.Client(base_url=api.url, timeout=30) as client:
-        return client.post(f"/accounts/{name}/open-account", json=OPEN, headers={"Idempotency-Key": name})
-
-
 def test_an_api_takes_commands_again_when_the_broker_leads_in_another_epoch(world: Settings, stack: Stack) -> None:
     with everything(world) as api:
-        assert opened(api, "before").status_code == 200
+        assert api.open("before").status_code == 200
         led_anew(stack, world)
-        until(lambda: opened(api, "after").status_code in TAKEN, "it takes commands", BACK_WITHIN_S)
+        until(lambda: api.open("after").status_code in TAKEN, "it takes commands")
         behind = api.services.stores.seen
         until(lambda: api.services.stores.seen is not behind, "it looks again")
 
@@ -137,11 +120,11 @@ def test_commands_wait_for_a_broker_that_is_silent_for_a_moment(
 ) -> None:
     monkeypatch.setattr(stores, "PATIENCE_S", 60.0)
     with everything(world) as api, ThreadPoolExecutor(1) as pool:
-        assert opened(api, "before").status_code == 200
+        assert api.open("before").status_code == 200
         failed = api.services.stores
-        with frozen(stack):
+        with frozen(stack.kafka):
             until(lambda: not failed.kafka_answered, "a look has failed")
-            waiting = pool.submit(opened, api, "meanwhile")
+            waiting = pool.submit(api.open, "meanwhile")
             wait([waiting], REFUSED_WITHIN_S)
         assert waiting.result().status_code in TAKEN, waiting.result().text
 
@@ -151,18 +134,18 @@ def test_commands_are_refused_when_the_broker_is_silent_for_longer(
 ) -> None:
     monkeypatch.setattr(stores, "PATIENCE_S", 2.0)
     with everything(world) as api:
-        assert opened(api, "before").status_code == 200
-        with frozen(stack):
+        assert api.open("before").status_code == 200
+        with frozen(stack.kafka):
             until(lambda: "kafka" in api.services.stores.failures, "it is told")
-            refused = opened(api, "refused")
+            refused = api.open("refused")
             assert (refused.status_code, refused.json()["appended"]) == (503, "no")
-        until(lambda: opened(api, "refused").status_code in TAKEN, "it takes commands again", BACK_WITHIN_S)
+        until(lambda: api.open("refused").status_code in TAKEN, "it takes commands again")
 
 
 def test_handlers_wait_where_a_broker_does_not_tell_which_others_are_there(stack: Stack, world: Settings) -> None:
     """librdkafka gives what other brokers told, and this one's silence as a value: of a cluster, for as long as it is away."""
     admin = topics.Admin(world, 1.0)
     assert release.alive(admin, world.group_prefix) == []
-    with frozen(stack), pytest.raises(KafkaUnavailable):
+    with frozen(stack.kafka), pytest.raises(KafkaUnavailable):
         release.alive(admin, world.group_prefix)
     assert release.alive(topics.Admin(world), world.group_prefix) == []
