@@ -25,10 +25,11 @@ from policies.engine.sender import Row, Sender
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
 from projections.engine.fold.errors import OtherCode
 from projections.engine.live.reader import Reader
+from proofs.checker import Violation
 from proofs.model_read.actors import Agent
 from proofs.model_read.bank import MOVING, PARTITIONS, Bank, Topics, moving
 from proofs.model_read.database import State
-from proofs.model_read.oracle import LOST, STOPPED, Violation
+from proofs.model_read.oracle import LOST, STOPPED
 from proofs.model_read.play import Play, unexpected
 from proofs.model_read.policy_oracle import PolicyOracle, positions_of
 from proofs.model_read.world import World

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
 from infra.errors import SamefoldError
 from projections.engine.views.view import View
+from proofs.checker import Mutant, Violation
 from proofs.model_read.actors import Agent
 from proofs.model_read.database import State
-from proofs.model_read.oracle import LOST, STOPPED, Violation, positions_of
+from proofs.model_read.oracle import LOST, STOPPED, positions_of
 from proofs.model_read.play import Chooser, unexpected
 from proofs.model_read.policies import PolicyWorld
 from proofs.model_read.scenarios import Scenario
 from proofs.model_read.views import code
 from proofs.model_read.world import World
 
-SwitchOff = Callable[[World], AbstractContextManager[None]]
-"""What makes the product lack a guarantee, for a while."""
-
-
-_begun: dict[tuple[str, SwitchOff | None], list[State]] = {}
+_begun: dict[tuple[str, str], list[State]] = {}
 """Where the runs of a scenario begin, so that what happens before them happens once."""
 
 
@@ -36,14 +33,15 @@ class Run:
     commits: int
 
 
-def run(scenario: Scenario, chooser: Chooser, switch_off: SwitchOff | None = None) -> Run:
-    """Raises errors of the model itself."""
+def run(scenario: Scenario, chooser: Chooser, mutant: Mutant | None = None) -> Run:
+    """With the product as the mutant has it. Raises errors of the model itself."""
     world = scenario.kind(scenario.log(), scenario.views(), scenario.faults)
     violation = None
-    with world.around(), switch_off(world) if switch_off else nullcontext():
-        if (scenario.name, switch_off) not in _begun:
-            _begun[scenario.name, switch_off] = world.begin(scenario.before)
-        world.begin_again(_begun[scenario.name, switch_off])
+    which = scenario.name, mutant.name if mutant else ""
+    with world.around(), mutant.in_force() if mutant else nullcontext():
+        if which not in _begun:
+            _begun[which] = world.begin(scenario.before)
+        world.begin_again(_begun[which])
         for start in scenario.actors:
             start(world)
         try:

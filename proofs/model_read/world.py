@@ -23,9 +23,10 @@ from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild import workers
 from projections.engine.views.view import View
+from proofs.checker import Violation
 from proofs.model_read.database import TOPIC, State, database
 from proofs.model_read.log import Log
-from proofs.model_read.oracle import READER, Oracle, Violation, Watch
+from proofs.model_read.oracle import READER, Oracle, Watch
 from proofs.model_read.play import Actor, First, Play
 from proofs.model_read.policy_oracle import PolicyOracle
 from proofs.model_read.sessions import Session
