@@ -117,12 +117,12 @@ def table(checker: Checker) -> int:
     survivors = []
     for name, mutant in mutants_in(checker.mutants).items():
         if is_killed(checker, mutant):
-            killed[mutant.promise].append(mutant.facts.get("guarantee", name))
+            killed[mutant.promise].append(name)
         elif mutant.promise:
             survivors.append(name)
     print("| promise | checked at | guarantees switched off, each noticed |\n|---|---|---|")
     for promise, (words, check) in checker.promises.items():
-        print(f"| {words} | {check} | {'; '.join(dict.fromkeys(killed[promise]))} |")
+        print(f"| {words} | {check} | {'; '.join(killed[promise])} |")
     print(*(f"SURVIVED: {name}" for name in survivors), sep="\n")
     return int(bool(survivors))
 

@@ -62,7 +62,7 @@ def test_no_promise_is_broken_in_large_worlds_and_by_chance(checker: Checker) ->
 def test_a_finding_is_told_by_its_choices_and_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mutant = mutants_in(WRITE_SIDE.mutants)["no seq check"]
+    mutant = mutants_in(WRITE_SIDE.mutants)["`seq`"]
 
     def attack(_seconds: float, _seed: int) -> str:
         found = WRITE_SIDE.find(mutant)
@@ -72,7 +72,7 @@ def test_a_finding_is_told_by_its_choices_and_the_exit_code(
     monkeypatch.setattr("sys.argv", ["checker"])
     assert main(WRITE_SIDE._replace(attack=attack)) == 1
     *_, first, second = capsys.readouterr().out.splitlines()
-    assert first == "FOUND in no seq check: A: ('purse/1', 'a') counts twice"
+    assert first == "FOUND in `seq`: A: ('purse/1', 'a') counts twice"
     assert second == f"  by {mutant.facts['by']}"
     assert main(WRITE_SIDE._replace(attack=lambda *_: "2 worlds")) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 worlds: every promise was kept"

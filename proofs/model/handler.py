@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commands.decision import Versioned
 from commands.intake import Received
-from commands.writer import (
-    Action,
-    Append,
-    Confirm,
-    Load,
-    Open,
-    Phase,
-    ReadLog,
-    Refuse,
-    Serve,
-    Snapshot,
-    Wait,
-    Writer,
-)
+from commands.writer import Action, Append, Confirm, Load, Open, Phase, ReadLog, Refuse, Serve, Snapshot, Wait, Writer
 from proofs.model.clone import clone_writer, fingerprint
 from proofs.model.history import View
 from proofs.model.setting import ACK_TIMEOUT, Era, Setting

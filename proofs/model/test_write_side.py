@@ -44,7 +44,7 @@ def test_every_run_without_faults_ends_with_every_command_answered() -> None:
 def test_a_run_that_ends_in_vain_is_noticed() -> None:
     bounds = Bounds(ONE, births=2, faults=0)
     assert all_runs(bounds).in_vain == 0
-    with MUTANTS["resumes from the group"].in_force():
+    with MUTANTS["resume after what counts, not from the group's offset"].in_force():
         assert all_runs(bounds, alike=False).in_vain > 0
 
 
@@ -64,7 +64,7 @@ def test_a_seed_gives_the_same_walk_again() -> None:
 
 
 def test_a_walk_that_breaks_a_promise_is_shrunk_until_nothing_can_be_left_out() -> None:
-    with MUTANTS["evicts on acknowledgement"].in_force():
+    with MUTANTS["rule 3 (never on an acknowledgement)"].in_force():
         found, first = caught()
         assert len(found.choices) < STEPS
         for left_out in range(len(found.choices)):

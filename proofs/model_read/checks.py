@@ -9,11 +9,11 @@ from random import Random
 
 from proofs.checker import Checker, Found, Mutant, Violation, mutants_in
 from proofs.explore import retraced, walk
-from proofs.model_read.explore import Replay, search, wander
+from proofs.model_read.explore import run, search, wander
 from proofs.model_read.oracle import LOST, POSITIONS, READER, ROWS, SET, STOPPED
+from proofs.model_read.play import Replay
 from proofs.model_read.policy_oracle import COPY, ONCE, ORDER, OUTBOX
 from proofs.model_read.reader_world import FAULTS, RECORDS, ReaderWorld, log_with_holes, reader_of
-from proofs.model_read.run import run
 from proofs.model_read.scenarios import SCENARIOS
 
 TURN_S = 5.0

@@ -4,27 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from random import Random
 
-from proofs.checker import Found, Mutant, shrunk
-from proofs.model_read.play import Chooser
-from proofs.model_read.run import run
+from proofs.checker import Found, Mutant, Violation, shrunk
+from proofs.model_read.database import State
+from proofs.model_read.play import Chooser, Replay
 from proofs.model_read.scenarios import Scenario
 
+_begun: dict[tuple[str, str], list[State]] = {}
+"""Where the runs of a scenario begin, so that what happens before them happens once."""
 
-class Replay:
-    """Follows a list of choices, passing over those that can't be made, and then lets the last actor go on."""
 
-    def __init__(self, choices: Sequence[str]) -> None:
-        self.left = list(choices)
+@dataclass(frozen=True)
+class Run:
+    """What became of one schedule."""
 
-    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str:
-        while self.left:
-            choice = self.left.pop(0)
-            if choice in choices:
-                return choice
-        return choices[0]
+    violation: Violation | None
+    choices: list[str]
+    story: list[tuple[str, str]]
+    commits: int
+
+
+def run(scenario: Scenario, chooser: Chooser, mutant: Mutant | None = None) -> Run:
+    """With the product as the mutant has it. Raises errors of the model itself."""
+    world = scenario.kind(scenario.log(), scenario.views(), scenario.faults)
+    violation = None
+    which = scenario.name, mutant.name if mutant else ""
+    with world.around(), mutant.in_force() if mutant else nullcontext():
+        if which not in _begun:
+            _begun[which] = world.begin(scenario.before)
+        world.begin_again(_begun[which])
+        for start in scenario.actors:
+            start(world)
+        try:
+            if world.play.run(chooser):
+                world.check_end(scenario.may_end)
+        except Violation as broken:
+            violation = broken
+        world.play.over = True
+    story = world.play.story
+    return Run(violation, [choice for choice, _ in story], story, world.watch.checked)
 
 
 class Walk:
@@ -135,11 +156,7 @@ class Tried:
 
 
 def search(
-    scenario: Scenario,
-    mutant: Mutant | None = None,
-    *,
-    preemptions: Iterable[int] = range(5),
-    schedules: int = 10**9,
+    scenario: Scenario, mutant: Mutant | None = None, *, preemptions: Iterable[int] = range(5), schedules: int = 10**9
 ) -> Tried:
     """All schedules with no preemption, then with one, and so on: most that breaks is broken by few (Musuvathi's CHESS).
 

@@ -219,14 +219,7 @@ class ReaderWorld:
         """Everything that decides what may follow; turns are counted from the reader's own."""
         reader = self.reader
         parts = [
-            (
-                p,
-                part.reading,
-                part.wanted,
-                part.hole_to,
-                part.end,
-                tuple(r.offset for r in part.buffer),
-            )
+            (p, part.reading, part.wanted, part.hole_to, part.end, tuple(r.offset for r in part.buffer))
             for p, part in sorted(reader._parts.items())
         ]
         return (
