@@ -1,6 +1,6 @@
-"""What the sample's policies must have wished after a part of the log, in plain Python: JSON in, the rows of the outbox out.
+"""What policies must have wished after a part of the log, in plain Python: JSON in, the rows of the outbox out.
 
-Written from the protocol and the policies' own words, without a line of the engine, the domain or the policies.
+Written from the protocol and the sample policies' own words, without a line of the engine, the domain or the policies.
 """
 
 from __future__ import annotations
@@ -55,15 +55,38 @@ COLUMNS = ", ".join(
 )
 
 
+class Command(NamedTuple):
+    """For the stream that wished; with `fills`, its body lacks the refusal."""
+
+    type: str
+    body: Mapping[str, Any] = {}
+    fills: bool = False
+
+    @property
+    def columns(self) -> tuple[str, str, str | None]:
+        return self.type, _json(self.body), None if self.fills else _fingerprint(self.type, self.body)
+
+
 class Wish(NamedTuple):
     """What a policy yields."""
 
     target: str
     type: str
     body: Mapping[str, Any]
-    then: str = ""
-    otherwise: str = ""
+    then: Command | None = None
+    otherwise: Command | None = None
     after_ms: int = 0
+
+
+class Event(NamedTuple):
+    """As the log has it."""
+
+    stream: str
+    version: int
+    partition: int
+    offset: int
+    type: str
+    data: Mapping[str, Any]
 
 
 class Wishes:
@@ -87,8 +110,9 @@ class Wishes:
             return
         first = commit["version"] - len(commit["events"]) + 1
         for version, event in enumerate(commit["events"], first):
-            for number, wish in enumerate(_reaction(self.policy, commit["stream"], event["type"], event["data"])):
-                self._wished(commit, partition, time_ms, version, number, wish)
+            at = Event(commit["stream"], version, partition, offset, event["type"], event["data"])
+            for number, wish in enumerate(self.reaction(at)):
+                self._wished(commit, time_ms, at, number, wish)
         ident = commit["command_id"]
         if ident.startswith(f"{self.policy}~"):
             self._put(
@@ -100,32 +124,35 @@ class Wishes:
                 )
             )
 
-    def _wished(
-        self, commit: Mapping[str, Any], partition: int, time_ms: int, version: int, number: int, wish: Wish
-    ) -> None:
-        ident = id_of(self.policy, commit["stream"], version, number)
-        body = _json(wish.body)
+    def reaction(self, at: Event) -> Iterator[Wish]:
+        """What the policy yields for an event."""
+        return _reaction(self.policy, at.stream, at.type, at.data)
+
+    def _wished(self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish) -> None:
+        ident = id_of(self.policy, at.stream, at.version, number)
+        then, otherwise = (one.columns if one else (None,) * 3 for one in (wish.then, wish.otherwise))
         self._put(
             self.rows.get(ident, Row(ident, self.policy))._replace(
                 kind="send",
-                partition=partition,
-                stream=commit["stream"],
-                version=version,
+                partition=at.partition,
+                stream=at.stream,
+                version=at.version,
                 number=number,
                 target=wish.target,
                 type=wish.type,
-                body=body,
+                body=_json(wish.body),
                 fingerprint=_fingerprint(wish.type, wish.body),
                 due=time_ms + wish.after_ms if wish.after_ms else None,
                 depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
                 correlation_id=commit.get("correlation_id", commit["command_id"]),
                 causation_id=commit["command_id"],
                 wished_at=time_ms,
-                then_type=wish.then or None,
-                then_body="{}" if wish.then else None,
-                then_fingerprint=_fingerprint(wish.then, {}) if wish.then else None,
-                otherwise_type=wish.otherwise or None,
-                otherwise_body="{}" if wish.otherwise else None,
+                then_type=then[0],
+                then_body=then[1],
+                then_fingerprint=then[2],
+                otherwise_type=otherwise[0],
+                otherwise_body=otherwise[1],
+                otherwise_fingerprint=otherwise[2],
             )
         )
 
@@ -138,12 +165,13 @@ class Wishes:
             self.rows[row.id] = row
             return
         self.rows.pop(row.id, None)
-        accepted = row.outcome == "accepted"
-        kind = row.then_type if accepted else row.otherwise_type
+        half = "then" if row.outcome == "accepted" else "otherwise"
+        kind, body, fingerprint = (getattr(row, f"{half}_{of}") for of in ("type", "body", "fingerprint"))
         if kind is None:
             return
-        body: Mapping[str, Any] = {} if accepted else {"refusal": row.refusal}
-        ident = row.id + ("~then" if accepted else "~otherwise")
+        if fingerprint is None:
+            body = _json(json.loads(body) | {"refusal": row.refusal})
+        ident = f"{row.id}~{half}"
         self._put(
             self.rows.get(ident, Row(ident, self.policy))._replace(
                 kind="send",
@@ -153,8 +181,8 @@ class Wishes:
                 number=row.number,
                 target=row.stream,
                 type=kind,
-                body=_json(body),
-                fingerprint=_fingerprint(kind, {}) if accepted else None,
+                body=body,
+                fingerprint=fingerprint,
                 depth=(row.outcome_depth or 0) + 1,
                 correlation_id=row.correlation_id,
                 causation_id=row.id,
@@ -176,22 +204,24 @@ def _reaction(policy: str, stream: str, kind: str, data: Mapping[str, Any]) -> I
     source = f"accounts/{data['source']}"
     match kind:
         case "TransferRequested":
-            money = {"cents": data["cents"], "on": data["on"], "details": _details(data["target"])}
-            yield Wish(source, "Withdraw", money | {"hold": name}, "RecordDebit", "FailTransfer")
+            money = {"cents": data["cents"], "on": data["on"], "details": details_of(data["target"])}
+            fails = Command("FailTransfer", fills=True)
+            yield Wish(source, "Withdraw", money | {"hold": name}, Command("RecordDebit"), fails)
             yield Wish(stream, "GiveUp", {}, after_ms=PATIENCE_MS)
         case "SourceDebited":
-            money = {"cents": data["cents"], "on": data["on"], "details": _details(data["source"])}
-            yield Wish(f"accounts/{data['target']}", "Deposit", money, "CompleteTransfer", "RefundTransfer")
+            money = {"cents": data["cents"], "on": data["on"], "details": details_of(data["source"])}
+            refunds = Command("RefundTransfer", fills=True)
+            yield Wish(f"accounts/{data['target']}", "Deposit", money, Command("CompleteTransfer"), refunds)
         case "SourceDebitedTooLate" | "CreditRefused":
-            back = {"hold": name, "on": data["on"], "details": _details("")}
-            yield Wish(source, "ReturnMoney", back, "RecordRefund")
+            back = {"hold": name, "on": data["on"], "details": details_of("")}
+            yield Wish(source, "ReturnMoney", back, Command("RecordRefund"))
         case "TransferCompleted":
             yield Wish(source, "ReleaseHold", {"hold": name})
         case _:
             raise AssertionError(f"{stream}: {kind} is unknown")
 
 
-def _details(counter_account: str) -> dict[str, str]:
+def details_of(counter_account: str) -> dict[str, str]:
     return {"operation": "", "purpose": "", "counter_bank": "", "counter_account": counter_account}
 
 

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from commands import writer
 from commands.writer import Action, Phase, ReadLog, Serve, Writer
-from proofs.model_read.editing import edited
-from proofs.patches import Edit
+from proofs.patches import Edit, edited
 
 
 class ServesUnread(Writer):

@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commands.decision import Versioned
 from commands.intake import Received
-from commands.writer import (
-    Action,
-    Append,
-    Confirm,
-    Load,
-    Open,
-    Phase,
-    ReadLog,
-    Refuse,
-    Serve,
-    Snapshot,
-    Wait,
-)
+from commands.writer import Action, Append, Confirm, Load, Open, Phase, ReadLog, Refuse, Serve, Snapshot, Wait, Writer
 from proofs.model.clone import clone_writer, fingerprint
 from proofs.model.history import View
 from proofs.model.setting import ACK_TIMEOUT, Era, Setting
@@ -62,7 +50,7 @@ class Handler:
 
     def __init__(self, setting: Setting, name: str, code: int) -> None:
         self.name = name
-        self.writer = setting.parts.writer(0, TOPIC_ID, setting.limits)
+        self.writer = Writer(0, TOPIC_ID, setting.limits)
         self.code = code
         """The version of the write model that this process's code can use."""
         self.next_command = 0
@@ -76,7 +64,7 @@ class Handler:
         self._print: tuple[object, ...] | None = None
 
     def clone(self) -> Handler:
-        new = object.__new__(type(self))
+        new = object.__new__(Handler)
         new.name, new.code, new.next_command = self.name, self.code, self.next_command
         new.reports, new.timer, new.call = self.reports, self.timer, self.call
         new.loaded_end, new._print = self.loaded_end, None
@@ -96,21 +84,21 @@ class Handler:
 
     # ── what it may do next ──
 
-    def choices(self, world: World) -> list[tuple[str, ...]]:
-        found: list[tuple[str, ...]] = []
+    def choices(self, world: World) -> list[str]:
+        found: list[str] = []
         if self.call or self.timer:
             if self._opens_next() and world.openings <= 0:
                 pass
             elif self.call or self.timer != "confirm" or world.assignee == self.name:
-                found.append(("go", self.name))
+                found.append(f"go {self.name}")
         if self.reports and self.reports[0].came:
-            found.append(("hears", self.name))
+            found.append(f"hears {self.name}")
         if not self.call and not self.timer and self.writer.phase is Phase.SERVING:
             room = min(self.writer.room, len(world.setting.commands) - self.next_command, world.setting.bounds.batch)
             first = 0 if len(self.writer.overlay) else 1
-            found += [("takes", self.name, str(count)) for count in range(first, room + 1)]
+            found += [f"takes {self.name} {count}" for count in range(first, room + 1)]
             if room < 0 and not first:
-                found.append(("takes", self.name, "0"))
+                found.append(f"takes {self.name} 0")
         return found
 
     def waits_in_vain(self) -> bool:
@@ -187,7 +175,7 @@ class Handler:
                 self._do(world, action)
         ahead = len(self.writer.overlay._read) + len(self.writer.overlay._own)
         if appended and ahead > world.setting.bounds.run_ahead:
-            world.setting.broken(f"7: {self.name} is {ahead} commits ahead")
+            world.setting.broken("7", f"{self.name} is {ahead} commits ahead")
 
     def _append(self, world: World, action: Append, era: Era) -> None:
         token = (self.writer.epoch, action.seq)
@@ -203,15 +191,29 @@ class Handler:
             and self.loaded_end > seen.view.reading.next_offset + world.setting.bounds.run_ahead
         ):
             world.setting.broken(
-                f"9: {self.name} opens {self.loaded_end - seen.view.reading.next_offset} records ahead"
+                "9", f"{self.name} opens {self.loaded_end - seen.view.reading.next_offset} records ahead"
             )
         if isinstance(action, Open) and seen.era.version != self.code:
-            world.setting.broken(f"10: {self.name} opens on the write model of another version")
+            world.setting.broken("10", f"{self.name} opens on the write model of another version")
         return action
 
     def snapshot(self, world: World, seen: Seen) -> Snapshot:
-        """The answer to a reading of the database."""
-        return answer(seen, seen.view, self.code)
+        """What a process of this code reads in the database."""
+        rows = seen.view
+        streams, outcomes = seen.wanted
+        bend = seen.era.bend
+        found: dict[str, Any] = {stream: rows.rows[stream] for _, stream in streams if stream in rows.rows}
+        if bend:
+            found = {
+                stream: Versioned(row.version, type(row.state)(row.state.cents + bend)) for stream, row in found.items()
+            }
+        return Snapshot(
+            {0: seen.view.reading},
+            seen.era.generation,
+            seen.era.version == self.code,
+            found,
+            frozenset(outcomes & rows.outcomes.keys()),
+        )
 
     def _do(self, world: World, action: Action | None) -> None:
         writer = self.writer
@@ -226,7 +228,7 @@ class Handler:
                 case Open():
                     token = (-1, writer.openings)
                     self.reports = (Report(token),)
-                    value = opening(self.name if world.setting.parts.names else "w")
+                    value = opening(self.name if world.setting.bounds.names else "w")
                     world.openings -= 1
                     world.send(value, f"{self.name}.{writer.openings}", self.name, token, 0)
                     break
@@ -238,11 +240,13 @@ class Handler:
                             writer.phase,
                             writer.epoch,
                         ):
-                            world.setting.broken(f"4: {other.name} and {self.name} serve in one epoch, {writer.epoch}")
+                            world.setting.broken(
+                                "4", f"{other.name} and {self.name} serve in one epoch, {writer.epoch}"
+                            )
                     last = world.log.truth[writer.epoch + 1].reading.command_offset
                     if offset != last + 1:
-                        world.setting.broken(f"8: {self.name} wants command {offset}, the last that counts is {last}")
-                    self.next_command = self.resume_at(world, offset)
+                        world.setting.broken("8", f"{self.name} wants command {offset}, the last that counts is {last}")
+                    self.next_command = offset
                     break
                 case Wait(_):
                     self.timer = "start"
@@ -251,7 +255,7 @@ class Handler:
                     self.timer = "confirm"
                     break
                 case Refuse(why):
-                    world.setting.broken(f"8: refused in a world that keeps its records: {why}")
+                    world.setting.broken("8", f"refused in a world that keeps its records: {why}")
                 case Append():
                     raise AssertionError("only a batch appends")
         # reports of an earlier epoch or opening are dropped
@@ -268,26 +272,5 @@ class Handler:
             action = self.writer.start()
         read = len(self.writer.overlay._read)
         if read > world.setting.bounds.run_ahead + self.writer.epoch - self.loaded_end:
-            world.setting.broken(f"9: {self.name} holds {read} commits that it read")
+            world.setting.broken("9", f"{self.name} holds {read} commits that it read")
         return action
-
-    def resume_at(self, world: World, offset: int) -> int:
-        return offset
-
-
-def answer(seen: Seen, rows: View, code: int) -> Snapshot:
-    """What a process of that code reads in the database, its rows and outcomes from `rows`."""
-    streams, outcomes = seen.wanted
-    bend = seen.era.bend
-    found: dict[str, Any] = {stream: rows.rows[stream] for _, stream in streams if stream in rows.rows}
-    if bend:
-        found = {
-            stream: Versioned(row.version, type(row.state)(row.state.cents + bend)) for stream, row in found.items()
-        }
-    return Snapshot(
-        {0: seen.view.reading},
-        seen.era.generation,
-        seen.era.version == code,
-        found,
-        frozenset(outcomes & rows.outcomes.keys()),
-    )

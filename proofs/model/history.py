@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from commands.decision import Versioned, decide
@@ -10,22 +10,14 @@ from commands.intake import Received
 from infra.domain_model.contexts import decode_event
 from infra.log.records import Commit, Opening, Record, encode
 from infra.log.records import decode_event as decode_record
-from infra.log.rule import START, Counted, Reading, Void
+from infra.log.rule import START, Reading, read
+from proofs.checker import Violation
 from tests.engine.purse import PURSE, State
 
-Rule = Callable[[Reading, Iterable[Record]], tuple[Reading, list[Counted], list[Void]]]
 Key = tuple[str, str]
 
 MAX_BYTES = 10_000
 NEW = Versioned(0, State())
-
-
-class Violation(AssertionError):
-    """A promise is broken; its letter or the number of its rule comes first."""
-
-    @property
-    def promise(self) -> str:
-        return str(self).partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -36,8 +28,8 @@ class View:
     rows: Mapping[str, Versioned] = field(default_factory=dict)
     outcomes: Mapping[Key, Commit] = field(default_factory=dict)
 
-    def after(self, rule: Rule, records: Sequence[Record]) -> View:
-        reading, counted, _ = rule(self.reading, records)
+    def after(self, records: Sequence[Record]) -> View:
+        reading, counted, _ = read(self.reading, records)
         rows, outcomes = dict(self.rows), dict(self.outcomes)
         for _, _, commit in counted:
             row = rows.get(commit.stream, NEW)
@@ -49,7 +41,13 @@ class View:
         return View(reading, rows, outcomes)
 
 
-Fold = Callable[[View, Rule, Sequence[Record]], View]
+Fold = Callable[[View, Sequence[Record]], View]
+
+
+def agent(view: View, records: Sequence[Record]) -> View:
+    """What an agent commits for these records."""
+    after = view.after(records)
+    return after  # noqa: RET504 - mutants take hold of either line
 
 
 class Folds:
@@ -59,11 +57,11 @@ class Folds:
         self._made: dict[tuple[Fold, int, Record], View] = {}
         self._known: dict[object, View] = {}
 
-    def after(self, view: View, fold: Fold, rule: Rule, record: Record) -> View:
+    def after(self, view: View, fold: Fold, record: Record) -> View:
         key = (fold, id(view), record)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self.same(fold(view, rule, [record]))
+            made = self._made[key] = self.same(fold(view, [record]))
         return made
 
     def same(self, view: View) -> View:
@@ -105,11 +103,10 @@ class Log:
 class Judge:
     """Knows the commands and the rule, and so what a log must look like."""
 
-    def __init__(self, commands: Sequence[Received], rule: Rule, *, voids_are_alike: bool, names: bool = False) -> None:
+    def __init__(self, commands: Sequence[Received], *, voids_are_alike: bool, names: bool = False) -> None:
         self.names = names
         """Whether each record's key lists the writers' openings up to it, for a rule that wants to know."""
         self.commands = commands
-        self.rule = rule
         self.voids_are_alike = voids_are_alike
         """Whether all readers keep the rule, so that what a void record holds makes no difference to anything."""
         self.folds = Folds()
@@ -124,15 +121,15 @@ class Judge:
     def judged(self, log: Log, value: bytes, bend: int) -> Log:
         record = Record(0, len(log), 0, self._openers(log, value) if self.names else None, value)
         before = log.truth[-1]
-        _, counted, _ = self.rule(before.reading, [record])
+        _, counted, _ = read(before.reading, [record])
         for _, _, commit in counted:
             self._check(before, commit, bend)
-        after = self.folds.after(before, View.after, self.rule, record)
+        after = self.folds.after(before, View.after, record)
         longer = self._log((*log.records, record), (*log.truth, after))
         for start, view in enumerate(longer.truth):
-            reading, counted, _ = self.rule(view.reading, longer.records[start:])
+            reading, counted, _ = read(view.reading, longer.records[start:])
             if reading != after.reading or sum(len(c.commit.events) for c in counted) != _events(after) - _events(view):
-                raise Violation(f"H: the position {view.reading} continues to another result")
+                raise Violation("H", f"the position {view.reading} continues to another result")
         return longer
 
     def _openers(self, log: Log, value: bytes) -> bytes:
@@ -143,14 +140,14 @@ class Judge:
     def _check(self, before: View, commit: Commit, bend: int) -> None:
         key = (commit.stream, commit.command_id)
         if key in before.outcomes:
-            raise Violation(f"A: {key} counts twice")
+            raise Violation("A", f"{key} counts twice")
         if commit.command_offset <= before.reading.command_offset:
-            raise Violation(f"G: command {commit.command_offset} after {before.reading.command_offset}")
+            raise Violation("G", f"command {commit.command_offset} after {before.reading.command_offset}")
         state = self.right_state(before, commit.stream, bend)
         command = self.commands[commit.command_offset]
         right = decide(command, state, epoch=commit.epoch, seq=commit.seq, max_bytes=MAX_BYTES)
         if commit != right.commit:
-            raise Violation(f"B: {encode(commit).decode()} was not decided on {state}")
+            raise Violation("B", f"{encode(commit).decode()} was not decided on {state}")
 
     def right_state(self, before: View, stream: str, bend: int) -> Versioned:
         """The fold of what counts, as a build has it whose rows show so many cents more (0: as in the log)."""

@@ -1,21 +1,15 @@
-"""What stays the same in all states of one world: its commands, its bounds, and the parts that a mutant may replace."""
+"""What stays the same in all states of one world: its commands and its bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 from commands.intake import Received
-from commands.writer import Limits, Writer
-from infra.log.rule import read
-from proofs.model.history import MAX_BYTES, Fold, Judge, Rule, View, Violation
+from commands.writer import Limits
+from proofs.checker import Violation
+from proofs.model.history import MAX_BYTES, Judge
 from tests.engine.purse import PURSE, Fill, Spend
-
-if TYPE_CHECKING:
-    from proofs.model.handler import Handler
 
 ACK_TIMEOUT = 30.0
 
@@ -59,46 +53,28 @@ class Bounds:
     eras: tuple[Era, ...] = (Era(),)
     prologue: int = 0
     """So many of the commands are answered, and shown by the database, before anything else happens."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a mutant replaces."""
-
-    writer: type[Writer] = Writer
-    handler: type[Handler] | None = None
-    rule: Rule = read
-    fold: Fold = View.after
     names: bool = False
     """Whether openings tell writers apart. Only an early draft's rule looked at it; without, equal writers are interchangeable."""
 
-    @property
-    def read_by_the_rule(self) -> bool:
-        return self.rule is read and self.fold is View.after
-
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        with patch("commands.writer.read", self.rule):
-            yield
-
 
 class Setting:
-    def __init__(self, bounds: Bounds, parts: Parts | None = None, only: str = "") -> None:
+    """`alike`: agents, rule and shells are as they should be, so that what a void record holds makes no difference to anything.
+    `only`: a rule that is not kept is passed over unless it has this name, where what follows from another one is looked for.
+    """
+
+    def __init__(self, bounds: Bounds, only: str = "", *, alike: bool = True) -> None:
         self.only = only
         self.bounds = bounds
-        self.parts = parts or Parts()
+        self.alike = alike
         self.commands = [_command(offset, text) for offset, text in enumerate(bounds.commands)]
         self.keys = {(command.stream, command.id) for command in self.commands}
-        self.judge = Judge(
-            self.commands, self.parts.rule, voids_are_alike=self.parts.read_by_the_rule, names=self.parts.names
-        )
+        self.judge = Judge(self.commands, voids_are_alike=alike, names=bounds.names)
         self.limits = Limits(bounds.run_ahead, MAX_BYTES, ACK_TIMEOUT)
 
-    def broken(self, what: str) -> None:
-        """A rule is not kept. Raises Violation, unless what follows from another one is looked for."""
-        violation = Violation(what)
-        if self.only in ("", violation.promise):
-            raise violation
+    def broken(self, promise: str, what: str) -> None:
+        """Raises Violation."""
+        if self.only in ("", promise):
+            raise Violation(promise, what)
 
 
 def _command(offset: int, text: str) -> Received:

@@ -6,14 +6,16 @@ while others serve; the read model lags and is restored to older states. Whateve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from proofs.checker import Violation
 from proofs.model.handler import Handler, Report, Token
-from proofs.model.history import Key, View, Violation, answers
+from proofs.model.history import Key, View, agent, answers
 from proofs.model.setting import Era, Setting
 
-Choice = tuple[str, ...]
-"""What happens, and to whom: ("takes", "w1", "2"), ("lands", "3/1"), ("restore", "0"), …"""
+ROUNDS = 60
+APPENDS, AGENT = "appends", "agent"
 
 
 class Flight(NamedTuple):
@@ -84,7 +86,7 @@ class World:
         number = {name: index for index, (_, name) in enumerate(prints)}
         waiting = {(name, report.token) for name, h in self.handlers.items() for report in h.reports}
         # a commit of a fenced epoch is void wherever it lands
-        current = self.log.truth[-1].reading.epoch if self.setting.parts.read_by_the_rule else 0
+        current = self.log.truth[-1].reading.epoch if self.setting.alike else 0
         flights = [
             hash(
                 (
@@ -110,7 +112,7 @@ class World:
                 self.faults,
                 self.births,
                 self.openings,
-                self.group_offset if self.setting.parts.handler else 0,
+                self.group_offset if not self.setting.alike else 0,
             )
         )
 
@@ -132,8 +134,9 @@ class World:
 
     # ── what may happen ──
 
-    def choices(self) -> list[Choice]:
-        found: list[Choice] = []
+    def choices(self) -> list[str]:
+        """What happens, and to whom: takes w1 2, lands 3/1, restore 0, …"""
+        found: list[str] = []
         bounds = self.setting.bounds
         for handler in self.handlers.values():
             found += handler.choices(self)
@@ -149,71 +152,118 @@ class World:
                 continue
             labels.add(flight.label)
             if not overtakes or "overtaken" in kinds:
-                found.append(("lands", flight.label))
+                found.append(f"lands {flight.label}")
             for fate in ("copied", "lost", "doubtful", "unsaid", "away"):
                 if fate in kinds and (owned or fate in ("copied", "lost")) and (fate != "away" or flight.epoch < 0):
-                    found.append((fate, flight.label))
+                    found.append(f"{fate} {flight.label}")
         if len(self.log) > self.database.reading.next_offset:
-            found.append(("agent",))
+            found.append("agent")
         if self.births > 0:
-            found.append(("born",))
+            found.append("born")
         if self.era_number + 1 < len(bounds.eras):
-            found.append(("switch",))
+            found.append("switch")
         for name, handler in self.handlers.items():
             if handler.waits_in_vain() or ("late" in kinds and handler.writer.unacknowledged_since is not None):
-                found.append(("late", name))
+                found.append(f"late {name}")
             if "assign" in kinds and name != self.assignee:
-                found.append(("assign", name))
+                found.append(f"assign {name}")
             if "crash" in kinds:
-                found.append(("crash", name))
+                found.append(f"crash {name}")
         if "restore" in kinds:
-            found += [
-                ("restore", str(view.reading.next_offset)) for view, _ in self.stored if view is not self.database
-            ]
+            found += [f"restore {view.reading.next_offset}" for view, _ in self.stored if view is not self.database]
         return found
 
-    def after(self, choice: Choice) -> World:
+    def after(self, choice: str) -> World:
         """The world after it. Raises Violation."""
         new = self.copy()
-        if len(choice) > 1 and choice[1] in new.handlers:
-            new.handlers[choice[1]] = new.handlers[choice[1]].clone()
+        _, _, whom = choice.partition(" ")
+        whom, _, _ = whom.partition(" ")
+        if whom in new.handlers:
+            new.handlers[whom] = new.handlers[whom].clone()
         new.do(choice)
         return new
 
-    def do(self, choice: Choice) -> None:
+    def do(self, choice: str) -> None:
         """Let it happen to this very world, whose handlers no other world shares."""
-        match choice:
-            case ("go", name):
+        match choice.split():
+            case ["go", name]:
                 self.handlers[name].go(self)
-            case ("hears", name):
+            case ["hears", name]:
                 self.handlers[name].hears(self)
-            case ("takes", name, count):
+            case ["takes", name, count]:
                 self.handlers[name].takes(self, int(count))
-            case ("late", name):
+            case ["late", name]:
                 self.faults -= not self.handlers[name].waits_in_vain()
                 self.handlers[name].timed_out(self)
-            case (("lands" | "copied" | "lost" | "doubtful" | "unsaid" | "away") as fate, label):
+            case ["lands" | "copied" | "lost" | "doubtful" | "unsaid" | "away" as fate, label]:
                 self._fate(fate, label)
-            case ("agent",):
+            case ["agent"]:
                 self._agent()
-            case ("born",):
+            case ["born"]:
                 self.births -= 1
                 self.born()
-            case ("switch",):
+            case ["switch"]:
                 self.era_number += 1
                 self._show(self.database)
-            case ("restore", offset):
+            case ["restore", offset]:
                 self.faults -= 1
                 view, self.era_number = next(s for s in self.stored if s[0].reading.next_offset == int(offset))
                 self._show(view)
-            case ("assign", name):
+            case ["assign", name]:
                 self.faults -= 1
                 self.assignee = name
-            case ("crash", name):
+            case ["crash", name]:
                 self.faults -= 1
                 del self.handlers[name]
             case _:
                 raise ValueError(choice)
+
+    # ── the faults stop ──
+
+    def settle(self, order: Sequence[str] = (), promise: str = "F") -> World:
+        """The world at its end, by a fair schedule: all writers act in turn, appends arrive, the read model follows.
+
+        Every command gets its answer (promise F), and every stored position leads to the same end (H). `order`: of a round, if not
+        that; names of writers, APPENDS and AGENT. Raises Violation.
+        """
+        end = self.copy()
+        end.era_number = len(end.setting.bounds.eras) - 1
+        # old code is shut down
+        end.handlers = {n: h.clone() for n, h in self.handlers.items() if h.code == end.era.version}
+        end.faults, end.openings = 0, 10**9
+        if end.assignee not in end.handlers:
+            end.births = max(end.births, 1)
+            end.born()
+        for _ in range(ROUNDS):
+            if end.answered:
+                break
+            for actor in order or (*end.handlers, APPENDS, AGENT):
+                end._act(actor)
+        else:
+            missing = sorted(end.setting.keys - end.database.outcomes.keys())
+            raise Violation(promise, f"no answer to {missing} after {ROUNDS} rounds in which everyone acted")
+        for view, _ in end.stored:
+            if agent(view, end.log.records[view.reading.next_offset :]) != end.log.truth[-1]:
+                raise Violation("H", f"the position {view.reading} continues to another result")
+        return end
+
+    def _act(self, actor: str) -> None:
+        """One turn: all appends arrive, the read model reads all, or a writer has a report or does something by itself."""
+        if actor == APPENDS:
+            for flight in self.flights:
+                self.do(f"lands {flight.label}")
+        elif actor == AGENT:
+            while len(self.log) > self.database.reading.next_offset:
+                self.do("agent")
+        elif handler := self.handlers.get(actor):
+            may = {choice.split()[0]: choice for choice in handler.choices(self)}
+            owned = {flight.token for flight in self.flights if flight.owner == actor}
+            if first := may.get("hears") or may.get("go"):
+                self.do(first)
+            elif handler.reports and handler.reports[0].token not in owned:
+                handler.timed_out(self)
+            elif "takes" in may:
+                self.do(may["takes"])
 
     # ── appends ──
 
@@ -267,9 +317,8 @@ class World:
 
     def _agent(self) -> None:
         """The read model commits one record: a larger batch is several of these with no read in between."""
-        parts = self.setting.parts
         record = self.log.records[self.database.reading.next_offset]
-        self._show(self.setting.judge.folds.after(self.database, parts.fold, parts.rule, record))
+        self._show(self.setting.judge.folds.after(self.database, agent, record))
 
     def _show(self, view: View) -> None:
         """The database commits: promises C, D and E."""
@@ -278,7 +327,7 @@ class World:
             before = dict(self.answers)
             for key, answer in answers(view):
                 if before.setdefault(key, answer) != answer:
-                    raise Violation(f"D: the answer to {key} changed")
+                    raise Violation("D", f"the answer to {key} changed")
             if len(before) > len(self.answers):
                 self.answers = frozenset(before.items())
                 shown = {(commit.stream, commit.version) for commit in view.outcomes.values()}
@@ -287,9 +336,9 @@ class World:
             for stream, version in self.promised:
                 found = view.rows[stream].version if stream in view.rows else 0
                 if found < version:
-                    raise Violation(f"E: an outcome has version {version} of {stream}, its row has {found}")
+                    raise Violation("E", f"an outcome has version {version} of {stream}, its row has {found}")
         if view is not self.log.truth[view.reading.next_offset]:
-            raise Violation(f"C: the read model at {view.reading} is not the fold of what counts")
+            raise Violation("C", f"the read model at {view.reading} is not the fold of what counts")
         self.database = view
         known = {v.reading.next_offset: (v, era) for v, era in self.stored}
         known[view.reading.next_offset] = (view, self.era_number)
@@ -302,8 +351,7 @@ class World:
         taken = [int(name[1:]) for name in self.handlers]
         number = max([self.setting.bounds.births - self.births, *(n + 1 for n in taken)])
         self.assignee = f"w{number}"
-        kind = self.setting.parts.handler or Handler
-        self.handlers[self.assignee] = kind(self.setting, self.assignee, self.era.version)
+        self.handlers[self.assignee] = Handler(self.setting, self.assignee, self.era.version)
 
     def _prologue(self, commands: int) -> None:
         """A writer that is long gone answered the first commands, and the database shows them; nothing older is kept."""
@@ -311,8 +359,9 @@ class World:
         self.openings = 1
         for _ in range(2 * commands + 8):
             for choice in self.choices():
-                if choice[0] in ("go", "hears", "lands", "agent") or (
-                    choice[0] == "takes" and choice[2] == "1" and self.group_offset < commands
+                kind, *rest = choice.split()
+                if kind in ("go", "hears", "lands", "agent") or (
+                    kind == "takes" and rest[1] == "1" and self.group_offset < commands
                 ):
                     self.do(choice)
                     break

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -20,7 +20,9 @@ from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Positions
 from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
-from proofs.model_read.world import World
+
+if TYPE_CHECKING:
+    from proofs.model_read.world import World
 
 LOOKS = 6
 """How often an agent that is held looks at the positions before it gives up; a real one never does."""

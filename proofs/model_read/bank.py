@@ -6,11 +6,12 @@ its purpose. A deposit without one is rejected if its cents are odd.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -51,32 +52,18 @@ def partition_of(stream: str) -> int:
     return (ord(stream[-1]) - ord("a")) % PARTITIONS
 
 
-class Fact(NamedTuple):
-    """A commit, as the bank means it. `target` is the account that its event is to be passed on to."""
-
-    stream: str
-    version: int
-    command: str
-    target: str
-    cents: int
-    refusal: str
-    depth: int
-    correlation: str
-
-
 @dataclass
 class Topics:
     """All that Kafka holds. A command arrives once or twice; the first time it is decided."""
 
     records: dict[int, list[Record]] = field(default_factory=dict)
-    facts: dict[int, list[Fact | None]] = field(default_factory=dict)
-    """By partition and offset; None for an opening."""
+    """Events, by partition."""
     activations: list[Record] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
+    versions: Counter[str] = field(default_factory=Counter)
 
-    def open(self) -> None:
+    def __post_init__(self) -> None:
         for partition in range(PARTITIONS):
-            self.facts[partition] = [None]
             self.records[partition] = [Record(partition, 0, 0, None, opening())]
 
     def send(self, command: Command) -> None:
@@ -86,34 +73,27 @@ class Topics:
         if command.id in known:
             return
         body = msgspec.json.decode(command.data)
-        target = body.get("details", {}).get("purpose", "")
-        is_rejected = command.type == "Deposit" and not target and body["cents"] % 2 == 1
-        events = [] if is_rejected else [EventRecord(EVENTS[command.type], command.data)]
+        is_odd = command.type == "Deposit" and not body.get("details", {}).get("purpose") and body["cents"] % 2 == 1
+        self.versions[command.stream] += not is_odd
         partition = partition_of(command.stream)
-        facts = self.facts[partition]
-        version = sum(1 for one in facts if one and one.stream == command.stream and not one.refusal)
-        version += not is_rejected
-        refusal = "odd" if is_rejected else ""
+        records = self.records[partition]
+        offset = len(records)
         commit = Commit(
             stream=command.stream,
-            version=version,
-            events=events,
+            version=self.versions[command.stream],
+            events=[] if is_odd else [EventRecord(EVENTS[command.type], command.data)],
             command_id=command.id,
-            command_offset=len(facts),
+            command_offset=offset,
             fingerprint=fingerprint_of(command),
-            outcome="rejected" if is_rejected else "accepted",
-            reason=Reason(refusal, refusal) if refusal else None,
+            outcome="rejected" if is_odd else "accepted",
+            reason=Reason("odd", "odd") if is_odd else None,
             epoch=0,
-            seq=len(facts),
+            seq=offset,
             correlation_id=command.correlation_id,
             causation_id=command.causation_id,
             depth=command.depth,
         )
-        self.records[partition].append(Record(partition, len(facts), 1000 * len(facts), None, encode(commit)))
-        correlation = command.correlation_id or command.id
-        facts.append(
-            Fact(command.stream, version, command.id, target, body["cents"], refusal, command.depth or 0, correlation)
-        )
+        records.append(Record(partition, offset, 1000 * offset, None, encode(commit)))
 
     @property
     def ends(self) -> dict[int, int]:
@@ -126,14 +106,12 @@ class Bank(Log):
     def __init__(self, story: Iterable[tuple[str, str, int]], before: Callable[[Topics], None] | None = None) -> None:
         super().__init__(())
         self.topics = Topics()
-        self.topics.open()
         for number, (account, target, cents) in enumerate(story):
             body = {"cents": cents, "on": str(DAY), "details": {"purpose": target}}
             data = msgspec.Raw(msgspec.json.encode(body))
             self.topics.send(Command(f"client {number}", f"accounts/{account}", "Deposit", data))
         if before:
             before(self.topics)
-        self.client_commands = len(self.topics.commands)
         self.records = self.topics.records
 
     def take(self, topics: Topics) -> None:

@@ -31,6 +31,7 @@ Row = Mapping[str, Any]
 Tables = Mapping[str, list[Row]]
 
 TOPIC = "events"
+TIMES = {"sent_at", "at", "wished_at"}
 VACUUM = 300
 """Runs after which dead rows are cleared away."""
 _SERVER = {
@@ -75,9 +76,13 @@ class State:
 
     @cached_property
     def content(self) -> int:
-        """Equal for states that hold the same."""
-        rows = tuple((name, tuple(map(repr, rows))) for name, rows in sorted(self.tables.items()))
+        """Equal for states that hold the same, at whatever time."""
+        rows = tuple((name, tuple(map(_timeless, rows))) for name, rows in sorted(self.tables.items()))
         return hash((rows, tuple(sorted(self.relations.items()))))
+
+
+def _timeless(row: Row) -> str:
+    return repr({name: bool(value) if name in TIMES else value for name, value in row.items()})
 
 
 class Database:

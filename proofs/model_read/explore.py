@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from random import Random
 
-from proofs import traces
-from proofs.model_read.run import Run, SwitchOff, run
+from proofs.checker import Found, Mutant, Violation, shrunk
+from proofs.model_read.database import State
+from proofs.model_read.play import Chooser, Replay
 from proofs.model_read.scenarios import Scenario
 
-SYSTEMATIC = 40
-"""So many schedules are tried in order before they are tried by chance: on every machine the same."""
+_begun: dict[tuple[str, str], list[State]] = {}
+"""Where the runs of a scenario begin, so that what happens before them happens once."""
 
 
-class Replay:
-    """Follows a list of choices, passing over those that can't be made, and then lets the last actor go on."""
+@dataclass(frozen=True)
+class Run:
+    """What became of one schedule."""
 
-    def __init__(self, choices: Sequence[str]) -> None:
-        self.left = list(choices)
+    violation: Violation | None
+    choices: list[str]
+    story: list[tuple[str, str]]
+    commits: int
 
-    def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str:
-        while self.left:
-            choice = self.left.pop(0)
-            if choice in choices:
-                return choice
-        return choices[0]
+
+def run(scenario: Scenario, chooser: Chooser, mutant: Mutant | None = None) -> Run:
+    """With the product as the mutant has it. Raises errors of the model itself."""
+    world = scenario.kind(scenario.log(), scenario.views(), scenario.faults)
+    violation = None
+    which = scenario.name, mutant.name if mutant else ""
+    with world.around(), mutant.in_force() if mutant else nullcontext():
+        if which not in _begun:
+            _begun[which] = world.begin(scenario.before)
+        world.begin_again(_begun[which])
+        for start in scenario.actors:
+            start(world)
+        try:
+            if world.play.run(chooser):
+                world.check_end(scenario.may_end)
+        except Violation as broken:
+            violation = broken
+        world.play.over = True
+    story = world.play.story
+    return Run(violation, [choice for choice, _ in story], story, world.watch.checked)
 
 
 class Walk:
@@ -110,75 +129,55 @@ def _preempts(choice: str, choices: Sequence[str], last: str) -> bool:
 
 
 @dataclass
-class Found:
+class Tried:
     """What an exploration came to. `complete` where every schedule within the bounds was tried."""
 
     schedules: int = 0
     steps: int = 0
     commits: int = 0
     complete: bool = False
-    bound: int | None = None
-    """Up to so many preemptions, every schedule was tried."""
-    broken: Run | None = None
 
-    def add(self, done: Run) -> None:
+    def run(self, scenario: Scenario, chooser: Chooser, mutant: Mutant | None) -> None:
+        """Raises Found, with the smallest schedule near this one that breaks the same promise."""
+        done = run(scenario, chooser, mutant)
         self.schedules += 1
         self.steps += len(done.story)
         self.commits += done.commits
-        self.broken = done if done.violation is not None else None
+        if done.violation is None:
+            return
+        promise = done.violation.promise
+
+        def fails(choices: list[str]) -> bool:
+            broken = run(scenario, Replay(choices), mutant).violation
+            return broken is not None and broken.promise == promise
+
+        choices = shrunk(done.choices, fails)
+        raise Found(scenario.name, run(scenario, Replay(choices), mutant).violation or done.violation, choices)
 
 
 def search(
-    scenario: Scenario,
-    switch_off: SwitchOff | None = None,
-    *,
-    preemptions: Iterable[int] = range(5),
-    seconds: float = 1e9,
-    schedules: int = 10**9,
-) -> Found:
+    scenario: Scenario, mutant: Mutant | None = None, *, preemptions: Iterable[int] = range(5), schedules: int = 10**9
+) -> Tried:
     """All schedules with no preemption, then with one, and so on: most that breaks is broken by few (Musuvathi's CHESS).
 
-    Up to the first that breaks a promise, or the end of the time, or of their number.
+    So many of them at most. Raises Found.
     """
-    found = Found()
-    ends = time.monotonic() + seconds
+    tried = Tried()
     for bound in preemptions:
         for schedule in Exhaustive(bound).schedules():
-            found.add(run(scenario, schedule, switch_off))
-            if found.broken or time.monotonic() > ends or found.schedules >= schedules:
-                return found
-        found.bound = bound
-    found.complete = True
-    return found
+            if tried.schedules >= schedules:
+                return tried
+            tried.run(scenario, schedule, mutant)
+    tried.complete = True
+    return tried
 
 
 def wander(
-    scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, walks: int = 10**9, seconds: float = 1e9
-) -> Found:
-    """Random schedules, up to the first that breaks a promise or the end of the time."""
-    found = Found()
+    scenario: Scenario, seed: int, mutant: Mutant | None = None, *, walks: int = 10**9, seconds: float = 1e9
+) -> Tried:
+    """Random schedules. Raises Found."""
+    tried = Tried()
     ends = time.monotonic() + seconds
-    for number in range(walks):
-        found.add(run(scenario, Walk(Random(f"{seed} {scenario.name} {number}")), switch_off))
-        if found.broken or time.monotonic() > ends:
-            break
-    return found
-
-
-def find(scenario: Scenario, seed: int, switch_off: SwitchOff | None = None, *, walks: int = 600) -> Found:
-    """A schedule that breaks a promise: with few preemptions first, then by chance."""
-    found = search(scenario, switch_off, schedules=SYSTEMATIC)
-    return found if found.broken else wander(scenario, seed, switch_off, walks=walks)
-
-
-def shrink(scenario: Scenario, broken: Run, switch_off: SwitchOff | None = None) -> Run:
-    """A shortest run near this one that breaks the same promise."""
-    assert broken.violation is not None
-    promise = broken.violation.promise
-
-    def fails(choices: list[str]) -> bool:
-        violation = run(scenario, Replay(choices), switch_off).violation
-        return violation is not None and violation.promise == promise
-
-    choices = traces.shrunk(broken.choices, fails)
-    return replace(run(scenario, Replay(choices), switch_off), choices=choices)
+    while tried.schedules < walks and time.monotonic() < ends:
+        tried.run(scenario, Walk(Random(f"{seed} {scenario.name} {tried.schedules}")), mutant)
+    return tried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,89 +12,67 @@ from confluent_kafka import TopicPartition
 from infra.log.records import EventRecord, Record
 from tests.engine.log import commit, opening
 
-TOPIC = "events"
-
-
-class Entry(NamedTuple):
-    """One record, as the scenario means it. `kind` is opening, commit or garbage."""
-
-    kind: str
-    epoch: int = 0
-    seq: int = 0
-    stream: str = ""
-    version: int = 0
-    cents: tuple[int, ...] = ()
-    """One deposit each."""
-    command_offset: int = 0
-    note: str = ""
-
 
 class Story:
     """Writes a partition's records down, as writers and their zombies would."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self._versions: dict[str, int] = {}
-        self._epoch = -1
-        self._seq = 0
-        self._command = -1
+        self.values: list[bytes | None] = []
+        self._versions: Counter[str] = Counter()
+        self._epoch, self._seq, self._command = -1, 0, -1
+        self._last = b""
 
     def open(self) -> Story:
-        self._epoch, self._seq = len(self.entries), 0
-        self.entries.append(Entry("opening"))
+        self._epoch, self._seq = len(self.values), 0
+        self.values.append(opening())
         return self
 
     def deposit(self, stream: str, *cents: int, note: str = "") -> Story:
-        self._seq += 1
-        self._command += 1
-        self._versions[stream] = self._versions.get(stream, 0) + len(cents)
-        self.entries.append(
-            Entry("commit", self._epoch, self._seq, stream, self._versions[stream], cents, self._command, note)
-        )
+        """A commit with one event each."""
+        self._seq, self._command = self._seq + 1, self._command + 1
+        self._versions[stream] += len(cents)
+        self._last = _commit(self._epoch, self._seq, stream, self._versions[stream], self._command, cents, note)
+        self.values.append(self._last)
         return self
 
     def again(self) -> Story:
         """The last commit's record once more."""
-        self.entries.append(next(e for e in reversed(self.entries) if e.kind == "commit"))
+        self.values.append(self._last)
         return self
 
     def zombie(self, stream: str, *cents: int) -> Story:
         """A commit of an epoch before, which was decided on an older state."""
-        self.entries.append(Entry("commit", self._epoch - 1, 1, stream, 1, cents, 99))
+        self.values.append(_commit(self._epoch - 1, 1, stream, 1, 99, cents))
         return self
 
     def garbage(self) -> Story:
-        self.entries.append(Entry("garbage"))
+        self.values.append(None)
         return self
+
+
+def _commit(
+    epoch: int, seq: int, stream: str, version: int, command: int, cents: Sequence[int], note: str = ""
+) -> bytes:
+    bodies = [{"cents": one, "on": "2020-01-01", "details": {"purpose": note}} for one in cents]
+    events = [EventRecord("MoneyDeposited", msgspec.Raw(msgspec.json.encode(body))) for body in bodies]
+    return commit(
+        epoch, seq, stream=stream, version=version, events=events, command_id=f"c{command}", command_offset=command
+    )
 
 
 class Log:
     """The records of all partitions."""
 
     def __init__(self, stories: Sequence[Story]) -> None:
-        self.entries = {partition: story.entries for partition, story in enumerate(stories)}
-        self.records = {p: [_record(p, o, e) for o, e in enumerate(entries)] for p, entries in self.entries.items()}
+        self.records = {
+            partition: [
+                Record(partition, offset, 1000 * offset, None, value) for offset, value in enumerate(one.values)
+            ]
+            for partition, one in enumerate(stories)
+        }
 
     def consumer(self, *_arguments: Any, **_more: Any) -> Consumer:
         return Consumer(self)
-
-
-def _record(partition: int, offset: int, entry: Entry) -> Record:
-    value: bytes | None = None
-    if entry.kind == "opening":
-        value = opening()
-    elif entry.kind == "commit":
-        bodies = [{"cents": cents, "on": "2020-01-01", "details": {"purpose": entry.note}} for cents in entry.cents]
-        value = commit(
-            entry.epoch,
-            entry.seq,
-            stream=entry.stream,
-            version=entry.version,
-            events=[EventRecord("MoneyDeposited", msgspec.Raw(msgspec.json.encode(body))) for body in bodies],
-            command_id=f"{partition}/{offset}",
-            command_offset=entry.command_offset,
-        )
-    return Record(partition, offset, 1000 * offset, None, value)
 
 
 class Message(NamedTuple):

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from proofs.bank_oracle import digest
+from infra.log.records import Record
+from proofs.bank_oracle import Place, Reader, digest
+from proofs.checker import Violation
 from proofs.model_read.database import Row, Tables
-from proofs.model_read.log import Entry, Log
-
-Reading = tuple[int, int, int, int]
-
-
-class Violation(AssertionError):
-    """A promise is broken. `promise` is one of ROWS, POSITIONS, SET, READER, LOST, STOPPED."""
-
-    def __init__(self, promise: str, what: str) -> None:
-        super().__init__(f"{promise}: {what}")
-        self.promise = promise
-
+from proofs.model_read.log import Log
 
 ROWS = "rows are the fold of what counts below the position"
 POSITIONS = "positions never go back"
@@ -32,28 +24,24 @@ STOPPED = "no process stops without a reason"
 class Partition:
     """What counts in one partition, and the reading after each offset."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.counted: list[tuple[int, Entry]] = []
-        self.readings: list[Reading] = [(0, -1, 0, -1)]
-        epoch, seq, command = -1, 0, -1
-        for offset, entry in enumerate(entries):
-            if entry.kind == "opening":
-                epoch, seq = offset, 0
-            elif entry.kind == "commit" and epoch >= 0 and (entry.epoch, entry.seq) == (epoch, seq + 1):
-                seq, command = entry.seq, entry.command_offset
-                self.counted.append((offset, entry))
-            self.readings.append((offset + 1, epoch, seq, command))
+    def __init__(self, records: Sequence[Record]) -> None:
+        reader = Reader()
+        self.counted: list[tuple[int, dict[str, Any]]] = []
+        self.readings = [reader.place]
+        for record in records:
+            if (commit := reader.read(record.offset, record.value)) is not None:
+                self.counted.append((record.offset, commit))
+            self.readings.append(reader.place)
 
-    def events(self, end: int) -> list[tuple[str, int, int, Entry, int]]:
-        """Stream, version, cents, entry and the stream's balance, for each event below `end`."""
-        balances: dict[str, int] = {}
+    def events(self, end: int) -> list[tuple[str, int, int, int]]:
+        """Stream, version, cents and the stream's balance, for each event below `end`."""
+        balances: Counter[str] = Counter()
         found = []
-        for offset, entry in self.counted:
-            if offset < end:
-                first = entry.version - len(entry.cents) + 1
-                for version, cents in enumerate(entry.cents, first):
-                    balances[entry.stream] = balances.get(entry.stream, 0) + cents
-                    found.append((entry.stream, version, cents, entry, balances[entry.stream]))
+        for commit in [commit for offset, commit in self.counted if offset < end]:
+            stream, events = commit["stream"], commit["events"]
+            for version, event in enumerate(events, commit["version"] - len(events) + 1):
+                balances[stream] += event["data"]["cents"]
+                found.append((stream, version, event["data"]["cents"], balances[stream]))
         return found
 
 
@@ -64,8 +52,8 @@ class Oracle:
     """Knows what each table must hold at each position."""
 
     def __init__(self, log: Log) -> None:
-        self.partitions = {p: Partition(entries) for p, entries in log.entries.items()}
-        self.ends = {p: len(entries) for p, entries in log.entries.items()}
+        self.partitions = {p: Partition(records) for p, records in log.records.items()}
+        self.ends = {p: len(records) for p, records in log.records.items()}
         self._rows = cache(self._fold)
 
     def _fold(self, view: str, version: int, partition: int, end: int, parked: Left, skips: Left) -> frozenset[Any]:
@@ -73,18 +61,16 @@ class Oracle:
         since, left = dict(parked), set(skips)
         events = self.partitions[partition].events(end)
         if view == "command_outcomes":
-            of = [(offset, entry) for offset, entry in self.partitions[partition].counted if offset < end]
-            return frozenset(
-                (str(digest(entry.stream, f"{partition}/{offset}")), entry.version) for offset, entry in of
-            )
+            of = [commit for offset, commit in self.partitions[partition].counted if offset < end]
+            return frozenset((str(digest(one["stream"], one["command_id"])), one["version"]) for one in of)
         if view == "streams_accounts":
-            return frozenset({stream: (stream, v, balance) for stream, v, _, _, balance in events}.values())
+            return frozenset({stream: (stream, v, balance) for stream, v, _, balance in events}.values())
         if view == "moves":
-            return frozenset((stream.partition("/")[2], v, balance) for stream, v, _, _, balance in events)
+            return frozenset((stream.partition("/")[2], v, balance) for stream, v, _, balance in events)
         if view == "totals":
             return frozenset({("all", len(events), sum(event[2] for event in events))} if events else ())
         trails: dict[str, str] = {}
-        for stream, number, cents, _, _ in events:
+        for stream, number, cents, _ in events:
             if number < since.get(stream, number + 1) and (stream, number) not in left:
                 trails[stream] = trails.get(stream, f"v{version}") + f" {cents}"
         return frozenset((stream.partition("/")[2], trail) for stream, trail in trails.items())
@@ -95,7 +81,7 @@ class Oracle:
         view: str,
         version: int,
         table: str,
-        at: Mapping[int, Reading],
+        at: Mapping[int, Place],
         only: frozenset[int] | None = None,
     ) -> None:
         """The rows of `table` are those of `at`; of other partitions than `only` there are none. Raises Violation."""
@@ -128,7 +114,7 @@ class Oracle:
             self.check_table(tables, row["view"], row["version"], row["table_name"], positions)
         for row in tables["builds"]:
             build = row["id"]
-            at = {p["partition"]: _reading(p) for p in tables["build_positions"] if p["build"] == build}
+            at = {p["partition"]: place(p) for p in tables["build_positions"] if p["build"] == build}
             for partition, reading in at.items():
                 self._check_reading(row["table_name"], partition, reading)
             match row["state"]:
@@ -142,7 +128,7 @@ class Oracle:
                 case unknown:
                     raise AssertionError(f"what must hold of a build that is {unknown}?")
 
-    def _check_reading(self, what: str, partition: int, reading: Reading) -> None:
+    def _check_reading(self, what: str, partition: int, reading: Place) -> None:
         if self.partitions[partition].readings[reading[0]] != reading:
             right = self.partitions[partition].readings[reading[0]]
             raise Violation(POSITIONS, f"{what}[{partition}] stands at {reading}, which should be {right}")
@@ -163,12 +149,12 @@ def _seen(view: str, row: Row) -> Any:
             return row["account"], row["trail"]
 
 
-def _reading(row: Row) -> Reading:
-    return row["next_offset"], row["epoch"], row["seq"], row["command_offset"]
+def place(row: Row) -> Place:
+    return Place(*(row[name] for name in Place._fields))
 
 
-def positions_of(tables: Tables) -> dict[int, Reading]:
-    return {row["partition"]: _reading(row) for row in tables["positions"]}
+def positions_of(tables: Tables) -> dict[int, Place]:
+    return {row["partition"]: place(row) for row in tables["positions"]}
 
 
 class Watch:
@@ -178,7 +164,7 @@ class Watch:
         self.oracle = oracle
         self.sets = sets
         """By agent process, the {view: version} of its code."""
-        self.before: dict[int, Reading] = {}
+        self.before: dict[int, Place] = {}
         self.checked = 0
 
     def restored(self, tables: Tables) -> None:

@@ -26,12 +26,8 @@ class Crashed(BaseException):
     """The actor's process is no more."""
 
 
-class Endless(AssertionError):
-    """A run does not come to an end."""
-
-
 class Stuck(AssertionError):
-    """No actor can go on."""
+    """No actor can go on, or a run does not come to an end."""
 
 
 class Chooser(Protocol):
@@ -41,10 +37,17 @@ class Chooser(Protocol):
         """One of the choices; None ends the run. `state` gives `Play.state`."""
 
 
-class First:
-    """Lets the actor that acted last go on as long as it can."""
+class Replay:
+    """Follows a list of choices, passing over those that can't be made, and then lets the last actor go on as long as it can."""
+
+    def __init__(self, choices: Sequence[str] = ()) -> None:
+        self.left = list(choices)
 
     def choose(self, choices: Sequence[str], last: str, state: Callable[[], object]) -> str:
+        while self.left:
+            choice = self.left.pop(0)
+            if choice in choices:
+                return choice
         return choices[0]
 
 
@@ -190,7 +193,7 @@ class Play:
                 self._carry_out(choice)
                 last = "" if choice.startswith("!") else choice
                 if len(self.story) > TOO_LONG:
-                    raise Endless(f"no end after {TOO_LONG} steps: {self._where()}")
+                    raise Stuck(f"no end after {TOO_LONG} steps: {self._where()}")
             return True
         finally:
             self._end()
@@ -408,9 +411,3 @@ def _state(actor: Actor) -> str:
     if actor.done:
         return repr(actor.error) if actor.error else "done"
     return actor.exchange.text if actor.exchange else "asleep"
-
-
-def unexpected(play: Play, expected: tuple[type[BaseException], ...]) -> list[tuple[str, BaseException]]:
-    """What ended actors that should not have ended them."""
-    found = [(name, actor.error) for name, actor in play.actors.items() if not actor.helps]
-    return [(name, e) for name, e in found if e is not None and not isinstance(e, (Crashed, *expected))]

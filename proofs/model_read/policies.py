@@ -13,7 +13,6 @@ import psycopg
 from msgspec import UNSET
 
 from infra.database.connect import Connection, connect
-from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.records import Command, Record
 from infra.log.topics import Topic
@@ -25,11 +24,12 @@ from policies.engine.sender import Row, Sender
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
 from projections.engine.fold.errors import OtherCode
 from projections.engine.live.reader import Reader
+from proofs.checker import Violation
 from proofs.model_read.actors import Agent
 from proofs.model_read.bank import MOVING, PARTITIONS, Bank, Topics, moving
 from proofs.model_read.database import State
-from proofs.model_read.oracle import LOST, STOPPED, Violation
-from proofs.model_read.play import Play, unexpected
+from proofs.model_read.oracle import LOST
+from proofs.model_read.play import Play
 from proofs.model_read.policy_oracle import PolicyOracle, positions_of
 from proofs.model_read.world import World
 
@@ -55,15 +55,13 @@ class PolicyWorld(World):
         self.keeps_flying = False
         self.unanswered = 0
         """So many commands arrive, and are reported as failed."""
-        self.slow_topic = False
-        """A process may be frozen around its append of an activation."""
         self.in_flight: list[str] = []
         self.was_at: dict[int, int] = {}
         """The policy's positions when the database was restored."""
         self.switches = False
         """A switch is under way that no restore may come into."""
 
-    def begin(self, before: Iterable[Callable[[World], None]]) -> list[State]:
+    def begin(self, before: Iterable[Callable[[Any], object]]) -> list[State]:
         states = super().begin(before)
         self._topics[states[-1]] = deepcopy(self.bank.topics)
         return states
@@ -108,17 +106,9 @@ class PolicyWorld(World):
 
     def _shared(self) -> object:
         topics = self.bank.topics
-        tables = self.history[-KEPT:] if self.play.faults.get("restore") else self.history[-1:]
-        return (
-            tuple(_content(state) for state in tables),
-            tuple(one.id for one in topics.commands),
-            tuple(one.value for one in topics.activations),
-            tuple(self.in_flight),
-            self.restored,
-            tuple(sorted(self.was_at.items())),
-            self.switches,
-            self.unanswered,
-        )
+        commands, activations = (one.id for one in topics.commands), (one.value for one in topics.activations)
+        more = (frozenset(self.was_at.items()), self.switches, self.unanswered)
+        return super()._shared(), tuple(commands), tuple(activations), tuple(self.in_flight), *more
 
     # ── at the end ──
 
@@ -134,43 +124,20 @@ class PolicyWorld(World):
         """Whether a relay is at work."""
         return any(not actor.done and actor.name.startswith("relay") for actor in self.play.actors.values())
 
-    def check_policies_end(self, may_end: tuple[type[BaseException], ...]) -> None:
-        """No process ended without a reason; others do what is left, and then all must be right. Raises Violation."""
-        for name, error in unexpected(self.play, may_end):
-            if isinstance(error, Violation):
-                raise error
-            raise Violation(STOPPED, f"{name} ended: {type(error).__name__}: {error}") from error
-        self.keeps_flying = self.slow_topic = False
+    def _do_the_rest(self) -> None:
+        self.keeps_flying = False
         self.unanswered = 0
-        try:
-            for _ in range(ROUNDS):
-                for version in self.judge.made_live():
-                    agent = partial(PolicyAgent, self, f"settler{version}", moving(version), range(PARTITIONS), 100)
-                    self.alone(lambda agent=agent: agent().start())  # type: ignore[misc]
-                if self.is_done():
-                    break
-                self.alone(relay("relay", self))
-        except SamefoldError as error:
-            raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
-        if not self.is_done():
+        for _ in range(ROUNDS):
+            for version in self.judge.made_live():
+                agent = partial(PolicyAgent, self, f"settler{version}", moving(version), range(PARTITIONS), 100)
+                self.alone(lambda agent=agent: agent().start())  # type: ignore[misc]
+            if self.is_done():
+                break
+            self.alone(_Relay("relay", self).start)
+        else:
             raise Violation(LOST, f"there is no end to {self.tables['outbox']}")
         self.judge.check(self.tables)
         self.judge.check_end(self.tables)
-
-
-KEPT = 5
-
-
-def _content(state: State) -> int:
-    """Of times, only whether they are there."""
-    times = {"sent_at", "at", "wished_at", "created_at"}
-    tables = ("positions", "outbox", "activations")
-    rows = [
-        tuple((key, bool(value) if key in times else repr(value)) for key, value in row.items())
-        for name in tables
-        for row in state.tables[name]
-    ]
-    return hash(tuple(rows))
 
 
 class _Acknowledged(NamedTuple):
@@ -195,16 +162,12 @@ class _Producer:
         self.waiting.append((value, delivered))
 
     def flush(self, _seconds: float) -> int:
-        if self.world.slow_topic:
-            self.world.play.pause()
         found = self.world.bank.topics.activations
         for value, delivered in self.waiting:
             record = Record(0, len(found), 0, None, value)
             found.append(record)
             delivered(None, _Acknowledged(record.offset))
         self.waiting.clear()
-        if self.world.slow_topic:
-            self.world.play.pause()
         return 0
 
 
@@ -232,16 +195,13 @@ class PolicyAgent(Agent):
         """The other version's agent folds it; this one waits for its other partitions."""
 
 
-def relay(name: str, world: PolicyWorld, partitions: Sequence[int] = range(PARTITIONS)) -> Callable[[], None]:
-    """A relay as `policies/engine/relay.py` is one, sure to own these partitions; it ends when it has nothing to do for long."""
-    return lambda: _Relay(name, world, partitions).start()
-
-
 class _Relay:
-    def __init__(self, name: str, world: PolicyWorld, partitions: Sequence[int]) -> None:
+    """As `policies/engine/relay.py` is one, sure to own all partitions; it ends when it has nothing to do for long."""
+
+    def __init__(self, name: str, world: PolicyWorld) -> None:
         self.name = name
         self.world = world
-        self.mine = [(MOVING, partition) for partition in partitions]
+        self.mine = [(MOVING, partition) for partition in range(PARTITIONS)]
         self.sender = Sender()
         self.reports: list[tuple[Row, bool]] = []
         self.sends = 0
@@ -294,7 +254,7 @@ class _Relay:
             mark_sent(connection, ids)
             self.sender.marked(ids)
             self.known.difference_update(ids)
-        self.sender.assigned({MOVING: [partition for _, partition in self.mine]})
+        self.sender.assigned({MOVING: list(range(PARTITIONS))})
         rows = list(read_unsent(connection, self.mine, NOW, MOST + self.sender.known))
         self.known |= {row.id for row in rows}
         for row in self.sender.unsent(rows, NOW)[0]:
@@ -330,38 +290,27 @@ class _Relay:
 # ── steps of a scenario ──
 
 
-def policy_agent(
-    name: str, version: int, batch: int, partitions: Sequence[int] = range(PARTITIONS)
-) -> Callable[[World], None]:
-    def start(world: World) -> None:
-        assert isinstance(world, PolicyWorld)
-        PolicyAgent(world, name, moving(version), partitions, batch).start()
-
-    return start
+def policy_agent(name: str, version: int, batch: int) -> Callable[[PolicyWorld], None]:
+    return lambda world: PolicyAgent(world, name, moving(version), range(PARTITIONS), batch).start()
 
 
-def a_relay(name: str = "relay") -> Callable[[World], None]:
-    def start(world: World) -> None:
-        assert isinstance(world, PolicyWorld)
-        relay(name, world)()
-
-    return start
+def relay(name: str = "relay") -> Callable[[PolicyWorld], None]:
+    return lambda world: _Relay(name, world).start()
 
 
-def make_live(world: World) -> None:
+def make_live(world: PolicyWorld) -> None:
     """The first version, of a service without history."""
     with connect(world.settings, "start") as connection:
         assert start_new(world.settings, connection, moving(1)) or activations_of(connection, MOVING)
 
 
-def to_second(world: World) -> None:
+def to_second(world: PolicyWorld) -> None:
     """`samefold policies switch`."""
     switch(world.settings, moving(2))
 
 
-def to_second_as_the_page_says(world: World) -> None:
+def to_second_as_the_page_says(world: PolicyWorld) -> None:
     """The same, but after a restore only when the policy has caught up, and with no restore meanwhile: docs/policies.md."""
-    assert isinstance(world, PolicyWorld)
     world.play.pause()
     if world.has_caught_up():
         world.switches = True

@@ -1,51 +1,66 @@
-"""What must hold of a policy's outbox, worked out from the bank's facts without a line of the product."""
+"""What must hold of a policy's outbox, worked out from the bank's records by the oracle of `proofs/policy_oracle.py`."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from domain.accounts import ChargeFee, Deposit, Withdraw
-from infra.domain_model.storable import encode as body_of
 from infra.log.records import Command
-from proofs.model_read.bank import DAY, EVENTS, MORE, MOVING, Bank, Fact, Topics
+from proofs import policy_oracle as wished
+from proofs.checker import Violation
+from proofs.model_read.bank import DAY, MORE, MOVING, PARTITIONS, Bank, Topics
 from proofs.model_read.database import Tables
-from proofs.model_read.oracle import LOST, POSITIONS, Violation
+from proofs.model_read.oracle import LOST, POSITIONS, place
+from proofs.policy_oracle import Event, Row, Wish, Wishes, id_of
 
 OUTBOX = "the outbox is the fold of what counts below the positions"
 COPY = "the table of activations is a copy of the topic"
 ONCE = "each wish is decided once as it was meant, and so is one follow-up"
 ORDER = "commands from one stream to another arrive in order"
+AGENT = f"policy_{MOVING}"
+TIMES = ("due", "wished_at")
 
-Row = tuple[Any, ...]
 
+class Moved(Wishes):
+    """The policy `moving` over the records below these offsets; without activations, its first version."""
 
-def wish_id(stream: str, version: int) -> str:
-    """The same for ever: other ids would be other commands."""
-    place = json.dumps([MOVING, stream, version, 0], separators=(",", ":"))
-    return f"{MOVING}~" + base64.b32encode(hashlib.blake2b(place.encode(), digest_size=20).digest()).decode().lower()
+    def __init__(self, topics: Topics, ends: Mapping[int, int], activations: list[Mapping[str, Any]] | None) -> None:
+        super().__init__(MOVING, PARTITIONS)
+        self.activations = activations
+        self.order: dict[tuple[str, str], list[str]] = {}
+        """Ids of wishes in the order of their events, by the streams from and to which they go."""
+        for partition, end in ends.items():
+            for record in topics.records[partition][:end]:
+                self.take(partition, record.offset, record.time_ms, record.value)
+
+    def reaction(self, at: Event) -> Iterator[Wish]:
+        purpose = at.data.get("details", {}).get("purpose")
+        if at.type == "MoneyDeposited" and purpose and (version := self.version(at)):
+            cents = at.data["cents"] + MORE * (version - 1)
+            body = {"cents": cents, "on": str(DAY), "details": wished.details_of("")}
+            target = f"accounts/{purpose}"
+            self.order.setdefault((at.stream, target), []).append(id_of(MOVING, at.stream, at.version, 0))
+            back = wished.Command("Withdraw", body | {"hold": ""})
+            yield Wish(target, "Deposit", body, back, wished.Command("ChargeFee", body))
+
+    def version(self, at: Event) -> int:
+        """Of the policy, which reacts to this event; 0 if none does."""
+        if self.activations is None:
+            return 1
+        in_force = [one for one in self.activations if one["positions"][str(at.partition)][0] <= at.offset]
+        return in_force[-1]["version"] if in_force else 0
 
 
 def decided(topics: Topics) -> None:
     """Each wish of the first version arrives, and then its follow-up."""
-    for fact in [fact for part in topics.facts.values() for fact in part if fact and fact.target]:
-        ident, cents = wish_id(fact.stream, fact.version), fact.cents
-        wish = _sent(ident, f"accounts/{fact.target}", Deposit(cents=cents, on=DAY), 1, fact.command, fact.command)
-        topics.send(wish)
-        outcome = next(one for part in topics.facts.values() for one in part if one and one.command == ident)
-        kind, which = (ChargeFee, "otherwise") if outcome.refusal else (Withdraw, "then")
-        topics.send(_sent(f"{ident}~{which}", fact.stream, kind(cents=cents, on=DAY), 2, fact.command, ident))
-
-
-def _sent(ident: str, stream: str, command: Any, depth: int, correlation: str, cause: str) -> Command:
-    body = msgspec.Raw(body_of(command))
-    return Command(ident, stream, type(command).__name__, body, None, correlation, cause, depth)
+    while rows := [row for row in Moved(topics, topics.ends, None).rows.values() if row.kind]:
+        for row in rows:
+            data = msgspec.Raw((row.body or "").encode())
+            columns = (row.correlation_id, row.causation_id, row.depth)
+            topics.send(Command(row.id, row.target or "", row.type or "", data, None, *columns))  # type: ignore[arg-type]
 
 
 class PolicyOracle:
@@ -55,8 +70,6 @@ class PolicyOracle:
         self.bank = bank
         self.before: dict[int, int] = {}
         self.checked = 0
-
-    # ── the fold ──
 
     def activations(self) -> list[Mapping[str, Any]]:
         """Those that count, by number: the first record of each."""
@@ -70,50 +83,8 @@ class PolicyOracle:
         """The versions that are or were in force."""
         return list(dict.fromkeys(one["version"] for one in self.activations()))
 
-    def version(self, partition: int, offset: int) -> int:
-        """The version that reacts to the event at this offset, 0 if none does."""
-        in_force = 0
-        for one in self.activations():
-            if one["positions"][str(partition)][0] <= offset:
-                in_force = one["version"]
-        return in_force
-
-    def wishes(self, ends: Mapping[int, int]) -> dict[str, Row]:
-        """By id, what the policy wishes for the events below these offsets: a row's first half."""
-        made: dict[str, Row] = {}
-        for partition, end in ends.items():
-            for offset, fact in enumerate(self.bank.topics.facts[partition][:end]):
-                if fact is None or not fact.target or fact.refusal:
-                    continue
-                if version := self.version(partition, offset):
-                    cents = fact.cents + MORE * (version - 1)
-                    made[wish_id(fact.stream, fact.version)] = (
-                        *(partition, fact.stream, fact.version, f"accounts/{fact.target}", "Deposit", cents),
-                        *(fact.depth + 1, fact.correlation, fact.command, "Withdraw", "ChargeFee"),
-                    )
-        return made
-
-    def outbox(self, ends: Mapping[int, int]) -> dict[str, Row]:
-        """By id, the rows that the outbox holds at these positions."""
-        wishes: dict[str, Row] = self.wishes(ends)
-        outcomes: dict[str, Fact] = {}
-        for partition, end in ends.items():
-            for fact in self.bank.topics.facts[partition][:end]:
-                if fact is not None and fact.command.startswith(f"{MOVING}~"):
-                    outcomes[fact.command] = fact
-        for ident, wish in list(wishes.items()):
-            if (outcome := outcomes.pop(ident, None)) is None:
-                continue
-            del wishes[ident]
-            partition, stream, version, _, _, cents, _, correlation, _, then, otherwise = wish
-            follow_up = f"{ident}~{'otherwise' if outcome.refusal else 'then'}"
-            if outcomes.pop(follow_up, None) is None:
-                kind = otherwise if outcome.refusal else then
-                row = (partition, stream, version, stream, kind, cents, outcome.depth + 1, correlation, ident)
-                wishes[follow_up] = (*row, None, None)
-        return wishes | {
-            ident: ("rejected" if one.refusal else "accepted", one.refusal or None) for ident, one in outcomes.items()
-        }
+    def moved(self, ends: Mapping[int, int]) -> Moved:
+        return Moved(self.bank.topics, ends, self.activations())
 
     # ── what is committed ──
 
@@ -131,17 +102,16 @@ class PolicyOracle:
 
     def check(self, tables: Tables) -> None:
         """Everything that must hold in each state that is committed. Raises Violation."""
-        of_agent = [row for row in tables["positions"] if row["agent"] == f"policy_{MOVING}"]
+        of_agent = [row for row in tables["positions"] if row["agent"] == AGENT]
         if len({row["generation"] for row in of_agent}) > 1:
             raise Violation(POSITIONS, "several generations")
+        moved = self.moved(positions_of(tables))
         for row in of_agent:
-            at, seq = row["next_offset"], max(row["next_offset"] - 1, 0)
-            reading = (row["epoch"], row["seq"], row["command_offset"])
-            if reading != ((0, seq, seq or -1) if at else (-1, 0, -1)):
-                raise Violation(POSITIONS, f"{row['partition']} stands at {at}, {reading}")
+            if place(row) != moved.places[row["partition"]]:
+                raise Violation(POSITIONS, f"{row['partition']} stands at {place(row)}")
         self._check_activations(tables)
-        wanted = self.outbox(positions_of(tables))
         found = {row["id"]: _seen(row) for row in tables["outbox"]}
+        wanted = {ident: _seen(row._asdict()) for ident, row in moved.rows.items()}
         if found != wanted:
             more = {ident: row for ident, row in found.items() if wanted.get(ident) != row}
             less = {ident: row for ident, row in wanted.items() if found.get(ident) != row}
@@ -156,47 +126,28 @@ class PolicyOracle:
             if any(row[name] != record.get(name) for name in ("policy", "number", "version", "positions")):
                 raise Violation(COPY, f"{row} of {record}")
 
-    # ── at the end ──
-
     def check_end(self, tables: Tables) -> None:
-        """All is read and sent: every wish had its end, once. Raises Violation."""
-        if positions_of(tables) != self.bank.topics.ends or tables["outbox"]:
-            raise Violation(LOST, f"at {positions_of(tables)} of {self.bank.topics.ends}: {tables['outbox']}")
-        facts = {fact.command: fact for part in self.bank.topics.facts.values() for fact in part if fact}
-        sent = self.bank.topics.commands[self.bank.client_commands :]
-        first = list(dict.fromkeys(one.id for one in sent))
-        wanted: list[str] = []
-        by_order: dict[tuple[str, str], list[tuple[int, str]]] = {}
-        for ident, (_, stream, version, target, _, cents, *_) in self.wishes(self.bank.topics.ends).items():
-            outcome = facts.get(ident)
-            if outcome is None or (outcome.stream, outcome.cents) != (target, cents):
-                raise Violation(ONCE, f"{ident} of {stream} {version} should be {cents} for {target}: {outcome}")
-            wanted += [ident, f"{ident}~{'otherwise' if outcome.refusal else 'then'}"]
-            by_order.setdefault((stream, target), []).append((version, ident))
-        decided = [one for one in facts if one.startswith(f"{MOVING}~")]
-        if Counter(decided) != Counter(wanted):
-            raise Violation(ONCE, f"decided are {sorted(decided)}, and should be {sorted(wanted)}")
-        for order, events in by_order.items():
-            found = [ident for ident in first if ident in {one for _, one in events}]
-            if found != [one for _, one in sorted(events) if one in found]:
-                raise Violation(ORDER, f"{order}: {found}")
+        """All is read and sent: every wish and every follow-up arrived, as it was meant. Raises Violation."""
+        topics = self.bank.topics
+        if positions_of(tables) != topics.ends or tables["outbox"]:
+            raise Violation(LOST, f"at {positions_of(tables)} of {topics.ends}: {tables['outbox']}")
+        moved = self.moved(topics.ends)
+        arrived: dict[str, tuple[str, str, str]] = {}
+        for one in topics.commands:
+            if one.id.startswith(f"{MOVING}~"):
+                arrived.setdefault(one.id, (one.stream, one.type, bytes(one.data).decode()))
+        if arrived != moved.made:
+            raise Violation(ONCE, f"decided are {arrived}, and should be {moved.made}")
+        for streams, wanted in moved.order.items():
+            if (found := [ident for ident in arrived if ident in wanted]) != wanted:
+                raise Violation(ORDER, f"{streams}: {found} instead of {wanted}")
 
 
 def positions_of(tables: Tables) -> dict[int, int]:
     """The policy's, by partition."""
-    agent = f"policy_{MOVING}"
-    return {row["partition"]: row["next_offset"] for row in tables["positions"] if row["agent"] == agent}
+    return {row["partition"]: row["next_offset"] for row in tables["positions"] if row["agent"] == AGENT}
 
 
-def _seen(row: Mapping[str, Any]) -> Row:
+def _seen(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What is compared of a row. A dead letter equals none."""
-    if row["dead"]:
-        return ("dead", row["dead"])
-    if row["kind"] is None:
-        return (row["outcome"], row["refusal"])
-    assert row["type"] in EVENTS
-    return (
-        *(row["partition"], row["stream"], row["version"], row["target"], row["type"]),
-        *(json.loads(row["body"])["cents"], row["depth"], row["correlation_id"], row["causation_id"]),
-        *(row["then_type"], row["otherwise_type"]),
-    )
+    return row.get("dead"), *(row[name] for name in Row._fields if name not in TIMES)

@@ -7,8 +7,9 @@ follows its position, which a seek sets, and nothing that it fetched for another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -19,14 +20,15 @@ from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live.reader import Action, Apply, Hold, Newer, Reader, ReadPositions, Seek, Stop
 from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.positions import Live, Positions
+from proofs.checker import Violation
 from proofs.model_read.log import Log, Story
 
 CODE = {"balances": 1}
 BATCH = 2
 
 
-class ReaderBroken(AssertionError):
-    """A record was lost or folded twice, or the reader does not come to the log's end."""
+RECORDS = "no record is passed over"
+FAULTS = ("lose", "twice", "away", "unknown", "unapplied", "other", "restore", "revoke", "assign", "set")
 
 
 @dataclass
@@ -42,7 +44,6 @@ class _Question:
 class ReaderWorld:
     """One partition's life, or two partitions'. `left` is how often what may still go wrong."""
 
-    make: Callable[[], Reader]
     log: Mapping[int, Sequence[Record]]
     left: dict[str, int]
     positions: dict[int, Reading] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class ReaderWorld:
     applied: int = 0
 
     def __post_init__(self) -> None:
-        self.reader = self.make()
+        self.reader = Reader(CODE, batch=BATCH, max_age=1.0, lanes=2)
         self.positions = dict.fromkeys(self.log, START)
         self._do(self.reader.assigned(sorted(self.log)))
 
@@ -77,7 +78,21 @@ class ReaderWorld:
                 found.append(fault)
         return found
 
-    def choose(self, choice: str) -> None:
+    def after(self, choice: str) -> ReaderWorld:
+        """Raises Violation."""
+        new = self._copy()
+        new._choose(choice)
+        return new
+
+    def _copy(self) -> ReaderWorld:
+        new = copy(self)
+        new.left, new.positions, new.at = dict(self.left), dict(self.positions), dict(self.at)
+        new.questions = [copy(question) for question in self.questions]
+        new.reader = copy(self.reader)
+        vars(new.reader).update((name, _copied(value)) for name, value in vars(self.reader).items())
+        return new
+
+    def _choose(self, choice: str) -> None:
         what, _, number = choice.partition(" ")
         if what in self.left:
             self.left[what] -= 1
@@ -104,18 +119,19 @@ class ReaderWorld:
                 self.live = 3 - self.live
 
     def settle(self) -> None:
-        """Nothing goes wrong any more. Raises ReaderBroken where the log's end is not reached."""
-        self.live = 1
-        self.at = {}
-        self._do(self.reader.assigned(sorted(self.log)))
+        """Nothing goes wrong any more. Raises Violation where the log's end is not reached."""
+        end = self._copy()
+        end.live = 1
+        end.at = {}
+        end._do(end.reader.assigned(sorted(self.log)))
         for _ in range(400):
-            usual = [c for c in self.choices() if c.split()[0] in ("answer", "do", "fetch", "tick")]
+            usual = [c for c in end.choices() if c.split()[0] in ("answer", "do", "fetch", "tick")]
             if not usual:
                 break
-            self.choose(usual[-1] if usual[-1].startswith("answer") else usual[0])
+            end._choose(usual[-1] if usual[-1].startswith("answer") else usual[0])
         for partition, records in self.log.items():
-            if self.positions[partition].next_offset != records[-1].offset + 1:
-                raise ReaderBroken(f"stands at {self.positions}, and nothing more happens")
+            if end.positions[partition].next_offset != records[-1].offset + 1:
+                raise Violation(RECORDS, f"stands at {end.positions}, and nothing more happens")
 
     # ── consumer ──
 
@@ -156,9 +172,8 @@ class ReaderWorld:
             there = [record for record in self.log[partition] if was.next_offset <= record.offset <= last]
             if list(records) != there:
                 offsets = [record.offset for record in records]
-                raise ReaderBroken(
-                    f"from {was.next_offset} on it folds {offsets}, but the log has {[r.offset for r in there]}"
-                )
+                has = [record.offset for record in there]
+                raise Violation(RECORDS, f"from {was.next_offset} on it folds {offsets}, but the log has {has}")
             after[partition] = read(was, records)[0]
         self.positions |= after
         self.applied += 1
@@ -200,18 +215,11 @@ class ReaderWorld:
                 case Newer(error) | Stop(error):
                     raise error
 
-    def state(self) -> Any:
+    def print(self) -> object:
         """Everything that decides what may follow; turns are counted from the reader's own."""
         reader = self.reader
         parts = [
-            (
-                p,
-                part.reading,
-                part.wanted,
-                part.hole_to,
-                part.end,
-                tuple(r.offset for r in part.buffer),
-            )
+            (p, part.reading, part.wanted, part.hole_to, part.end, tuple(r.offset for r in part.buffer))
             for p, part in sorted(reader._parts.items())
         ]
         return (
@@ -225,6 +233,12 @@ class ReaderWorld:
             self.live,
             tuple(sorted(self.left.items())),
         )
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return replace(value, buffer=[*value.buffer]) if hasattr(value, "buffer") else value
 
 
 def _plain(question: _Question, turn: int) -> tuple[Any, ...]:
@@ -259,83 +273,7 @@ def log_with_holes() -> dict[int, list[Record]]:
     return records
 
 
-def make_reader() -> Reader:
-    return Reader(CODE, batch=BATCH, max_age=1.0, lanes=2)
-
-
-def explore_reader(
-    make: Callable[[], Reader], log: Mapping[int, Sequence[Record]], faults: Mapping[str, int], most: int = 10**9
-) -> int:
-    """All that can happen within these faults; the number of states. Raises ReaderBroken with the choices that led there."""
-    seen: set[Any] = set()
-    todo: list[tuple[str, ...]] = [()]
-    while todo and len(seen) < most:
-        path = todo.pop()
-        world = _replayed(make, log, faults, path)
-        state = world.state()
-        if state in seen:
-            continue
-        seen.add(state)
-        choices = world.choices()
-        todo += [(*path, choice) for choice in choices]
-        if len(seen) % 7 == 0 or not choices:
-            with _with_path(path):
-                world.settle()
-    return len(seen)
-
-
-def reader_walks(seed: str, walks: int, make: Callable[[], Reader] = make_reader) -> int:
-    """Random walks through larger worlds. Raises ReaderBroken with the choices."""
-    for number in range(walks):
-        random = Random(f"{seed} {number}")
-        faults = {
-            fault: random.randrange(3)
-            for fault in (
-                "lose",
-                "twice",
-                "away",
-                "unknown",
-                "unapplied",
-                "other",
-                "restore",
-                "revoke",
-                "assign",
-                "set",
-            )
-        }
-        faults["lose"] = min(faults["lose"], 1)
-        world = ReaderWorld(make, log_with_holes() if random.random() < 0.5 else short_log(), dict(faults))
-        path: list[str] = []
-        for _ in range(random.randrange(80)):
-            if not (choices := world.choices()):
-                break
-            path.append(random.choice(choices))
-            with _with_path(path):
-                world.choose(path[-1])
-        with _with_path(path):
-            world.settle()
-    return walks
-
-
-def _replayed(
-    make: Callable[[], Reader], log: Mapping[int, Sequence[Record]], faults: Mapping[str, int], path: Sequence[str]
-) -> ReaderWorld:
-    world = ReaderWorld(make, log, dict(faults))
-    with _with_path(path):
-        for choice in path:
-            world.choose(choice)
-    return world
-
-
-class _with_path:
-    """Adds the choices to what is raised."""
-
-    def __init__(self, path: Sequence[str]) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ReaderBroken):
-            raise ReaderBroken(f"{error}, by {', '.join(self.path)}") from None
+def reader_of(random: Random) -> ReaderWorld:
+    faults = {fault: random.randrange(3) for fault in FAULTS}
+    faults["lose"] = min(faults["lose"], 1)
+    return ReaderWorld(log_with_holes() if random.random() < 0.5 else short_log(), faults)

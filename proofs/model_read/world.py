@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 
+from infra.errors import SamefoldError
 from infra.log import clients, topics
 from infra.log.topics import Topic
 from infra.settings import Settings
@@ -22,13 +23,17 @@ from projections.engine.live import tail
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.rebuild import load as local
 from projections.engine.rebuild import workers
+from projections.engine.views.core_views import code_set
 from projections.engine.views.view import View
+from proofs.checker import Violation
+from proofs.model_read.actors import Agent
 from proofs.model_read.database import TOPIC, State, database
 from proofs.model_read.log import Log
-from proofs.model_read.oracle import READER, Oracle, Violation, Watch
-from proofs.model_read.play import Actor, First, Play
+from proofs.model_read.oracle import LOST, READER, STOPPED, Oracle, Watch, positions_of
+from proofs.model_read.play import Actor, Crashed, Play, Replay
 from proofs.model_read.policy_oracle import PolicyOracle
 from proofs.model_read.sessions import Session
+from proofs.model_read.views import code
 
 KEPT = 5
 """States before a run that a restore may bring back."""
@@ -86,7 +91,7 @@ class World:
 
     # ── the beginning ──
 
-    def begin(self, before: Iterable[Callable[[World], None]]) -> list[State]:
+    def begin(self, before: Iterable[Callable[[Any], object]]) -> list[State]:
         """An empty database, the agent's first start, and then what happens alone. The last states of it."""
         self.database.put_back(self.database.empty)
         contract = Contract.of(self._describe(self.settings, TOPIC))
@@ -213,11 +218,45 @@ class World:
         """The actors that this starts act alone, before the play or after it."""
         before, self.play = self.play, self._new_play({})
         start()
-        self.play.run(First())
+        self.play.run(Replay())
         for actor in self.play.actors.values():
             if actor.error is not None:
                 raise actor.error
         self.play = before
+
+    # ── at the end ──
+
+    def check_end(self, may_end: tuple[type[BaseException], ...]) -> None:
+        """No process ended without a reason; others, alone, do what is left, and then all is right. Raises Violation."""
+        errors = [actor.error for actor in self.play.actors.values() if actor.error is not None and not actor.helps]
+        for error in errors:
+            if not isinstance(error, (Crashed, Violation, *may_end)):
+                raise Violation(STOPPED, f"a process ended: {type(error).__name__}: {error}") from error
+            if isinstance(error, Violation):
+                raise error
+        try:
+            self._do_the_rest()
+        except SamefoldError as error:
+            raise Violation(STOPPED, f"settling ended: {type(error).__name__}: {error}") from error
+
+    def _do_the_rest(self) -> None:
+        live = {row["view"]: row["version"] for row in self.tables["live"]}
+        views = code(live["balances"], system="command_outcomes" in live, more="moves" in live)
+        if code_set(views) != live:
+            raise Violation(LOST, f"no code has the set that is live: {live}")
+        if not self.restored and any(self.sets[name] == live for name in self.at_end & self.sets.keys()):
+            self._require_ends()
+        self.sets["settler"] = live
+        self.alone(lambda: Agent(self, "settler", views, sorted(self.log.records), 100).start())
+        self._require_ends()
+        self.oracle.check(self.tables)
+
+    def _require_ends(self) -> None:
+        at = {partition: reading.next_offset for partition, reading in positions_of(self.tables).items()}
+        if at != self.oracle.ends:
+            raise Violation(LOST, f"folded up to {at}, but the log ends at {self.oracle.ends}")
+
+    # ── readers ──
 
     def saw(self, known: Mapping[str, int], seen: Mapping[str, int]) -> None:
         """A reader's answer, by account; `known` is what had been seen when it was asked. Raises Violation."""

@@ -6,10 +6,9 @@ from functools import reduce
 from typing import Any
 
 from commands.decision import Versioned
-from commands.intake import Received
 from commands.overlay import Overlay
 from commands.writer import Action, Doubt, Phase, ReadLog, Serve, Snapshot, Writer
-from infra.log.records import Commit, Record
+from infra.log.records import Record
 from infra.log.rule import Reading
 from tests.engine.purse import PURSE, Filled, State
 
@@ -44,20 +43,6 @@ class EvictsOneEarly(Overlay):
 class CountsOnlyOwn(Overlay):
     def __len__(self) -> int:
         return len(self._own)
-
-
-class ForgetsRejections(Overlay):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rejected: set[tuple[str, str]] = set()
-
-    def answered(self, stream: str, command_id: str) -> bool:
-        return super().answered(stream, command_id) and (stream, command_id) not in self.rejected
-
-    def _enter(self, entries: Any, mark: int, commit: Commit) -> Any:
-        if commit.reason:
-            self.rejected.add((commit.stream, commit.command_id))
-        return super()._enter(entries, mark, commit)
 
 
 def with_overlay(overlay: type[Overlay]) -> type[Writer]:
@@ -114,31 +99,6 @@ class NeverTimesOut(Writer):
 class BelievesAnyAcknowledgement(Writer):
     def on_acknowledged(self, seq: int, offset: int | None, now: float) -> Action | None:
         return super().on_acknowledged(self.acknowledged + 1, self.epoch + self.acknowledged + 1, now)
-
-
-class KeepsItsOverlay(Writer):
-    """Opens again without dropping what it had appended."""
-
-    def _forget(self) -> None:
-        kept = getattr(self, "overlay", None)
-        super()._forget()
-        if kept is not None:
-            self.overlay = kept
-
-
-class AsksNoOutcomes(Writer):
-    def wants(self, commands: Sequence[Received]) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        return super().wants(commands)[0], set()
-
-
-class EvictsBeforeItDecides(Writer):
-    """What `wants` left out because the overlay had it is gone when the batch is decided."""
-
-    def on_commands(self, commands: Sequence[Received], snapshot: Snapshot, now: float) -> list[Action]:
-        if action := self._distrust(snapshot):
-            return [action]
-        self._evict(snapshot)
-        return super().on_commands(commands, snapshot, now)
 
 
 class OpensUnasked(Writer):

@@ -1,0 +1,78 @@
+"""make test + test-all + prove: stored traces take a second each, searches minutes. Each guarantee is needed: the code without it
+breaks a promise of its model, by choices that the real code passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.testing.fixtures import SEED
+from proofs.checker import Checker, Mutant, is_killed, main, mutants_in
+from proofs.model.checks import CHECKER as WRITE_SIDE
+from proofs.model_read.checks import CHECKER as READ_SIDE
+from proofs.model_read.explore import wander
+from proofs.model_read.scenarios import SCENARIOS
+
+MINUTES = 10
+CHECKERS = [pytest.param(WRITE_SIDE, id="write"), pytest.param(READ_SIDE, id="read", marks=pytest.mark.integration)]
+MUTANTS = [
+    pytest.param(checker.values[0], mutant, id=mutant.name, marks=checker.marks)
+    for checker in CHECKERS
+    for mutant in mutants_in(checker.values[0].mutants).values()  # type: ignore[union-attr]
+]
+
+
+def those(*, harmful: bool) -> pytest.MarkDecorator:
+    some = [one for one in MUTANTS if bool(one.values[1].promise) is harmful]  # type: ignore[union-attr]
+    return pytest.mark.parametrize(("checker", "mutant"), some)
+
+
+@those(harmful=True)
+def test_without_a_guarantee_choices_that_the_real_code_passes_break_its_promise(
+    checker: Checker, mutant: Mutant
+) -> None:
+    assert is_killed(checker, mutant)
+
+
+@pytest.mark.prove("mutants")
+@those(harmful=True)
+def test_without_a_guarantee_a_search_finds_such_choices_again(checker: Checker, mutant: Mutant) -> None:
+    found = checker.find(mutant)
+    assert found is not None
+    assert found.violation.promise == mutant.promise
+    if checker is WRITE_SIDE:  # whose search is breadth first, so that the stored choices are the fewest
+        assert len(found.choices) == len(mutant.choices)
+
+
+@pytest.mark.slow
+@those(harmful=False)
+def test_what_is_harmless_to_leave_out_breaks_nothing(checker: Checker, mutant: Mutant) -> None:
+    assert mutant.facts["harmless"]
+    assert wander(SCENARIOS[mutant.world], 1, mutant, walks=5).commits > 0
+
+
+@pytest.mark.prove("models")
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_no_promise_is_broken_in_large_worlds_and_by_chance(checker: Checker) -> None:
+    print(checker.attack(60 * MINUTES, SEED))
+
+
+# ── the command line ──
+
+
+def test_a_finding_is_told_by_its_choices_and_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mutant = mutants_in(WRITE_SIDE.mutants)["`seq`"]
+
+    def attack(_seconds: float, _seed: int) -> str:
+        found = WRITE_SIDE.find(mutant)
+        assert found is not None
+        raise found
+
+    monkeypatch.setattr("sys.argv", ["checker"])
+    assert main(WRITE_SIDE._replace(attack=attack)) == 1
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first == "FOUND in `seq`: A: ('purse/1', 'a') counts twice"
+    assert second == f"  by {mutant.facts['by']}"
+    assert main(WRITE_SIDE._replace(attack=lambda *_: "2 worlds")) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 worlds: every promise was kept"
