@@ -1,4 +1,4 @@
-"""Who may do what in the sample bank: each role, each command, on the caller's own account and on another holder's."""
+"""make test: pure. Who may do what in the sample bank: each role and command, on the own account and on another holder's."""
 
 from dataclasses import fields, replace
 from datetime import date

@@ -28,8 +28,3 @@ def test_the_hash_is_javas_and_the_partition_is_the_positive_one_modulo_their_nu
 @given(st.binary())
 def test_it_is_the_hash_that_agents_would_produce_with(key: bytes) -> None:
     assert murmur2(key) == partitioner.murmur2(key) & 0xFFFFFFFF
-
-
-@given(st.text(), st.integers(1, 4096))
-def test_every_stream_has_a_partition(stream: str, partitions: int) -> None:
-    assert 0 <= partition_of(stream, partitions) < partitions

@@ -87,23 +87,21 @@ def test_a_file_in_dot_env_is_relative_to_its_folder(tmp_path: Path, monkeypatch
 
 
 URL, URL_FILE, FOLDER, HOOKS_FILE = "DATABASE_URL", "DATABASE_URL_FILE", "SECRETS_DIR", "WEBHOOKS_FILE"
-HERE: dict[str, str | bytes] = {
+TWICE = "SAMEFOLD_DATABASE_URL is given twice: by "
+HERE = {
     "good": CANARY,
     "empty": "\n",
-    "binary": CANARY.encode() + b"\xff",
+    "binary": f"{CANARY}\xff",
     "hooks": json.dumps({"billing": {"url": CANARY, "secret": CANARY, "timeout_s": CANARY}}),
     "secrets/samefold_database_url": CANARY,
     "misspelt/samefold_databse_url": CANARY,
     "others/samefold_partitions": CANARY,
 }
-"""Files in the working directory."""
+"""Files in the working directory, in Latin-1."""
 WRONG = {
-    "a value and a file": ({URL: CANARY, URL_FILE: "good"}, f"{URL} is given twice: by the file .* and as a value"),
-    "a value and the folder": (
-        {URL: CANARY, FOLDER: "secrets"},
-        f"{URL} is given twice: by the file .* and as a value",
-    ),
-    "a file and the folder": ({URL_FILE: "good", FOLDER: "secrets"}, f"{URL} is given twice: by .*good and by "),
+    "a value and a file": ({URL: CANARY, URL_FILE: "good"}, f"{TWICE}the file .* and as a value"),
+    "a value and the folder": ({URL: CANARY, FOLDER: "secrets"}, f"{TWICE}the file .* and as a value"),
+    "a file and the folder": ({URL_FILE: "good", FOLDER: "secrets"}, f"{TWICE}.*good and by "),
     "no such setting": ({FOLDER: "misspelt"}, "samefold_databse_url is not one of .*samefold_database_url"),
     "no secret": ({FOLDER: "others"}, "samefold_partitions is not one of "),
     "no folder": ({FOLDER: "none"}, "SAMEFOLD_SECRETS_DIR: .*No such file"),
@@ -123,7 +121,7 @@ def test_a_wrong_file_is_refused_and_never_quoted(
 ) -> None:
     for name, content in HERE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
         (tmp_path / name).chmod(0o600)
     given, why = WRONG[case]
     for name, value in given.items():

@@ -1,17 +1,14 @@
 """make test: needs no store. Settings: where they come from, what they refuse, what they never show."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from infra.errors import BadSettings, NotConfigured
 from infra.settings import PREFIX, Settings
+from infra.testing.fixtures import ROOT
 
-ROOT = Path(__file__).parents[3]
 SECRET = "p-a-s-s"
 
 
@@ -155,13 +152,11 @@ def test_settings_do_not_change() -> None:
         Settings().partitions = 3  # type: ignore[misc]
 
 
-def test_another_process_gets_the_very_same_settings() -> None:
+def test_another_process_gets_the_very_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Settings(database_url=f"host=h password={SECRET}", partitions=3, kafka_ssl_ca_location=Path("ca.pem"))
-    script = "import sys; from infra.settings import Settings; print(Settings().environment() == eval(sys.argv[1]))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | mine.environment()
-    command = [sys.executable, "-c", script, repr(mine.environment())]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    for name, value in mine.environment().items():
+        monkeypatch.setenv(name, value)
+    assert Settings().environment() == mine.environment()
 
 
 def test_the_example_file_names_every_setting_with_its_default() -> None:

@@ -1,4 +1,4 @@
-"""`docs/access.md` shows the sample's access.py, and that of a new service, as they are."""
+"""make test: reads files. `docs/access.md` shows the sample's access.py, and that of a new service, as they are."""
 
 from infra.scaffold.names import names_of
 from infra.scaffold.parts import SKELETON
