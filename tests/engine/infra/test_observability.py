@@ -271,6 +271,8 @@ def test_lines_may_carry_both_ids_and_the_command_is_the_same(tmp_path: Path) ->
     related, plain = map(commit_of, read_lines(file).values())
     assert related == plain | BOTH
     assert related["outcome"] == "accepted"
+    assert not BOTH.keys() & plain.keys()
+    assert b"correlation" not in encode(Command("f", "purse/a", "Fill", msgspec.Raw(b"{}")))
 
 
 @pytest.mark.parametrize("wrong", [{"correlation_id": "x" * 201}, {"causation_id": "a\n"}, {"causation_id": ""}])
@@ -284,12 +286,6 @@ def test_ids_that_can_not_be_kept_are_refused_at_each_door(tmp_path: Path, wrong
     commit = commit_of(Command("f", "purse/a", "Fill", body, None, given["correlation_id"], given["causation_id"]))
     assert commit["reason"]["code"] == "malformed"
     assert not BOTH.keys() & commit.keys()
-
-
-def test_commits_without_ids_are_as_they_were() -> None:
-    commit = commit_of(Command("f", "purse/a", "Fill", msgspec.Raw(b'{"cents":5}')))
-    assert not BOTH.keys() & commit.keys()
-    assert b"correlation" not in encode(Command("f", "purse/a", "Fill", msgspec.Raw(b"{}")))
 
 
 # ── a process's log ──

@@ -523,17 +523,6 @@ def test_a_process_with_a_wrong_password_says_so_and_does_not_flood(house: House
     assert "wr0ng" not in line
 
 
-@pytest.mark.slow
-def test_an_api_whose_password_for_postgresql_is_wrong_says_so(house: House) -> None:
-    set_up(house.plain)
-    wrong = house.of("api").database.replace("app-secret", "wr0ng")
-    with serving(house.of("api", database_url=wrong)) as api:
-        failures = api.services.stores.failures
-        until(lambda: isinstance(failures.get("database"), DatabaseRefused), "the API finds out")
-        assert "password authentication failed" in str(failures["database"])
-        assert api.client.get("/health/ready").status_code == 503
-
-
 # ── new certificates ──
 
 

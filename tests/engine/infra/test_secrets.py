@@ -19,8 +19,7 @@ import pytest
 from pydantic import SecretStr
 
 from infra import doctor
-from infra.database.connect import connect
-from infra.errors import BadSettings, SamefoldError
+from infra.errors import BadSettings
 from infra.processes.supervisor import Child, Supervisor
 from infra.settings import PREFIX, SECRETS, Settings
 from infra.testing.fixtures import ROOT, Samefold
@@ -259,16 +258,6 @@ def test_no_command_shows_a_secret(
     assert SIGNING not in shown
 
 
-@pytest.mark.parametrize("wrong", ["postgresql://u:{}@[/d", "host=h pass{}", "{}"])
-def test_a_malformed_connection_string_is_not_quoted(
-    wrong: str, monkeypatch: pytest.MonkeyPatch, samefold: Samefold
-) -> None:
-    monkeypatch.setenv("SAMEFOLD_DATABASE_URL", wrong.format(CANARY))
-    done = samefold("db", "upgrade")
-    assert "is not a connection string" in done.stderr
-    assert CANARY not in done.stdout + done.stderr
-
-
 def test_a_running_process_shows_no_secret(world: Settings, tmp_path: Path) -> None:
     """Neither in its arguments nor in its environment nor in its log, if the secret comes from a file."""
     url = file_of(tmp_path, "url", f"{world.database}&password={CANARY}")
@@ -288,11 +277,3 @@ def test_a_running_process_shows_no_secret(world: Settings, tmp_path: Path) -> N
             assert sys.executable in process.cmdline()[0]
             assert CANARY not in repr(process.cmdline()) + repr(process.environ())
     assert CANARY not in "".join(log.read_text() for log in logs)
-
-
-def test_no_error_of_ours_holds_the_settings() -> None:
-    """A traceback with local variables shows them by their repr."""
-    settings = Settings(database_url=f"host=127.0.0.1 port=1 password={CANARY}", kafka_bootstrap="127.0.0.1:1")
-    with pytest.raises(SamefoldError) as caught:
-        connect(settings, "test")
-    assert CANARY not in f"{caught.value!r} {caught.value.__cause__!r} {settings!r}"
