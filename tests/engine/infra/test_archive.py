@@ -255,8 +255,10 @@ def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None
 
 @pytest.mark.slow
 def test_a_restored_database_archives_the_same_files_again(bank: Bookkeeper) -> None:
+    """Also one of before it knew the archive's id."""
     world = bank.world
     archive_log(world)
+    identity = Store(world).read(IDENTITY)
     bank.life(ACCOUNTS, 3)
     fold_all(world)
     with connect(world, "test") as db:
@@ -265,10 +267,12 @@ def test_a_restored_database_archives_the_same_files_again(bank: Bookkeeper) -> 
         later = manifest(world)
         db.execute("truncate archive_files")
         db.execute("insert into archive_files select * from backup order by first_offset")
+        db.execute("update topics set archive = null")
     assert manifest(world) != later
     archive_log(world)
     assert manifest(world) == later
     is_exact(world, records_of(world, world.events_topic))
+    assert Store(world).read(IDENTITY) == identity == str(scalar(world, "select archive from topics")).encode()
 
 
 def test_a_log_that_lost_its_beginning_before_it_was_archived_is_refused(bank: Bookkeeper) -> None:
@@ -360,18 +364,6 @@ def test_a_worker_that_means_another_archive_writes_nothing(bank: Bookkeeper, tm
         db.execute("update topics set topic_id = 'another'")
     with pytest.raises(LogTrimmed):
         records_of(world, world.events_topic)
-
-
-@pytest.mark.slow
-def test_an_archive_that_a_database_finds_there_is_taken_as_it_is(bank: Bookkeeper) -> None:
-    """After a restore from before the database had its id, or with an empty database."""
-    world = bank.world
-    archive_log(world)
-    identity = Store(world).read(IDENTITY)
-    with connect(world, "test") as db:
-        db.execute("update topics set archive = null")
-    archive_log(world)
-    assert Store(world).read(IDENTITY) == identity == str(scalar(world, "select archive from topics")).encode()
 
 
 # ── what trim refuses ──

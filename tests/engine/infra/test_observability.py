@@ -291,6 +291,7 @@ def test_ids_that_can_not_be_kept_are_refused_at_each_door(tmp_path: Path, wrong
 # ── a process's log ──
 
 
+@pytest.mark.slow
 def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Path) -> None:
     port, away = nowhere(), nowhere()
     settings = Settings(
