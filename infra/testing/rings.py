@@ -18,18 +18,7 @@ import pytest
 from infra.testing.fixtures import RUN, SEED, in_memory
 from infra.testing.waiting import SLOWNESS
 
-NEEDS_STACK = {
-    "stack",
-    "secure",
-    "spark",
-    "service",
-    "world",
-    "shared_world",
-    "empty_world",
-    "own_stack",
-    "ground",
-    "field",
-}
+NEEDS_STACK = {"stack", "spark", "service", "world", "shared_world", "empty_world", "own_stack", "ground", "field"}
 LIMIT_S = 900
 """For one test, on a good day: none takes a tenth of it."""
 PROVE_LIMIT_S = 7_200

@@ -56,7 +56,7 @@ MODULES = {
     "api": ("api", "--name", "i1", "--port", "0"),
 }
 
-pytestmark = pytest.mark.xdist_group("secure")
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("secure")]
 
 
 @pytest.fixture(scope="module")
