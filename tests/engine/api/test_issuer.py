@@ -1,4 +1,4 @@
-"""make test: a token takes a millisecond.
+"""make test: keys and tokens need one process and no store.
 
 Tokens: which are taken, which are refused and why, and what happens to them while keys change or the issuer is down.
 """
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jwt
@@ -40,19 +39,6 @@ def issuer(keys: Keys, tmp_path: Path) -> Issuer:
     return Issuer(locked(Settings(), keys, key_file(tmp_path, keys)), "api")
 
 
-@pytest.fixture
-def server() -> Iterator[IssuerServer]:
-    with issuer_server() as server:
-        yield server
-
-
-def served(server: IssuerServer, at: str = "/jwks", **algorithms: str) -> tuple[Keys, Issuer]:
-    """An issuer whose keys are read there, or where its metadata say."""
-    keys = Keys(server.url, **(algorithms or {"one": "ES256"}))
-    server.serve(keys)
-    return keys, Issuer(locked(Settings(), keys, at and server.url + at), "api")
-
-
 def caller(issuer: Issuer, token: str) -> Caller:
     return asyncio.run(issuer.caller_of(token)).caller
 
@@ -64,8 +50,8 @@ def test_a_good_token_names_its_caller(issuer: Issuer, keys: Keys, algorithm: st
     assert found == Caller("ada", frozenset({"teller", "auditor"}), frozenset({"metrics", "read"}))
     assert found.claims["tenant"] == "north"
     assert "north" not in repr(found)
-    quoted = """O'Hara "ada"; drop table live--"""
-    assert caller(issuer, keys.token(f"key-{algorithm}", sub=quoted)).subject == quoted, "a name like any other"
+    odd = """O'Hara "ada"; drop table live--"""
+    assert caller(issuer, keys.token(sub=odd)).subject == odd
 
 
 @pytest.mark.parametrize(
@@ -87,8 +73,8 @@ def test_roles_are_where_the_setting_says(
     assert caller(issuer, keys.token(**claims)).roles == roles
 
 
-def encoded(value: bytes) -> str:
-    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+def encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 def part(value: object) -> str:
@@ -143,7 +129,7 @@ BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
     "another audience": (lambda keys: keys.token(aud="shop"), "another audience"),
     "other audiences": (lambda keys: keys.token(aud=["shop", "banking"]), "another audience"),
     "expired": (lambda keys: keys.token(exp=int(time.time()) - issuers.LEEWAY_S - 1), "expired"),
-    "not yet valid": (lambda keys: keys.token(nbf=int(time.time()) + issuers.LEEWAY_S + 5), "not valid yet"),
+    "not yet valid": (lambda keys: keys.token(nbf=int(time.time()) + issuers.LEEWAY_S + 300), "not valid yet"),
     "issued in the future": (lambda keys: keys.token(iat=int(time.time()) + 3_600), "not valid yet"),
     "an expiry that is no number": (lambda keys: keys.token(exp="tomorrow"), "not valid"),
     "an endless expiry": (lambda keys: keys.token(exp=float("inf")), "not valid"),
@@ -153,24 +139,17 @@ BAD: dict[str, tuple[Callable[[Keys], str], str]] = {
     },
     "a subject that is a number": (lambda keys: _signed(keys, sub=7), "not valid"),
     **{
-        f"the subject {sub[:20]!a}": (partial(Keys.token, sub=sub), "subject")
-        for sub in (
-            "",
-            'ada"\n2026 INFO all is well',
-            "ada\x1b[2J",
-            "ada\0",
-            "ada\ud800",
-            "ä" * 101,
-            "policy:transfers",
-        )
+        f"the subject {subject!r}": (partial(Keys.token, sub=subject), "subject")
+        for subject in ("", 'ada"\n2026 INFO', "ada\x1b[2J", "ada\0", "ada\ud800", "ä" * 101, "policy:transfers")
     },
 }
 
 
 def _signed(keys: Keys, **claims: Any) -> str:
     """Signed without the library's checks of claims."""
+    payload = good_claims() | claims
     algorithm, key = keys.private["key-RS256"]
-    return jwt.PyJWS().encode(json.dumps(good_claims() | claims).encode(), key, algorithm, {"kid": "key-RS256"})
+    return jwt.PyJWS().encode(json.dumps(payload).encode(), key, algorithm, {"kid": "key-RS256"})
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -181,9 +160,9 @@ def test_a_bad_token_is_refused_with_the_reason(issuer: Issuer, keys: Keys, name
 
 
 def test_clocks_may_be_half_a_minute_apart(issuer: Issuer, keys: Keys) -> None:
-    now = int(time.time())
-    assert caller(issuer, keys.token(nbf=now + 25, iat=now + 25, exp=now + 90)).subject == "ada"
-    assert caller(issuer, keys.token(exp=now - 25)).subject == "ada"
+    now, nearly = int(time.time()), issuers.LEEWAY_S - 15  # a busy machine may take some of it
+    assert caller(issuer, keys.token(nbf=now + nearly, iat=now + nearly, exp=now + 90)).subject == "ada"
+    assert caller(issuer, keys.token(exp=now - nearly)).subject == "ada"
 
 
 def test_a_remembered_token_ends_too(issuer: Issuer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,16 +173,6 @@ def test_a_remembered_token_ends_too(issuer: Issuer, keys: Keys, monkeypatch: py
         caller(issuer, token)
 
 
-def test_the_issuers_metadata_lead_to_its_keys(server: IssuerServer) -> None:
-    keys, issuer = served(server, "")
-    assert caller(issuer, keys.token(headers={"kid": None})).subject == "ada", "a single key needs no id"
-    assert server.asked == ["/.well-known/openid-configuration", "/jwks"]
-
-
-def of_algorithm(algorithm: str, key: Any) -> str:
-    return jwt.encode(good_claims(), key, algorithm, {"kid": "one"})
-
-
 def test_a_key_is_found_by_its_id_and_kind_and_may_leave_the_algorithm_open(tmp_path: Path) -> None:
     rsa, ec, closed = Keys(ISSUER, one="RS256"), Keys(ISSUER, one="ES256"), Keys(ISSUER, one="EdDSA")
     file = tmp_path / "keys.json"
@@ -211,97 +180,136 @@ def test_a_key_is_found_by_its_id_and_kind_and_may_leave_the_algorithm_open(tmp_
     listed.append(closed.jwk("one") | {"key_ops": ["encrypt"]})
     file.write_text(json.dumps({"keys": listed}))
     issuer = Issuer(locked(Settings(), rsa, file), "api")
+
+    def of_algorithm(algorithm: str, keys: Keys) -> str:
+        return jwt.encode(good_claims(), keys.private["one"][1], algorithm, {"kid": "one"})
+
     for algorithm in ("RS256", "RS512", "PS256"):
-        assert caller(issuer, of_algorithm(algorithm, rsa.private["one"][1])).subject == "ada"
-    assert caller(issuer, of_algorithm("ES256", ec.private["one"][1])).subject == "ada"
+        assert caller(issuer, of_algorithm(algorithm, rsa)).subject == "ada"
+    assert caller(issuer, of_algorithm("ES256", ec)).subject == "ada"
     with pytest.raises(TokenRefused, match="not one of"):
-        caller(issuer, of_algorithm("EdDSA", closed.private["one"][1]))
+        caller(issuer, of_algorithm("EdDSA", closed))
+
+
+# ── an issuer's server ──
+
+UNHEARD = {"kid": "unheard"}
+METADATA = "/.well-known/openid-configuration"
+
+
+class Served:
+    """A server with an issuer's only key, `one`, and who reads it: at this path, or where the metadata lead."""
+
+    def __init__(self, server: IssuerServer, path: str | None = None) -> None:
+        self.server, self.keys = server, Keys(server.url, one="ES256")
+        server.serve(self.keys)
+        self.issuer = Issuer(locked(Settings(), self.keys, path and f"{server.url}{path}"), "api")
+
+    def caller(self, ident: str | None = None, **token: Any) -> str:
+        """Whom the door takes the bearer of such a token for."""
+        return caller(self.issuer, self.keys.token(ident, **token)).subject
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What the issuer's module takes for the monotonic clock."""
-    clock = SimpleNamespace(now=time.monotonic())
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    return clock
+def by_metadata() -> Iterator[Served]:
+    with issuer_server() as server:
+        yield Served(server)
 
 
-def test_a_new_key_is_read_when_a_token_names_it(server: IssuerServer, clock: SimpleNamespace) -> None:
-    keys, issuer = served(server)
-    caller(issuer, keys.token("one"))
-    keys.add("two", "ES256")
-    server.serve(keys)
-    clock.now += issuers.AGAIN_S
-    assert caller(issuer, keys.token("two")).subject == "ada"
-    assert server.asked == ["/jwks"] * 2
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with issuer_server() as server:
+        yield Served(server, "/jwks")
 
 
-def test_unknown_keys_make_the_issuer_be_asked_now_and_then_only(server: IssuerServer, clock: SimpleNamespace) -> None:
-    keys, issuer = served(server)
-    strangers = [keys.token(headers={"kid": f"unheard-{number}"}) for number in range(50)]
+Later = Callable[[float], None]
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    """Moves the monotonic clock of the issuer's module on."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def move(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    return move
+
+
+def test_the_issuers_metadata_lead_to_its_keys_and_a_single_one_needs_no_id(by_metadata: Served) -> None:
+    assert by_metadata.caller() == by_metadata.caller(headers={"kid": None}) == "ada"
+    assert by_metadata.server.asked == [METADATA, "/jwks"]
+
+
+def test_a_new_key_is_read_when_a_token_names_it(served: Served, later: Later) -> None:
+    served.caller()
+    served.keys.add("two", "ES256")
+    served.server.serve(served.keys)
+    later(issuers.AGAIN_S)
+    assert served.caller("two") == "ada"
+    assert served.server.asked == ["/jwks"] * 2
+
+
+def test_unknown_keys_make_the_issuer_be_asked_now_and_then_only(served: Served, later: Later) -> None:
+    strangers = [served.keys.token(headers={"kid": f"unheard-{number}"}) for number in range(50)]
 
     async def ask() -> None:
-        found = await asyncio.gather(*map(issuer.caller_of, strangers), return_exceptions=True)
+        found = await asyncio.gather(*map(served.issuer.caller_of, strangers), return_exceptions=True)
         assert {type(one) for one in found} == {TokenRefused}
 
     asyncio.run(ask())
-    assert server.asked == ["/jwks"]
+    assert served.server.asked == ["/jwks"]
 
 
-def test_a_key_that_was_withdrawn_is_worth_nothing_even_for_remembered_tokens(
-    server: IssuerServer, clock: SimpleNamespace
-) -> None:
-    keys, issuer = served(server, one="ES256", two="ES256")
-    token = keys.token("one")
-    caller(issuer, token)
-    del keys.private["one"]
-    server.serve(keys)
-    clock.now += issuers.FRESH_S
+def test_a_key_that_was_withdrawn_is_worth_nothing_even_for_remembered_tokens(served: Served, later: Later) -> None:
+    token = served.keys.token()
+    caller(served.issuer, token)
+    del served.keys.private["one"]
+    served.keys.add("two", "ES256")
+    served.server.serve(served.keys)
+    later(issuers.FRESH_S)
     with pytest.raises(TokenRefused, match="not one of"):
-        caller(issuer, keys.token("two", headers={"kid": "unheard"}))  # makes the keys be read again
+        served.caller(headers=UNHEARD)  # makes the keys be read again
     with pytest.raises(TokenRefused, match="not one of"):
-        caller(issuer, token)
+        caller(served.issuer, token)
 
 
 def test_while_the_issuer_is_down_known_keys_stay_good_and_unknown_ones_are_not_known(
-    server: IssuerServer, clock: SimpleNamespace
+    served: Served, later: Later
 ) -> None:
-    keys, issuer = served(server)
-    caller(issuer, keys.token("one"))
-    server.answers.clear()
-    clock.now += issuers.FRESH_S
+    served.caller()
+    served.server.answers.clear()
+    later(issuers.FRESH_S)
     with pytest.raises(KeysNotKnown):
-        caller(issuer, keys.token("one", headers={"kid": "new"}))
-    assert caller(issuer, keys.token("one", sub="bob")).subject == "bob"
-    assert issuer.unready() is None
+        served.caller(headers=UNHEARD)
+    assert served.caller(sub="bob") == "bob"
+    assert served.issuer.unready() is None
 
 
 def odd_answers(url: str) -> dict[str, dict[str, Any]]:
     """What an issuer's server may answer, by path."""
-    metadata = "/.well-known/openid-configuration"
     uris = {"no host name": "https://xn--é/", "a control character": f"{url}/\x07", "long": f"{url}/{'x' * 70_000}"}
     return {
-        **{f"a URI with {name}": {metadata: {"issuer": url, "jwks_uri": uri}} for name, uri in uris.items()},
+        **{f"a URI with {name}": {METADATA: {"issuer": url, "jwks_uri": uri}} for name, uri in uris.items()},
         "deep keys": {"/jwks": b'{"keys":' + b"[" * 100_000},
-        "a list for metadata": {metadata: []},
+        "a list for metadata": {METADATA: []},
     }
 
 
 @pytest.mark.parametrize("name", odd_answers(""))
-def test_whatever_an_issuer_answers_its_known_keys_stay_good(
-    server: IssuerServer, clock: SimpleNamespace, name: str
-) -> None:
-    keys, issuer = served(server, "")
-    caller(issuer, keys.token())
-    server.answers |= odd_answers(server.url)[name]
-    clock.now += issuers.FRESH_S
+def test_whatever_an_issuer_answers_its_known_keys_stay_good(by_metadata: Served, later: Later, name: str) -> None:
+    by_metadata.caller()
+    by_metadata.server.answers |= odd_answers(by_metadata.server.url)[name]
+    later(issuers.FRESH_S)
     errors = []
     for _ in range(2):
         with pytest.raises(KeysNotKnown) as refused:
-            caller(issuer, keys.token(headers={"kid": "new"}))
+            by_metadata.caller(headers=UNHEARD)
         errors.append(refused.value)
     assert errors[0] is not errors[1], "an error holds the frames of all requests that it was raised in"
-    assert caller(issuer, keys.token(sub="bob")).subject == "bob"
+    assert by_metadata.caller(sub="bob") == "bob"
 
 
 def key_sets(keys: Keys) -> dict[str, Any]:
@@ -315,7 +323,7 @@ def key_sets(keys: Keys) -> dict[str, Any]:
         "odd keys": {
             "keys": [1, None, {}, {"kty": "RSA"}, {"kty": "x"}, {"kty": "EC", "crv": "P-256", "x": "!", "y": "!"}]
         },
-        "a secret": {"keys": [{"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "kid": "key-RS256"}]},
+        "a secret": {"keys": [{"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "kid": "one"}]},
         "keys for encryption": {"keys": [one | {"use": "enc"} for one in keys.public["keys"]]},
         "keys with odd ids": {"keys": [one | {"kid": ["x"]} for one in keys.public["keys"]]},
         "too much": b'{"keys": [' + b" " * 2_000_000 + b"]}",
@@ -323,20 +331,19 @@ def key_sets(keys: Keys) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", key_sets(Keys(ISSUER)))
-def test_keys_that_are_none_leave_the_door_locked(server: IssuerServer, keys: Keys, name: str) -> None:
-    server.answers["/jwks"] = key_sets(keys)[name]
-    issuer = Issuer(locked(Settings(), keys, f"{server.url}/jwks"), "api")
+def test_keys_that_are_none_leave_the_door_locked(served: Served, name: str) -> None:
+    served.server.answers["/jwks"] = key_sets(served.keys)[name]
     with pytest.raises(KeysNotKnown):
-        caller(issuer, keys.token("key-RS256"))
-    assert isinstance(issuer.unready(), KeysNotKnown)
+        served.caller()
+    assert isinstance(served.issuer.unready(), KeysNotKnown)
 
 
-@pytest.mark.parametrize("other", [{"issuer": "https://evil.example"}, {"jwks_uri": "http://keys.example/jwks"}])
-def test_metadata_of_another_issuer_or_on_an_open_line_are_not_believed(
-    server: IssuerServer, other: dict[str, str]
+@pytest.mark.parametrize(
+    "changed", [{"issuer": "https://evil.example"}, {"jwks_uri": "http://keys.example/jwks"}], ids=str
+)
+def test_metadata_of_another_or_keys_over_a_line_that_anybody_can_change_are_not_believed(
+    by_metadata: Served, changed: dict[str, str]
 ) -> None:
-    """Anybody can change what comes over an open line."""
-    keys, issuer = served(server, "")
-    server.answers["/.well-known/openid-configuration"] |= other
+    by_metadata.server.answers[METADATA] |= changed
     with pytest.raises(KeysNotKnown):
-        caller(issuer, keys.token())
+        by_metadata.caller()

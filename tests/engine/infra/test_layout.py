@@ -1,4 +1,4 @@
-"""Where things live, and who may know whom: read from the imports of every file."""
+"""make test: reads files. Where things live, and who may know whom: read from the imports of every file."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_samefold_names_no_context_event_or_view() -> None:
     views = {view for view in all_views() if view not in core}
     assert views
     quoted = re.compile(rf"""(?<![\w.])([`'"])({"|".join(sorted(views))})\1""")
-    found = {
-        file: sorted(
-            {match.group() for pattern in (words, quoted) for match in pattern.finditer((ROOT / file).read_text())}
-        )
+    found = [
+        (file, match.group())
         for module, file in modules().items()
         if within(module, SAMEFOLD)
-    }
-    assert {file: names for file, names in found.items() if names} == {}
+        for pattern in (words, quoted)
+        for match in pattern.finditer((ROOT / file).read_text())
+    ]
+    assert found == []
 
 
 def test_what_a_new_service_holds_imports_nothing_beside_it() -> None:
@@ -98,21 +98,13 @@ def test_what_a_new_service_holds_imports_nothing_beside_it() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_of_the_engine_import_one_way_only(room: str) -> None:
-    later = tuple(f"projections/engine/{name}" for name in ROOMS[ROOMS.index(room) + 1 :])
-    mine = [module for module in modules() if within(module, (f"projections/engine/{room}",))]
-    assert mine
-    assert [(module, name) for module in mine for name in imports()[module] if later and within(name, later)] == []
-
-
-def test_the_engine_has_no_other_rooms() -> None:
-    rooms = {
-        file.split("/")[2]
-        for file in modules().values()
-        if file.startswith("projections/engine/") and file.count("/") > 2
-    }
-    assert rooms == set(ROOMS)
+def test_rooms_of_the_engine_import_one_way_only_and_there_are_no_others() -> None:
+    names = [file.split("/") for file in modules().values() if file.startswith("projections/engine/")]
+    assert {parts[2] for parts in names if len(parts) > 3} == set(ROOMS)
+    for number, room in enumerate(ROOMS):
+        later = tuple(f"projections/engine/{name}" for name in ROOMS[number + 1 :])
+        mine = [module for module in modules() if within(module, (f"projections/engine/{room}",))]
+        assert [(module, name) for module in mine for name in imports()[module] if within(name, later)] == []
 
 
 def test_imports_go_round_in_no_circle() -> None:
@@ -134,12 +126,8 @@ def test_each_folder_says_what_lives_there_and_who_may_change_it(folder: str) ->
 def test_nothing_names_what_a_reader_does_not_have() -> None:
     """Our own papers and lists of work are not in the repository."""
     unknown = re.compile(r"DESIGN(\.md)?( §|\.md)|\b[Ii]ssue \d{1,2}\b")
-    told = {
-        file: (ROOT / file).read_bytes().decode(errors="ignore")
-        for file in tracked()
-        if file != "tests/engine/infra/test_layout.py"
-    }
-    assert {file: found.group() for file, text in told.items() if (found := unknown.search(text))} == {}
+    files = [file for file in tracked() if file != "tests/engine/infra/test_layout.py"]
+    assert [file for file in files if unknown.search((ROOT / file).read_bytes().decode(errors="ignore"))] == []
 
 
 def test_tests_of_one_group_are_run_by_one_worker(request: pytest.FixtureRequest) -> None:

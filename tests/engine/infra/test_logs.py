@@ -1,4 +1,4 @@
-"""Log lines: one an event, whatever the input holds, in text and in JSON."""
+"""make test: needs no store. Log lines: one an event, whatever the input holds, in text and in JSON."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def fails() -> None:
 
 def test_in_json_an_event_is_an_object_on_a_line(told: Told) -> None:
     logs.configure("INFO", "json")
+    logging.getLogger("x").debug("below its level")
     logging.getLogger("some.where").warning("stream %s", HOSTILE)
     fails()
     stream, failure = map(json.loads, told())
@@ -84,12 +85,6 @@ def test_what_a_process_itself_says_has_the_name_of_its_module(told: Told, monke
     logging.getLogger("__main__").info("it starts")
     (line,) = told()
     assert json.loads(line)["logger"] == "commands.handler"
-
-
-def test_below_its_level_nothing_is_told(told: Told) -> None:
-    logs.configure("WARNING", "json")
-    logging.getLogger("x").info("it happens")
-    assert told() == []
 
 
 def test_what_goes_on_is_said_once_however_the_driver_words_it(caplog: pytest.LogCaptureFixture) -> None:

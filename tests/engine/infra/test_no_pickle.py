@@ -1,4 +1,4 @@
-"""Bytes from outside are never unpickled, which would run whatever code they hold."""
+"""make test: needs no store. Bytes from outside are never unpickled, which would run whatever code they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""No thread and no task of a process ends unseen: its end is the process's, with a named error and an exit code other than 0."""
+"""make test + test-all: tasks end in one process, parts of processes in one each.
+
+No thread and no task of a process ends unseen: its end is the process's, with a named error and an exit code other than 0.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from infra.errors import SamefoldError
 from infra.processes.process_end import PartEnded, Parts
 from infra.settings import Settings
+from infra.testing.fixtures import ROOT
+from infra.testing.waiting import DEADLINE_S
 from tests.engine.infra.silent import THREAD
 from tests.engine.spine import set_up
 
-ROOT = Path(__file__).parents[3]
 API, AGENT, HANDLER = "api.__main__", "projections.engine.live.agent", "commands.handler"
 EXPORTER = "projections.engine.live.exporter"
 PORT = {API: ("--port", "0")}
@@ -54,11 +57,9 @@ PARTS = {
     ],
 }
 AT_ONCE = 4
-ENDS_WITHIN_S = 60.0
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", PARTS)
 def test_the_end_of_any_part_is_the_end_of_its_process(world: Settings, module: str) -> None:
     set_up(world)
@@ -70,24 +71,16 @@ def test_the_end_of_any_part_is_the_end_of_its_process(world: Settings, module: 
 def _lingers(world: Settings, module: str, number: int) -> str | None:
     """What is wrong with the end of a process whose part ends."""
     part, how = PARTS[module][number]
+    command = [sys.executable, "-m", "tests.engine.infra.silent", module, part, how, "--name", f"p{number}"]
+    environment = os.environ | world.environment() | {"SAMEFOLD_METRICS_PORT": "0"}
     try:
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "tests.engine.infra.silent",
-                module,
-                part,
-                how,
-                "--name",
-                f"p{number}",
-                *PORT.get(module, ()),
-            ],
+            [*command, *PORT.get(module, ())],
             cwd=ROOT,
-            env=os.environ | world.environment() | {"SAMEFOLD_METRICS_PORT": "0"},
+            env=environment,
             capture_output=True,
             text=True,
-            timeout=ENDS_WITHIN_S,
+            timeout=DEADLINE_S,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -96,25 +89,23 @@ def _lingers(world: Settings, module: str, number: int) -> str | None:
     return None if is_told and done.returncode == 1 else f"{part} {how}s: {done.returncode}, {done.stderr}"
 
 
-@pytest.mark.parametrize("how", ["raises", "returns", "is cancelled", "raises by name"])
-def test_however_a_task_ends_it_is_told(how: str) -> None:
+NAMED = SamefoldError("By name.")
+
+
+@pytest.mark.parametrize("end", [ZeroDivisionError(), None, asyncio.CancelledError(), NAMED], ids=repr)
+def test_however_a_task_ends_it_is_told(end: BaseException | None) -> None:
     told: list[SamefoldError] = []
-    named = SamefoldError("By name.")
 
     async def work() -> None:
-        if how == "raises":
-            raise ZeroDivisionError
-        if how == "is cancelled":
-            raise asyncio.CancelledError
-        if how == "raises by name":
-            raise named
+        if end:
+            raise end
 
     async def serve() -> None:
         await asyncio.wait([Parts("a process", told.append).task("a task", work())])
 
     asyncio.run(serve())
     [error] = told
-    assert error is named if how == "raises by name" else isinstance(error, PartEnded)
+    assert error is NAMED if end is NAMED else isinstance(error, PartEnded)
 
 
 def test_what_may_return_may_and_at_the_end_all_may() -> None:
@@ -123,9 +114,9 @@ def test_what_may_return_may_and_at_the_end_all_may() -> None:
     async def serve() -> None:
         parts = Parts("a process", told.append)
         await parts.task("a short one", asyncio.sleep(0), may_return=True)
-        parts.task("a long one", asyncio.sleep(60))
+        parts.task("a long one", asyncio.sleep(DEADLINE_S))
         ended = threading.Event()
-        thread = parts.thread("a thread", lambda: (ended.wait(60), None)[1])
+        thread = parts.thread("a thread", lambda: (ended.wait(DEADLINE_S), None)[1])
         await parts.cancel()
         ended.set()
         await asyncio.to_thread(thread.join)
@@ -141,15 +132,18 @@ def test_a_callback_that_raises_is_told_and_what_a_connection_says_is_not() -> N
         loop = asyncio.get_running_loop()
         Parts("a process", told.append).callbacks()
         loop.call_exception_handler({"message": "broken", "exception": OSError(), "transport": None})
+        over = asyncio.Event()
         loop.call_soon(lambda: 1 / 0)
-        await asyncio.sleep(0.01)
+        loop.call_soon(over.set)  # behind it
+        await over.wait()
 
     asyncio.run(serve())
     assert [error.code for error in told] == ["part-ended"]
     assert isinstance(told[0].__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("module", ["commands.handler", "projections.engine.live.agent"])
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [HANDLER, AGENT])
 def test_a_process_that_waits_for_kafka_ends_cleanly(module: str) -> None:
     """Nothing listens on port 9."""
     nowhere = {
@@ -162,6 +156,6 @@ def test_a_process_that_waits_for_kafka_ends_cleanly(module: str) -> None:
             assert process.stderr is not None
             assert any("does not answer" in line for line in process.stderr)
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(DEADLINE_S) == 0
         finally:
             process.kill()

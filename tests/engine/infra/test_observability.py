@@ -1,4 +1,7 @@
-"""Metrics are documented, bounded and right; each process tells its own; correlation ids reach the commit."""
+"""make test + test-all: one API tells most, a supervisor's processes take seconds.
+
+Metrics are documented, bounded and right; each process tells its own; correlation ids reach the commit.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,12 @@ import re
 import socket
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
 import msgspec
 import psutil
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,12 +32,13 @@ from infra.observability import metrics
 from infra.processes.supervisor import Child, Supervisor, exporter, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api
 from tests.engine.api.test_api_health import CHECKS, PASSWORD, nowhere
 from tests.engine.purse import PURSE
-from tests.engine.spine import open_account, produce, send, set_up, until
+from tests.engine.spine import beside, open_account, produce, send, set_up
 
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 OPEN = {"overdraft_limit": 0, "on": "2026-01-01"}
@@ -107,19 +109,14 @@ HOSTILE = [
 ]
 
 
-def hostile(api: Api, number: int) -> None:
-    for method, path in HOSTILE:
-        headers = {"Correlation-Id": f"id-{number}", "Idempotency-Key": f"key-{number}"}
-        answer = api.client.request(method, f"{path}{number}", headers=headers, json=OPEN)
-        assert answer.status_code < 500, (method, path, answer.text)
-
-
-def labels_are_bounded(api: Api) -> None:
+def test_no_input_makes_a_label(api: Api) -> None:
     """The labels of all series that hostile requests add are those of the topics and the code."""
     there = values(api.client.get("/metrics").text)  # what other tests' agents and views left in this process too
     for number in range(3):
-        hostile(api, number)
-    world = api.services.settings
+        headers = {"Correlation-Id": f"id-{number}", "Idempotency-Key": f"key-{number}"}
+        for method, path in HOSTILE:
+            answer = api.client.request(method, f"{path}{number}", headers=headers, json=OPEN)
+            assert answer.status_code < 500, (method, path, answer.text)
     paths = {*api.client.get("/openapi.json").json()["paths"], "/openapi.json", "/metrics"}
     allowed = {
         "le": None,
@@ -127,7 +124,7 @@ def labels_are_bounded(api: Api) -> None:
         "route": paths | {request_metrics.UNMATCHED},
         "status": {str(status) for status in range(100, 600)},
         "agent": {view.agent for view in all_views().values()},
-        "partition": {str(number) for number in range(world.partitions)},
+        "partition": {str(number) for number in range(api.services.settings.partitions)},
         "view": set(all_views()),
         "fate": set(Fate),
         "outcome": {"accepted", "rejected"},
@@ -135,26 +132,10 @@ def labels_are_bounded(api: Api) -> None:
         "check": CHECKS,
         "why": {*RECORDED, *Doubt, "refused", "garbage", "epoch", "seq", "locked"},
     }
-    added = values(api.client.get("/metrics").text).keys() - there.keys()
-    for name, labels in added:
+    for name, labels in values(api.client.get("/metrics").text).keys() - there.keys():
         for label, value in labels:
             among = allowed[label]
             assert among is None or value in among, (name, label, value)
-
-
-def test_no_input_makes_a_label(api: Api) -> None:
-    labels_are_bounded(api)
-
-
-def test_a_label_from_the_path_is_noticed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = CollectorRegistry()
-    requests = metrics.HTTP_REQUESTS
-    mutant = type(requests)(requests._name, "", requests._labelnames, registry=own, buckets=(1.0,))
-    monkeypatch.setattr(metrics, "HTTP_REQUESTS", mutant)
-    monkeypatch.setattr(metrics, "REGISTRY", own)
-    monkeypatch.setattr(request_metrics, "route_of", lambda scope: scope["path"])
-    with pytest.raises(AssertionError, match="route"):
-        labels_are_bounded(api)
 
 
 # ── counts ──
@@ -209,8 +190,6 @@ def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(wor
     port = two_free_ports()
     children = [*handlers(1, "here"), exporter("here")]
     running = Supervisor(children, world.environment(), metrics_port=port)
-    thread = Thread(target=running.run)
-    thread.start()
 
     def now(port: int) -> dict[tuple[str, Labels], float]:
         try:
@@ -222,7 +201,7 @@ def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(wor
         return sum(value for (name, _), value in now(port + 1).items() if name == "samefold_lag_events")
 
     epochs, started = ("samefold_handler_epochs_total", ()), ("process_start_time_seconds", ())
-    try:
+    with beside(running.run, running.stop):
         until(lambda: now(port).get(epochs) == world.partitions, "the handler serves")
         # an opening each, and a commit: nobody folds them
         until(lambda: lag() == world.partitions + 1, "the lag is seen")
@@ -230,10 +209,6 @@ def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(wor
         assert children[0].pid
         psutil.Process(children[0].pid).kill()
         until(lambda: now(port).get(started, before) != before, "it tells that it was started again")
-    finally:
-        running.stop()
-        thread.join(30)
-    assert not thread.is_alive()
 
 
 def two_free_ports() -> int:
@@ -248,9 +223,7 @@ def two_free_ports() -> int:
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(metrics.PortTaken, match=str(port)):
             metrics.serve(Settings(metrics_port=port))
@@ -259,17 +232,13 @@ def test_a_port_that_is_taken_is_named() -> None:
 # ── correlation ──
 
 
-def history(world: Settings, stream: str) -> list[dict[str, object]]:
-    return list(history_of(world, stream))
-
-
 def test_a_correlation_id_goes_from_the_request_into_the_commit_and_back(api: Api, shared_world: Settings) -> None:
     given = {"Correlation-Id": "order 66, part (a)"}
     answer = api.client.post("/accounts/related/open-account", json=OPEN, headers=given)
     assert (answer.status_code, answer.headers["Correlation-Id"]) == (200, given["Correlation-Id"])
     assert api.client.post("/accounts/related/withdraw", json=WITHDRAW, headers=given).status_code == 409
     assert api.client.post("/accounts/related/withdraw", json=WITHDRAW).status_code == 409
-    found = history(shared_world, "accounts/related")
+    found = list(history_of(shared_world, "accounts/related"))
     assert [commit.get("correlation_id") for commit in found] == [given["Correlation-Id"]] * 2 + [None]
     assert "correlation_id" not in found[2], "none, and not null"
 
@@ -279,7 +248,7 @@ def test_a_correlation_id_that_can_not_be_kept_is_refused(api: Api, shared_world
     answer = api.client.post("/accounts/unrelated/open-account", json=OPEN, headers=[(b"Correlation-Id", value)])
     assert answer.status_code == 400
     assert "Correlation-Id" not in answer.headers
-    assert history(shared_world, "accounts/unrelated") == []
+    assert list(history_of(shared_world, "accounts/unrelated")) == []
 
 
 LINE = {"stream": "purse/a", "id": "f", "type": "Fill", "data": {"cents": 5, "note": ""}}
@@ -302,6 +271,8 @@ def test_lines_may_carry_both_ids_and_the_command_is_the_same(tmp_path: Path) ->
     related, plain = map(commit_of, read_lines(file).values())
     assert related == plain | BOTH
     assert related["outcome"] == "accepted"
+    assert not BOTH.keys() & plain.keys()
+    assert b"correlation" not in encode(Command("f", "purse/a", "Fill", msgspec.Raw(b"{}")))
 
 
 @pytest.mark.parametrize("wrong", [{"correlation_id": "x" * 201}, {"causation_id": "a\n"}, {"causation_id": ""}])
@@ -317,15 +288,10 @@ def test_ids_that_can_not_be_kept_are_refused_at_each_door(tmp_path: Path, wrong
     assert not BOTH.keys() & commit.keys()
 
 
-def test_commits_without_ids_are_as_they_were() -> None:
-    commit = commit_of(Command("f", "purse/a", "Fill", msgspec.Raw(b'{"cents":5}')))
-    assert not BOTH.keys() & commit.keys()
-    assert b"correlation" not in encode(Command("f", "purse/a", "Fill", msgspec.Raw(b"{}")))
-
-
 # ── a process's log ──
 
 
+@pytest.mark.slow
 def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Path) -> None:
     port, away = nowhere(), nowhere()
     settings = Settings(
@@ -336,16 +302,12 @@ def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Pat
     )
     api = Child("api", "api", ("--name", "api", "--port", str(port)))
     running = Supervisor([api], settings.environment(), tmp_path)
-    thread = Thread(target=running.run)
-    thread.start()
-    try:
+    with beside(running.run, running.stop):
         until(lambda: answers(port, b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"), "it serves")
         assert ("process_start_time_seconds", ()) in values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
         assert b"400" in answers(port, b"GET / HTTP/1.1\r\n" + PASSWORD.encode() + b"\r\n{}\r\n\r\n")
-        until(lambda: "database-unavailable" in codes(port), "it has looked for the database")
-    finally:
-        running.stop()
-        thread.join(30)
+        ready = f"http://127.0.0.1:{port}/health/ready"
+        until(lambda: "database-unavailable" in httpx.get(ready).text, "it has looked for the database")
     lines = (tmp_path / "api.log").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert {"uvicorn.error", "api.stores"} <= {event["logger"] for event in events}
@@ -361,8 +323,3 @@ def answers(port: int, request: bytes) -> bytes:
             return connection.recv(10_000)
     except OSError:
         return b""
-
-
-def codes(port: int) -> set[str]:
-    checks = httpx.get(f"http://127.0.0.1:{port}/health/ready").json()["checks"]
-    return {check.get("code", "") for check in checks.values()}

@@ -1,6 +1,4 @@
-"""The reading rule: which records count, and that nothing else decides it."""
-
-from collections.abc import Sequence
+"""make test: pure. The reading rule: which records count, and that nothing else decides it."""
 
 import pytest
 from hypothesis import given
@@ -10,69 +8,58 @@ from infra.log.records import Record, UnreadableRecord
 from infra.log.rule import START, Counted, Reading, Void, read
 from tests.engine.log import commit, opening, records
 
-
-def counted(values: Sequence[bytes | None]) -> list[int]:
-    """Offsets of the commits that count."""
-    return [entry.offset for entry in read(START, records(values))[1]]
-
-
-def void(values: Sequence[bytes | None]) -> list[tuple[int, str]]:
-    """Offsets and reasons of the void records."""
-    return [(offset, reason) for offset, reason in read(START, records(values))[2]]
-
-
-def test_a_writers_commits_count_in_the_order_of_their_seq() -> None:
-    values = [opening(), commit(0, 1, command_offset=7), commit(0, 2, command_offset=9)]
-    assert counted(values) == [1, 2]
-    assert read(START, records(values))[0] == Reading(next_offset=3, epoch=0, seq=2, command_offset=9)
-
-
-def test_an_opening_without_commits_moves_the_epoch_and_keeps_the_command_offset() -> None:
-    values = [opening(), commit(0, 1, command_offset=7), opening()]
-    assert read(START, records(values))[0] == Reading(next_offset=3, epoch=2, seq=0, command_offset=7)
-
-
-def test_a_commit_before_any_opening_is_void() -> None:
-    assert void([commit(-1, 1), commit(0, 1)]) == [(0, "epoch"), (1, "epoch")]
-
-
-def test_a_zombies_late_commit_is_void() -> None:
-    values = [opening("old"), commit(0, 1), opening("new"), commit(0, 2), commit(2, 1)]
-    assert counted(values) == [1, 4]
-    assert void(values) == [(3, "epoch")]
-
-
-def test_a_resent_commit_is_void() -> None:
-    values = [opening(), commit(0, 1), commit(0, 1), commit(0, 2)]
-    assert counted(values) == [1, 3]
-    assert void(values) == [(2, "seq")]
-
-
-def test_everything_after_a_lost_commit_is_void_until_the_next_opening() -> None:
-    values = [opening(), commit(0, 1), commit(0, 3), commit(0, 4), opening(), commit(4, 1)]
-    assert counted(values) == [1, 5]
-    assert void(values) == [(2, "seq"), (3, "seq")]
-
-
-def test_a_lost_commit_that_arrives_late_counts_and_those_that_overtook_it_do_not() -> None:
-    assert counted([opening(), commit(0, 2), commit(0, 1), commit(0, 2)]) == [2, 3]
-
-
-def test_a_late_duplicate_of_an_opening_does_not_revive_the_old_writer() -> None:
+Case = tuple[list[bytes | None], list[int], list[tuple[int, str]]]
+"""Records, the offsets of the commits that count, offsets and reasons of the void records."""
+CASES: dict[str, Case] = {
+    "a writer's commits count in the order of their seq": ([opening(), commit(0, 1), commit(0, 2)], [1, 2], []),
+    "a commit before any opening is void": ([commit(-1, 1), commit(0, 1)], [], [(0, "epoch"), (1, "epoch")]),
+    "a zombie's late commit is void": (
+        [opening("old"), commit(0, 1), opening("new"), commit(0, 2), commit(2, 1)],
+        [1, 4],
+        [(3, "epoch")],
+    ),
+    "a resent commit is void": ([opening(), commit(0, 1), commit(0, 1), commit(0, 2)], [1, 3], [(2, "seq")]),
+    "everything after a lost commit is void until the next opening": (
+        [opening(), commit(0, 1), commit(0, 3), commit(0, 4), opening(), commit(4, 1)],
+        [1, 5],
+        [(2, "seq"), (3, "seq")],
+    ),
+    "a lost commit that arrives late counts, and those that overtook it do not": (
+        [opening(), commit(0, 2), commit(0, 1), commit(0, 2)],
+        [2, 3],
+        [(1, "seq")],
+    ),
     # an earlier draft named the epoch after the writer: w0's late commit would have counted beside w1's, for one command
-    values = [opening("w0"), opening("w1"), commit(1, 1, command_id="a"), opening("w0"), commit(0, 1, command_id="a")]
-    assert counted(values) == [2]
-    assert void(values) == [(4, "epoch")]
+    "a late duplicate of an opening does not revive the old writer": (
+        [opening("w0"), opening("w1"), commit(1, 1, command_id="a"), opening("w0"), commit(0, 1, command_id="a")],
+        [2],
+        [(4, "epoch")],
+    ),
+    **{
+        f"a record without our envelope is void and changes nothing: {garbage!r}": (
+            [opening(), commit(0, 1), garbage, commit(0, 2)],
+            [1, 3],
+            [(2, "garbage")],
+        )
+        for garbage in (
+            *(None, b"", b"\xff\x00", b"null", b"[]", b'{"id":1}', b'"samefold"'),
+            *(b' {"samefold":"commit/1"}', b'{"samefold"'),
+        )
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [None, b"", b"\xff\x00", b"null", b"[]", b'{"id":1}', b'"samefold"', b' {"samefold":"commit/1"}', b'{"samefold"'],
-)
-def test_a_record_without_our_envelope_is_void_and_changes_nothing(garbage: bytes | None) -> None:
-    values = [opening(), commit(0, 1), garbage, commit(0, 2)]
-    assert counted(values) == [1, 3]
-    assert void(values) == [(2, "garbage")]
+@pytest.mark.parametrize("case", CASES)
+def test_what_counts_and_what_is_void(case: str) -> None:
+    values, counted, void = CASES[case]
+    _, found, others = read(START, records(values))
+    assert ([entry.offset for entry in found], [tuple(one) for one in others]) == (counted, void)
+
+
+def test_a_position_holds_the_epoch_and_the_seq_and_the_command_of_the_last_commit() -> None:
+    values = [opening(), commit(0, 1, command_offset=7), commit(0, 2, command_offset=9)]
+    assert read(START, records(values))[0] == Reading(next_offset=3, epoch=0, seq=2, command_offset=9)
+    assert read(START, records([*values, opening()]))[0] == Reading(next_offset=4, epoch=3, seq=0, command_offset=9)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What stands in the topics: written and read back the same, the envelope first, everything else refused."""
+"""make test: pure. What stands in the topics: written and read back the same, the envelope first, everything else refused."""
 
 import json
 from datetime import UTC, datetime
@@ -74,7 +74,7 @@ def test_what_is_written_to_commands_is_read_back_the_same(command: Command) -> 
 
 
 @pytest.mark.parametrize(
-    ("record", "stored"),
+    ("record", "stored"),  # a topic written today is read for ever: a changed form needs a new number
     [
         (
             COMMIT,
@@ -97,19 +97,14 @@ def test_what_is_written_to_commands_is_read_back_the_same(command: Command) -> 
     ],
 )
 def test_stored_forms_never_change(record: Commit | Opening | Command, stored: str) -> None:
-    # a topic written today is read for ever: a changed form needs a new number, and this one must stay readable
     assert encode(record).decode() == stored
     assert encode(record).startswith(ENVELOPE)
 
 
-def test_unknown_members_of_a_known_format_are_ignored() -> None:
+def test_unknown_members_of_a_known_format_are_ignored_and_a_command_may_leave_out_its_expected_version() -> None:
     later = json.loads(encode(COMMIT)) | {"trace": "4bf92f"}
     assert decode_event(at(msgspec.json.encode(later))) == COMMIT
-
-
-def test_a_command_may_leave_out_its_expected_version() -> None:
-    value = b'{"samefold":"command/1","id":"t171812","stream":"accounts/576","type":"Deposit","data":{"cents":100}}'
-    assert decode_command(value) == COMMAND
+    assert decode_command(encode(COMMAND).replace(b',"expected_version":null', b"")) == COMMAND
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Processes are started again when they end, less and less often when they keep ending, and never outlive their supervisor."""
+"""make test: an http.server starts at once.
+
+Processes are started again when they end, less and less often when they keep ending, and never outlive their supervisor.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import pytest
 
 from infra.processes import supervisor
 from infra.processes.supervisor import Child, Supervisor, place
-from tests.engine.spine import beside, until
+from infra.testing.waiting import until
+from tests.engine.spine import beside
 
 SERVES = ("http.server", ("--bind", "127.0.0.1", "0"))
 ENDS = ("this", ())
@@ -67,18 +71,15 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_go_on(
         assert other.pid == untouched
 
 
-def test_a_process_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
-    supervisor_grace, supervisor.GRACE_S = supervisor.GRACE_S, 0.5
-    try:
-        child = Child("one", *SERVES)
-        with supervised(tmp_path, child):
-            until(lambda: child.pid is not None, "it runs")
-            pid = child.pid
-            assert pid
-            child.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
-        assert not psutil.pid_exists(pid)
-    finally:
-        supervisor.GRACE_S = supervisor_grace
+def test_a_process_that_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_S", 0.5)
+    child = Child("one", *SERVES)
+    with supervised(tmp_path, child):
+        until(lambda: child.pid is not None, "it runs")
+        pid = child.pid
+        assert pid
+        child.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+    assert not psutil.pid_exists(pid)
 
 
 def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:

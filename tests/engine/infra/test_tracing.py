@@ -1,4 +1,7 @@
-"""A caller's trace goes through both topics into the agent's transaction; spans are made only where an SDK records them."""
+"""make test: one API shows it all.
+
+A caller's trace goes through both topics into the agent's transaction; spans are made only where an SDK records them.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from infra.log.source import read_held
 from infra.log.topics import describe
 from infra.observability import tracing
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.api import Api, Producer, ready, serving
-from tests.engine.spine import DEADLINE_S, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
@@ -61,26 +64,13 @@ def recording(patch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
         provider.shutdown()
 
 
-def test_without_an_sdk_the_trace_is_handed_on_as_it_came(api: Api, shared_world: Settings) -> None:
-    stream = opened(api, "handed-on", {"traceparent": PARENT, "tracestate": STATE})
-    given = {"traceparent": PARENT.encode(), "tracestate": STATE.encode()}
-    assert headers_of(shared_world, shared_world.commands_topic)[stream.encode()] == given
-    assert headers_of(shared_world, shared_world.events_topic)[stream.encode()] == given
-
-
-@pytest.mark.slow
-def test_a_handler_that_drops_the_headers_is_noticed(
-    api: Api, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given", [{"traceparent": PARENT, "tracestate": STATE}, {}], ids=["traced", "untraced"])
+def test_without_an_sdk_the_trace_is_handed_on_as_it_came(
+    api: Api, shared_world: Settings, given: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(tracing, "kept", lambda headers: [])
-    stream = opened(api, "dropped", {"traceparent": PARENT})
-    assert headers_of(shared_world, shared_world.events_topic)[stream.encode()] == {}
-
-
-def test_without_a_trace_records_have_no_headers(api: Api, shared_world: Settings) -> None:
-    stream = opened(api, "untraced", {})
-    assert headers_of(shared_world, shared_world.commands_topic)[stream.encode()] == {}
-    assert headers_of(shared_world, shared_world.events_topic)[stream.encode()] == {}
+    stream = opened(api, f"handed-on-{len(given)}", given).encode()
+    for topic in (shared_world.commands_topic, shared_world.events_topic):
+        assert headers_of(shared_world, topic)[stream] == {name: value.encode() for name, value in given.items()}
 
 
 def test_a_pipelined_request_does_not_take_over_the_trace_and_the_id_of_the_one_before(
@@ -132,7 +122,9 @@ def test_appends_that_are_gathered_have_each_its_own_trace(
 
 
 def test_with_an_sdk_one_trace_leads_from_the_request_to_the_rows(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not tracing.recording()
     with recording(monkeypatch) as exporter:
+        assert tracing.recording()
         opened(api, "traced", {"traceparent": PARENT})
 
         def spans() -> dict[str, ReadableSpan]:
@@ -143,19 +135,11 @@ def test_with_an_sdk_one_trace_leads_from_the_request_to_the_rows(api: Api, monk
         found = spans()
     post, append, decide, fold = (found[name] for name in names)
     assert {trace_id(span) for span in (post, append, decide, fold)} == {TRACE}
-    assert parent(post) == CALLER
-    assert parent(append) == span_id(post)
-    assert parent(decide) == span_id(append)
-    assert parent(fold) == span_id(decide)
+    parents = [CALLER, span_id(post), span_id(append), span_id(decide)]
+    assert [parent(span) for span in (post, append, decide, fold)] == parents
     assert [trace.format_span_id(link.context.span_id) for link in fold.links] == [span_id(decide)]
     assert post.attributes is not None
     assert post.attributes["http.response.status_code"] == 200
-
-
-def test_without_an_sdk_there_are_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not tracing.recording()
-    with recording(monkeypatch):
-        assert tracing.recording()
 
 
 def test_a_batch_of_several_traces_has_one_of_its_own_and_links_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
