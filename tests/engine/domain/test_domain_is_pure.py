@@ -1,4 +1,4 @@
-"""What the check of a pure domain catches."""
+"""make test: pure. What the check of a pure domain catches."""
 
 from pathlib import Path
 

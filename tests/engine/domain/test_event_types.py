@@ -1,4 +1,4 @@
-"""The event types that agents can fold: recorded by agents whose views are live, and dropped only when somebody says so."""
+"""make test: one process. The event types that agents can fold: recorded by agents with live views, dropped when somebody says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fold of a state gives what the database returns; numbers are read exactly as they are written, or refused."""
+"""make test: one process. Each fold of a state gives what the database returns; numbers are read exactly, or refused."""
 
 from __future__ import annotations
 
