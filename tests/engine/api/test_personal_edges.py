@@ -1,4 +1,4 @@
-"""make test: an API in a thread opens what every edge does. Edges open personal values, and show fallbacks once one is forgotten.
+"""make test + test-all: main ways first. Edges open personal values, and show their fallbacks once a subject is forgotten.
 
 The bank's texts are not declared personal: here the log gets sealed values in them, as a policy's commands would bring them.
 """
@@ -112,6 +112,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_process_that_has_not_read_the_keys_is_not_ready(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     copying, may_begin = Keys.keep_copying, threading.Event()
 
@@ -180,6 +181,7 @@ def test_what_can_not_be_opened_shows_its_fallback(bank: Bank, account: str, alt
     assert get(bank.api, f"/views/statement/{account}/2").json()["row"]["purpose"] == SOMEONE
 
 
+@pytest.mark.slow
 def test_pages_by_a_key_that_is_personal_go_on_and_their_addresses_hold_no_name(bank: Bank) -> None:
     """A mistake of an author's, but no client must run in a circle for it."""
     tokens = [
@@ -267,6 +269,7 @@ def test_history_and_outbox_show_it_and_then_the_fallback(bank: Bank, samefold: 
         bank.forget("customers/cli")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, "another"])
 def test_without_the_master_key_nothing_starts_or_shows_what_is_sealed(
     bank: Bank, samefold: Samefold, tmp_path: Path, key: str | None

@@ -1,4 +1,4 @@
-"""make test: one process. The event types that agents can fold: recorded by agents with live views, dropped when somebody says so."""
+"""make test: one process. Event types that agents can fold: recorded by agents with live views, dropped when somebody says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""make test: the processes that share keys are objects here. The keys of personal values: one per subject, forgotten for good."""
+"""make test + test-all: main ways first. The keys of personal values: one for each subject, and forgotten for good."""
 
 from __future__ import annotations
 
@@ -189,6 +189,7 @@ WAYS: dict[str, Callable[[Vault], object]] = {
 }
 
 
+@pytest.mark.slow_but("at_once", "late_key")
 @pytest.mark.parametrize("way", WAYS)
 def test_who_is_forgotten_stays_so_to_all_and_nobody_else_is(vault: Vault, way: str) -> None:
     adas, bobs = vault.key(ADA), vault.key(BOB)
@@ -364,6 +365,7 @@ def require_the_same(vault: Vault, made: DataKey) -> None:
         vault.put_back(EMPTY)
 
 
+@pytest.mark.slow_but("made", "made_twice_at_once")
 @pytest.mark.parametrize("way", KEYS)
 def test_a_subject_has_one_key_to_all_and_to_an_empty_database(vault: Vault, way: str) -> None:
     require_the_same(vault, KEYS[way](vault))
@@ -382,6 +384,7 @@ def test_keys_differ_and_are_wrapped_in_the_topic_and_not_shown(vault: Vault) ->
     assert not any(adas.key in value for value in stored)
 
 
+@pytest.mark.slow
 def test_many_subjects_get_their_keys_at_once(vault: Vault) -> None:
     """Each by itself would take some requests to Kafka, one after the other."""
     vault.forget(BOB)
@@ -437,6 +440,7 @@ def test_a_key_that_the_table_lacks_is_looked_for_in_the_topic(vault: Vault) -> 
 FIRST = f"first {b64encode(bytes(32)).decode()}"
 
 
+@pytest.mark.slow_but("none", "other_key")
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
@@ -497,6 +501,7 @@ def test_a_wrapped_key_belongs_to_its_subject() -> None:
 # ── the topic ──
 
 
+@pytest.mark.slow
 def test_a_recreated_topic_is_refused_and_taken_when_the_position_is_deleted(vault: Vault) -> None:
     made = vault.key(ADA)
     vault.key(BOB)
@@ -520,6 +525,7 @@ def test_a_recreated_topic_is_refused_and_taken_when_the_position_is_deleted(vau
         vault.started()
 
 
+@pytest.mark.slow
 def test_foreign_records_change_nothing_and_an_unknown_format_stops(vault: Vault) -> None:
     made = vault.key(ADA)
     for key, value in ((b"x", b"hello"), (b"[]", b'{"subject":"x"}'), (b"key", None), (b"[1,2]", None)):

@@ -1,4 +1,4 @@
-"""make test: in one process. The SQL view of a view for people: the live table's rows, whatever versions and builds there are."""
+"""make test + test-all: main ways first. The SQL view of a view for people: the live table's rows, whatever versions there are."""
 
 from __future__ import annotations
 
@@ -102,6 +102,7 @@ def test_the_newest_versions_columns_win_and_older_ones_show_nothing_there(bank:
     check(world)
 
 
+@pytest.mark.slow
 def test_a_column_of_another_type_is_cast_when_it_is_read(bank: Bookkeeper) -> None:
     new = _built(bank.world, OTHER_TYPES)
     assert scalar(bank.world, "select cents from balances where account = '3'").lstrip("-").isdigit()
@@ -109,6 +110,7 @@ def test_a_column_of_another_type_is_cast_when_it_is_read(bank: Bookkeeper) -> N
     assert scalar(bank.world, "select cents from balances where account = '3'") == "much"
 
 
+@pytest.mark.slow
 def test_the_switch_refuses_a_table_that_people_would_not_see(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_long_query_delays_it_and_others_do_not_queue_up_behind(bank: Bookkeep
         replaced.result(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people, "GIVE_UP_S", 0.3)
     with connect(bank.world, "long query") as reader, connect(bank.world, "test") as db:
@@ -166,6 +169,7 @@ def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) 
             replace_sql_view(db, "balances")
 
 
+@pytest.mark.slow
 def test_what_depends_on_it_is_not_dropped(bank: Bookkeeper) -> None:
     with connect(bank.world, "test") as db:
         db.execute("create view report as select sum(cents) from balances")
