@@ -28,6 +28,8 @@ class CustomerRegistered:
 class LetterWritten:
     text: Personal[Text]
     pages: int = 1
+    subject: str = ""
+    """A text around it, which is not declared personal."""
 
 
 Event: TypeAlias = CustomerRegistered | LetterWritten
@@ -67,7 +69,7 @@ def decide(command: Command, state: State) -> list[Event]:
         case Register(name=name, mail=mail, addresses=addresses, notes=notes):
             return [CustomerRegistered(name=name, mail=mail, addresses=addresses, notes=notes)]
         case WriteLetter(text=text, pages=pages, leak=leak):
-            return [LetterWritten(text="Dear customer" if leak else text, pages=pages)]
+            return [LetterWritten(text="Dear customer" if leak else text, pages=pages, subject=f"Re: {text}")]
         case _:
             assert_never(command)
 

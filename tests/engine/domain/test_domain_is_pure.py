@@ -1,4 +1,4 @@
-"""make test: files only. What the check of a pure domain catches."""
+"""make test: pure. What the check of a pure domain catches."""
 
 from pathlib import Path
 

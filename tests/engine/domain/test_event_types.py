@@ -1,6 +1,4 @@
-"""make test: a database and no process.
-
-The event types that agents can fold: recorded by agents whose views are live, and dropped only when somebody says so."""
+"""make test: one process. Event types that agents can fold: recorded by agents with live views, dropped when somebody says so."""
 
 from __future__ import annotations
 

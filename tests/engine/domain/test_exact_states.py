@@ -1,7 +1,4 @@
-"""make test: no store is needed.
-
-Every fold of a state gives what its JSON does; numbers are read as written, or refused.
-"""
+"""make test: one process. Each fold of a state gives what the database returns; numbers are read exactly, or refused."""
 
 from __future__ import annotations
 

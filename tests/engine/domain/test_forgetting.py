@@ -1,32 +1,23 @@
-"""The keys of personal values on a real Kafka and PostgreSQL: one key per subject, and forgotten for good."""
+"""make test + test-all: main ways first. The keys of personal values: one for each subject, and forgotten for good."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool
 from pydantic import TypeAdapter
 
-from commands.client import send_all
 from commands.intake import bad_name
-from demo import tree
-from demo.crew import Crew
-from domain.language import SubjectId, fact
+from domain.language import SubjectId
 from infra.database.connect import Connection, connect
 from infra.log import clients, topics
 from infra.log.records import UnreadableRecord
@@ -47,199 +38,221 @@ from infra.personal.masters import MasterKeyUnusable, Masters, masters, new_line
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, Samefold
-from tests.engine.api.front import free_port, is_ready
-from tests.engine.spine import command, commits, produce, records_of, until
+from infra.testing.fixtures import Samefold
+from infra.testing.waiting import DEADLINE_S, until
+from tests.engine.spine import produce, records_of
 
 ADA, BOB = "customers/ada", "customers/bob"
 TABLES = ("personal_keys", "forgotten_subjects", "keys_position")
 EMPTY: dict[str, list[Any]] = {table: [] for table in TABLES}
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "master-key"
-    path.touch(0o600)
-    path.write_text(new_line("first") + "\n")
-    return path
-
-
-@pytest.fixture
-def place(world: Settings, file: Path) -> Settings:
-    found = world.model_copy(update={"master_key_file": file})
-    topics.ensure_keys(found)
-    return found
-
-
-@pytest.fixture
-def keys(place: Settings) -> Keys:
-    return Keys(place)
-
-
-@pytest.fixture
-def db(place: Settings) -> Iterator[Connection]:
-    with connect(place, "test") as connection:
-        yield connection
-
-
 class Killed(BaseException):
     """The process ends here."""
 
 
-def killed_at(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kill(reached: Point) -> None:
-        if reached == point:
-            faultpoints.hook = None
+class Vault:
+    """A topic of keys, its tables, the file of the master key, and a process that uses them."""
+
+    def __init__(self, settings: Settings, db: Connection, file: Path, patch: pytest.MonkeyPatch) -> None:
+        self.settings = settings
+        self.db = db
+        self.file = file
+        self.patch = patch
+        topics.ensure_keys(settings)
+        self.keys = Keys(settings)
+
+    def key(self, subject: str) -> DataKey:
+        return self.keys.key_for(self.db, subject)
+
+    def forget(self, subject: str = ADA) -> None:
+        self.keys.forget(self.db, subject)
+
+    def started(self) -> Keys:
+        """A process that starts now."""
+        keys = Keys(self.settings)
+        keys.start(self.db)
+        return keys
+
+    def opens(self, key: DataKey) -> bytes | None:
+        """The key by its id, as a process has it that starts now."""
+        return self.started().keys_for(self.db, [key.id])[key.id]
+
+    def shown(self, keys: Keys, key: DataKey, meanwhile: Callable[[], object] = lambda: None) -> bytes | None:
+        """The same as the API has it, where something happens before the rows arrive."""
+
+        async def ask() -> bytes | None:
+            async with await psycopg.AsyncConnection.connect(self.settings.database, autocommit=True) as connection:
+                execute = connection.execute
+
+                async def executed(*arguments: Any) -> Any:
+                    found = await execute(*arguments)
+                    meanwhile()
+                    return found
+
+                self.patch.setattr(connection, "execute", executed)
+                return (await keys.keys_for_async(connection, [key.id]))[key.id]
+
+        return asyncio.run(ask())
+
+    def another(self, does: Callable[[Keys, Connection], object]) -> None:
+        """What another process does."""
+        with connect(self.settings, "test") as other:
+            does(Keys(self.settings), other)
+
+    def at(self, point: Point, does: Callable[[], object]) -> None:
+        """It happens when the process reaches the point for the first time."""
+
+        def reached(now: Point) -> None:
+            if now == point:
+                self.patch.setattr(faultpoints, "hook", None)
+                does()
+
+        self.patch.setattr(faultpoints, "hook", reached)
+
+    def killed_at(self, point: Point, does: Callable[[str], object]) -> None:
+        def kill() -> None:
             raise Killed
 
-    monkeypatch.setattr(faultpoints, "hook", kill)
+        self.at(point, kill)
+        with pytest.raises(Killed):
+            does(ADA)
+
+    def tables(self) -> dict[str, list[Any]]:
+        return {table: self.db.execute(f"select * from {table} order by 1").fetchall() for table in TABLES}
+
+    def put_back(self, was: dict[str, list[Any]]) -> None:
+        """The three tables as a backup has them."""
+        with self.db.transaction():
+            for table, rows in was.items():
+                self.db.execute(f"delete from {table}")
+                for row in rows:
+                    self.db.execute(f"insert into {table} values ({', '.join(['%s'] * len(row))})", row)
+
+    def wrapped(self) -> set[str]:
+        """Ids of the keys that are in the topic once compaction has been there."""
+        last = {record.key: record.value for record in records_of(self.settings, self.settings.keys_topic)}
+        return {json.loads(key or b"")[1] for key, value in last.items() if value and b'"key/1"' in value}
+
+    def produce(self, key: bytes, value: bytes | None) -> None:
+        produce(self.settings, self.settings.keys_topic, 0, key, value)
+
+    def late(self, subject: str, key_id: str, known: Masters | None = None, **more: Any) -> DataKey:
+        """A key that a process made long ago, whose record gets to the topic now."""
+        known = known or masters(self.settings)
+        record = KeyRecord(subject, key_id, known.first, known.wrap(bytes(32), subject, key_id), **more)
+        self.produce(_name(subject, key_id), _encode(record))
+        return DataKey(key_id, bytes(32))
+
+    def put_master_first(self) -> str:
+        """A new master key before the others; its line."""
+        line = new_line("second")
+        self.file.write_text(f"{line}\n{self.file.read_text()}")
+        return line
 
 
-def copied(db: Connection) -> dict[str, list[Any]]:
-    return {table: db.execute(f"select * from {table} order by 1").fetchall() for table in TABLES}
+@pytest.fixture
+def vault(world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vault]:
+    (file := tmp_path / "master-key").touch(0o600)
+    file.write_text(new_line("first") + "\n")
+    with connect(world, "test") as db:
+        yield Vault(world.model_copy(update={"master_key_file": file}), db, file, monkeypatch)
 
 
-def put_back(db: Connection, was: dict[str, list[Any]]) -> None:
-    """The three tables as a backup has them."""
-    with db.transaction():
-        for table, rows in was.items():
-            db.execute(f"delete from {table}")
-            for row in rows:
-                places = ", ".join(["%s"] * len(row))
-                db.execute(f"insert into {table} values ({places})", row)
+# ── forgotten for good ──
 
 
-def opens(place: Settings, db: Connection, key: DataKey) -> bytes | None:
-    """The key by its id, as a process has it that starts now."""
-    keys = Keys(place)
-    keys.start(db)
-    return keys.keys_for(db, [key.id])[key.id]
+def _restored(vault: Vault) -> None:
+    backup = vault.tables()
+    vault.forget()
+    vault.put_back(backup)
 
 
-def wrapped_in(place: Settings) -> set[str]:
-    """Ids of the keys that are in the topic once compaction has been there."""
-    last = {record.key: record.value for record in records_of(place, place.keys_topic)}
-    return {json.loads(key or b"")[1] for key, value in last.items() if value and b'"key/1"' in value}
+def _late_key(vault: Vault) -> None:
+    vault.forget()
+    vault.late(ADA, "00000000000000aa")
 
 
-def late(place: Settings, subject: str, key_id: str = "00000000000000aa", **more: Any) -> None:
-    """A record of a key that a process made long ago, and that gets to the topic now."""
-    known = masters(place)
-    record = KeyRecord(subject, key_id, known.first, known.wrap(bytes(32), subject, key_id), **more)
-    produce(place, place.keys_topic, 0, _name(subject, key_id), _encode(record))
+def _rotation_beside(vault: Vault) -> None:
+    vault.put_master_first()
+    vault.at("keys wrapped again", lambda: vault.another(lambda keys, db: keys.forget(db, ADA)))
+    assert vault.keys.rotate(vault.db, lambda _: None) == 2
 
 
-def test_a_subject_has_one_key(keys: Keys, place: Settings, db: Connection) -> None:
-    made = keys.key_for(db, ADA)
-    assert len(made.key) == 32
-    assert keys.key_for(db, ADA) == made == Keys(place).key_for(db, ADA)
-    assert keys.key_for(db, BOB) not in (made, DataKey(made.id, made.key))
-    assert opens(place, db, made) == made.key
-    assert made.key.hex() not in repr(made)
-    stored = [record.value or b"" for record in records_of(place, place.keys_topic)]
-    assert not any(made.key in value for value in stored)
+WAYS: dict[str, Callable[[Vault], object]] = {
+    "at_once": Vault.forget,
+    "restored": _restored,
+    "late_key": _late_key,
+    "killed_when_recorded": lambda vault: vault.killed_at("forgetting recorded", vault.forget),
+    "killed_when_destroyed": lambda vault: vault.killed_at("keys destroyed", vault.forget),
+    "rotation_beside": _rotation_beside,
+}
 
 
-def test_several_processes_that_make_a_key_at_once_use_one(place: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 6
-    barrier = threading.Barrier(count)
-
-    def all_together(point: Point) -> None:
-        if point == "key made":
-            barrier.wait(60)
-
-    def made(_: int) -> DataKey:
-        with connect(place, "test") as connection:
-            return Keys(place).key_for(connection, ADA)
-
-    monkeypatch.setattr(faultpoints, "hook", all_together)
-    with ThreadPoolExecutor(count) as pool:
-        found = set(pool.map(made, range(count)))
-    assert len(found) == 1
-    assert len(wrapped_in(place)) == count
-
-
-def test_two_keys_made_at_once_are_one_to_all_who_read_the_topic(
-    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second is in the topic before the first process has read its own."""
-    won: list[DataKey] = []
-
-    def overtaken(point: Point) -> None:
-        if point == "key made" and not won:
-            won.append(DataKey("", b""))
-            with connect(place, "test") as other:
-                won[0] = Keys(place).key_for(other, ADA)
-
-    monkeypatch.setattr(faultpoints, "hook", overtaken)
-    assert keys.key_for(db, ADA) == won[0]
-    assert len(wrapped_in(place)) == 2
+@pytest.mark.slow_but("at_once", "late_key")
+@pytest.mark.parametrize("way", WAYS)
+def test_who_is_forgotten_stays_so_to_all_and_nobody_else_is(vault: Vault, way: str) -> None:
+    adas, bobs = vault.key(ADA), vault.key(BOB)
+    both, left = dict([adas, bobs]), {adas.id: None, bobs.id: bobs.key}
+    running = vault.started()
+    assert running.keys_for(vault.db, both) == both
+    WAYS[way](vault)
+    for _ in range(2):
+        for keys in (vault.started(), running):
+            assert keys.keys_for(vault.db, both) == left
+            assert {key.id: vault.shown(keys, key) for key in (adas, bobs)} == left
+            with pytest.raises(SubjectForgotten, match=ADA):
+                keys.key_for(vault.db, ADA)
+            assert keys.key_for(vault.db, BOB) == bobs
+            assert keys.forget(vault.db, ADA) == (ADA, 0, True)
+        assert vault.wrapped() == {bobs.id}
+        assert vault.db.execute("select id from personal_keys where wrapped is not null").fetchall() == [(bobs.id,)]
+        vault.put_back(EMPTY)
 
 
-def test_another_process_may_copy_between_any_two_steps(
-    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys.catch_up(db)
-    describe = topics.describe
-
-    def overtaken(*arguments: Any, **options: Any) -> topics.Topic:
-        found = describe(*arguments, **options)
-        monkeypatch.setattr(topics, "describe", describe)
-        with connect(place, "test") as other:
-            Keys(place).key_for(other, BOB)
-        return found
-
-    monkeypatch.setattr(topics, "describe", overtaken)
-    assert keys.key_for(db, ADA) == Keys(place).key_for(db, ADA)
-
-
-def test_a_killed_process_leaves_a_key_that_the_next_one_uses(
-    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys.catch_up(db)
-    killed_at("keys destroyed", monkeypatch)
-    with pytest.raises(Killed):
-        keys.key_for(db, ADA)
-    [made] = wrapped_in(place)
-    assert Keys(place).key_for(db, ADA).id == made
-
-
-def test_forgetting_is_seen_at_once_by_all(keys: Keys, place: Settings, db: Connection) -> None:
-    made, bobs = keys.key_for(db, ADA), keys.key_for(db, BOB)
-    other = Keys(place)
-    other.start(db)
-    assert other.keys_for(db, [made.id]) == {made.id: made.key}
-    assert keys.forget(db, ADA) == (ADA, 1, False)
-    assert other.keys_for(db, [made.id, bobs.id]) == {made.id: None, bobs.id: bobs.key}
-    for who in (keys, other):
-        with pytest.raises(SubjectForgotten, match=ADA):
-            who.key_for(db, ADA)
-    token = tokens.sealed("Ada", *made, command_id="1", number=0)
-    assert tokens.opened_text(token, other.keys_for(db, [made.id])) == "(forgotten)"
-    assert wrapped_in(place) == {bobs.id}
-    assert db.execute("select id from personal_keys where wrapped is not null").fetchall() == [(bobs.id,)]
-
-
-def test_forgetting_again_and_forgetting_a_stranger_do_no_harm(keys: Keys, db: Connection) -> None:
-    keys.key_for(db, ADA)
-    assert [keys.forget(db, ADA) for _ in range(2)] == [(ADA, 1, False), (ADA, 0, True)]
-    assert keys.forget(db, "customers/nobody") == ("customers/nobody", 0, False)
+def test_forgetting_tells_what_it_destroyed_and_a_stranger_gets_no_key_either(vault: Vault) -> None:
+    token = tokens.sealed("Ada", *vault.key(ADA), command_id="1", number=0)
+    assert vault.keys.forget(vault.db, ADA) == (ADA, 1, False)
+    assert tokens.opened_text(token, vault.started().keys_for(vault.db, tokens.key_ids(token))) == "(forgotten)"
+    assert vault.keys.forget(vault.db, BOB) == (BOB, 0, False)
     with pytest.raises(SubjectForgotten):
-        keys.key_for(db, "customers/nobody")
+        vault.key(BOB)
+
+
+def test_a_key_made_beside_forgetting_is_not_used(vault: Vault) -> None:
+    vault.at("key made", lambda: vault.another(lambda keys, db: keys.forget(db, ADA)))
+    with pytest.raises(SubjectForgotten):
+        vault.key(ADA)
+    assert vault.wrapped() == set()
+
+
+def test_a_database_that_is_restored_beneath_a_process_brings_nobody_back(vault: Vault) -> None:
+    made = vault.key(ADA)
+    backup = vault.tables()
+    vault.keys.start(vault.db)
+    vault.forget()
+    for was in (backup, EMPTY):
+        vault.put_back(was)
+        with pytest.raises(KeysNotRead):
+            vault.shown(vault.keys, made)
+        assert vault.keys.keys_for(vault.db, [made.id]) == {made.id: None}
+        assert vault.shown(vault.keys, made) is None
+
+
+def test_a_page_that_is_read_while_keys_are_made_is_no_older_database(vault: Vault) -> None:
+    made = vault.key(ADA)
+    vault.keys.start(vault.db)
+    assert vault.shown(vault.keys, made, lambda: vault.key(BOB)) == made.key
 
 
 @pytest.mark.parametrize(
     "name", ["👨\u200d👩\u200d👧", "a\u00a0b", "\u202ea", "\ue000", 'O\'Brien "Q"', " ", "x" * 200, "--yes"]
 )
 def test_whoever_has_a_key_can_be_forgotten(name: str) -> None:
-    @fact
-    class About:
-        whom: SubjectId
-
-    require_subject(TypeAdapter(About).validate_json(json.dumps({"whom": name})).whom)
     stream = f"customers/{name}"[:200]
     assert bad_name(stream, "c") is None
-    require_subject(stream)
+    for subject in (stream, TypeAdapter(SubjectId).validate_json(json.dumps(name))):
+        require_subject(subject)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "\x00", "a\x85", "\udcff"])
@@ -248,284 +261,232 @@ def test_what_names_nobody_is_no_subject(name: str) -> None:
         require_subject(name)
 
 
-def test_a_restored_database_forgets_again_and_gets_newer_keys_back(
-    keys: Keys, place: Settings, db: Connection
-) -> None:
-    made = keys.key_for(db, ADA)
-    backup = copied(db)
-    keys.forget(db, ADA)
-    newer = keys.key_for(db, BOB)
-    now = copied(db)
-    put_back(db, backup)
-    assert opens(place, db, newer) == newer.key
-    assert opens(place, db, made) is None
-    assert copied(db)["personal_keys"] == now["personal_keys"]
-    with pytest.raises(SubjectForgotten):
-        Keys(place).key_for(db, ADA)
+# ── one key for each subject ──
 
 
-def test_an_empty_database_gets_all_keys_and_nobody_back(keys: Keys, place: Settings, db: Connection) -> None:
-    made, bobs = keys.key_for(db, ADA), keys.key_for(db, BOB)
-    keys.forget(db, ADA)
-    put_back(db, EMPTY)
-    assert (opens(place, db, made), opens(place, db, bobs)) == (None, bobs.key)
+def _made_by_several_at_once(vault: Vault) -> DataKey:
+    count = 6
+    barrier = threading.Barrier(count)
+    vault.patch.setattr(faultpoints, "hook", lambda point: point == "key made" and barrier.wait(DEADLINE_S))
+
+    def made(_: int) -> DataKey:
+        with connect(vault.settings, "test") as connection:
+            return Keys(vault.settings).key_for(connection, ADA)
+
+    with ThreadPoolExecutor(count) as pool:
+        [found] = set(pool.map(made, range(count)))
+    assert len(vault.wrapped()) == count
+    return found
 
 
-def test_a_database_that_is_restored_beneath_a_process_brings_nobody_back(
-    keys: Keys, place: Settings, db: Connection
-) -> None:
-    made = keys.key_for(db, ADA)
-    backup = copied(db)
-    keys.start(db)
-    keys.forget(db, ADA)
-
-    async def shown() -> dict[str, bytes | None]:
-        async with await psycopg.AsyncConnection.connect(place.database, autocommit=True) as connection:
-            return await keys.keys_for_async(connection, [made.id])
-
-    for was in (backup, EMPTY):
-        put_back(db, was)
-        with pytest.raises(KeysNotRead):
-            asyncio.run(shown())
-        assert keys.keys_for(db, [made.id]) == {made.id: None}
-        assert asyncio.run(shown()) == {made.id: None}
+def _made_twice_at_once(vault: Vault) -> DataKey:
+    """The other's is in the topic before the first process has read its own."""
+    won: list[DataKey] = []
+    vault.at("key made", lambda: vault.another(lambda keys, db: won.append(keys.key_for(db, ADA))))
+    assert vault.key(ADA) == won[0]
+    assert len(vault.wrapped()) == 2
+    return won[0]
 
 
-def test_a_page_that_is_read_while_keys_are_made_is_no_older_database(
-    keys: Keys, place: Settings, db: Connection
-) -> None:
-    made = keys.key_for(db, ADA)
-    keys.start(db)
+def _copied_between_two_steps(vault: Vault) -> DataKey:
+    vault.keys.catch_up(vault.db)
+    describe = topics.describe
 
-    class Overtaken:
-        """A connection whose rows arrive after another request's key was copied."""
+    def overtaken(*arguments: Any, **options: Any) -> topics.Topic:
+        found = describe(*arguments, **options)
+        vault.patch.setattr(topics, "describe", describe)
+        vault.another(lambda keys, db: keys.key_for(db, BOB))
+        return found
 
-        def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-            self._connection = connection
-
-        async def execute(self, *arguments: Any) -> Any:
-            found = await self._connection.execute(*arguments)
-            keys.key_for(db, BOB)
-            return found
-
-    async def shown() -> dict[str, bytes | None]:
-        async with await psycopg.AsyncConnection.connect(place.database, autocommit=True) as connection:
-            overtaken: Any = Overtaken(connection)
-            return await keys.keys_for_async(overtaken, [made.id])
-
-    assert asyncio.run(shown()) == {made.id: made.key}
+    vault.patch.setattr(topics, "describe", overtaken)
+    return vault.key(ADA)
 
 
-def test_many_subjects_get_their_keys_at_once(keys: Keys, place: Settings, db: Connection) -> None:
+def _made_by_one_that_was_killed(vault: Vault) -> DataKey:
+    vault.keys.catch_up(vault.db)
+    vault.killed_at("keys destroyed", vault.key)
+    [made] = vault.wrapped()
+    return DataKey(made, vault.key(ADA).key)
+
+
+def _made_after_the_backup(vault: Vault) -> DataKey:
+    vault.forget(BOB)
+    backup = vault.tables()
+    made = vault.key(ADA)
+    vault.put_back(backup)
+    return made
+
+
+def _with_an_id_that_another_drew_too(vault: Vault) -> DataKey:
+    made = vault.key(ADA)
+    vault.late(BOB, made.id)
+    vault.started()
+    assert vault.key(BOB).id != made.id
+    return made
+
+
+def _rotated(vault: Vault) -> DataKey:
+    first = vault.late(ADA, "00000000000000a1")
+    vault.late(ADA, "00000000000000a0")
+    assert vault.key(ADA) == first
+    bobs = vault.key(BOB)
+    line = vault.put_master_first()
+    progress: list[int] = []
+    assert [vault.keys.rotate(vault.db, progress.append) for _ in range(2)] == [3, 0]
+    assert progress == [3]
+    vault.file.write_text(line)
+    assert vault.opens(bobs) == bobs.key
+    return first
+
+
+def _rotated_half_way(vault: Vault) -> DataKey:
+    """Compaction removed the first key's first record, and its next one stands behind the second key's."""
+    vault.produce(b"[]", b"removed")
+    vault.late(ADA, "00000000000000a0")
+    return vault.late(ADA, "00000000000000a1", at=0)
+
+
+KEYS: dict[str, Callable[[Vault], DataKey]] = {
+    "made": lambda vault: vault.key(ADA),
+    "made_by_several_at_once": _made_by_several_at_once,
+    "made_twice_at_once": _made_twice_at_once,
+    "copied_between_two_steps": _copied_between_two_steps,
+    "made_by_one_that_was_killed": _made_by_one_that_was_killed,
+    "made_after_the_backup": _made_after_the_backup,
+    "with_an_id_that_another_drew_too": _with_an_id_that_another_drew_too,
+    "rotated_half_way": _rotated_half_way,
+}
+
+
+def require_the_same(vault: Vault, made: DataKey) -> None:
+    for _ in range(2):
+        assert (vault.started().key_for(vault.db, ADA), vault.key(ADA)) == (made, made)
+        assert vault.opens(made) == made.key
+        vault.put_back(EMPTY)
+
+
+@pytest.mark.slow_but("made", "made_twice_at_once")
+@pytest.mark.parametrize("way", KEYS)
+def test_a_subject_has_one_key_to_all_and_to_an_empty_database(vault: Vault, way: str) -> None:
+    require_the_same(vault, KEYS[way](vault))
+
+
+def test_rotation_leaves_every_key_as_it_was(vault: Vault) -> None:
+    require_the_same(vault, _rotated(vault))
+
+
+def test_keys_differ_and_are_wrapped_in_the_topic_and_not_shown(vault: Vault) -> None:
+    adas, bobs = vault.key(ADA), vault.key(BOB)
+    assert len({adas.id, bobs.id}) == len({adas.key, bobs.key}) == 2
+    assert len(adas.key) == 32
+    assert adas.key.hex() not in repr(adas)
+    stored = [record.value or b"" for record in records_of(vault.settings, vault.settings.keys_topic)]
+    assert not any(adas.key in value for value in stored)
+
+
+@pytest.mark.slow
+def test_many_subjects_get_their_keys_at_once(vault: Vault) -> None:
     """Each by itself would take some requests to Kafka, one after the other."""
-    keys.forget(db, BOB)
+    vault.forget(BOB)
     names = {f"customers/{number}" for number in range(2_000)}
-    before = topics.ensure_keys(place).end[0]
-    made = keys.keys_of(db, names | {BOB})
+    before = topics.ensure_keys(vault.settings).end[0]
+    made = vault.keys.keys_of(vault.db, names | {BOB})
     assert made.pop(BOB) is None
     assert len({one.id for one in made.values() if one}) == len(made) == len(names)
-    assert keys.keys_of(db, names) == made == Keys(place).keys_of(db, names)
-    assert topics.ensure_keys(place).end[0] == before + len(names)
+    assert vault.keys.keys_of(vault.db, names) == made == vault.started().keys_of(vault.db, names)
+    assert topics.ensure_keys(vault.settings).end[0] == before + len(names)
 
 
-def test_requests_that_need_new_keys_at_once_ask_kafka_together(
-    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys.start(db)
-    keys.forget(db, BOB)
+def test_requests_that_need_new_keys_at_once_ask_kafka_together(vault: Vault) -> None:
+    vault.keys.start(vault.db)
+    vault.forget(BOB)
     asked: list[int] = []
-    keys_of = keys.keys_of
+    keys_of = vault.keys.keys_of
 
     def counted(connection: Connection, subjects: Any) -> Any:
         asked.append(len(subjects))
         return keys_of(connection, subjects)
 
-    monkeypatch.setattr(keys, "keys_of", counted)
+    vault.patch.setattr(vault.keys, "keys_of", counted)
     names = [f"customers/{number}" for number in range(40)]
 
     async def all_at_once() -> list[Any]:
-        async with AsyncConnectionPool(place.database, kwargs={"autocommit": True}, max_size=4) as pool:
-            wanted = (keys.key_for_async(pool, name) for name in [*names, names[0], BOB])
+        async with AsyncConnectionPool(vault.settings.database, kwargs={"autocommit": True}, max_size=4) as pool:
+            wanted = (vault.keys.key_for_async(pool, name) for name in [*names, names[0], BOB])
             return await asyncio.gather(*wanted, return_exceptions=True)
 
     *found, again, bobs = asyncio.run(all_at_once())
-    assert found[0] == again
-    assert found == [Keys(place).key_for(db, name) for name in names]
-    assert isinstance(bobs, SubjectForgotten)
     assert len(asked) < 10
+    assert found == [vault.key(name) for name in names]
+    assert again == found[0]
+    assert isinstance(bobs, SubjectForgotten)
 
 
-def test_no_key_is_given_out_before_the_topic_was_read(keys: Keys, place: Settings, db: Connection) -> None:
-    made = keys.key_for(db, ADA)
+def test_no_key_is_given_out_before_the_topic_was_read(vault: Vault) -> None:
+    made = vault.key(ADA)
     with pytest.raises(KeysNotRead):
-        Keys(place).keys_for(db, [made.id])
+        Keys(vault.settings).keys_for(vault.db, [made.id])
 
 
-def test_a_key_that_the_table_lacks_is_looked_for_in_the_topic(keys: Keys, place: Settings, db: Connection) -> None:
-    keys.start(db)
-    backup = copied(db)
-    made = keys.key_for(db, ADA)
-    put_back(db, backup)
-    until(lambda: keys.keys_for(db, [made.id]) == {made.id: made.key}, "it is there")
-    assert keys.keys_for(db, ["00000000000000bb"]) == {"00000000000000bb": None}
+def test_a_key_that_the_table_lacks_is_looked_for_in_the_topic(vault: Vault) -> None:
+    vault.keys.start(vault.db)
+    made = _made_after_the_backup(vault)
+    until(lambda: vault.keys.keys_for(vault.db, [made.id]) == dict([made]), "it is there")
+    assert vault.keys.keys_for(vault.db, ["00000000000000bb"]) == {"00000000000000bb": None}
 
 
-def test_a_late_key_of_a_forgotten_subject_is_void_and_destroyed(keys: Keys, place: Settings, db: Connection) -> None:
-    keys.forget(db, ADA)
-    late(place, ADA)
-    assert opens(place, db, DataKey("00000000000000aa", b"")) is None
-    assert wrapped_in(place) == set()
-    with pytest.raises(SubjectForgotten):
-        keys.key_for(db, ADA)
-
-
-def test_a_killed_process_leaves_no_key_of_a_forgotten_subject(
-    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points: tuple[Point, ...] = ("forgetting recorded", "keys destroyed")
-    for number, point in enumerate(points):
-        subject = f"{ADA}{number}"
-        keys.key_for(db, subject)
-        killed_at(point, monkeypatch)
-        with pytest.raises(Killed):
-            keys.forget(db, subject)
-        Keys(place).catch_up(db)
-        assert wrapped_in(place) == set()
-        with pytest.raises(SubjectForgotten):
-            Keys(place).key_for(db, subject)
-
-
-def test_a_key_made_beside_forgetting_is_not_used(
-    keys: Keys, place: Settings, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forgotten_first(point: Point) -> None:
-        if point == "key made":
-            with connect(place, "test") as other:
-                Keys(place).forget(other, ADA)
-
-    monkeypatch.setattr(faultpoints, "hook", forgotten_first)
-    with pytest.raises(SubjectForgotten):
-        keys.key_for(db, ADA)
-    assert wrapped_in(place) == set()
-
-
-def test_rotation_leaves_every_key_as_it_was(keys: Keys, place: Settings, db: Connection, file: Path) -> None:
-    late(place, ADA, "00000000000000a1")
-    late(place, ADA, "00000000000000a0")
-    made = [keys.key_for(db, subject) for subject in (ADA, BOB)]
-    assert made[0].id == "00000000000000a1"
-    old = file.read_text()
-    file.write_text(f"{new_line('second')}\n{old}")
-    progress: list[int] = []
-    assert keys.rotate(db, progress.append) == 3
-    assert progress == [3]
-    assert keys.rotate(db, progress.append) == 0
-    file.write_text(file.read_text().splitlines()[0])
-    for one in made:
-        assert opens(place, db, one) == one.key
-    put_back(db, EMPTY)
-    assert [Keys(place).key_for(db, subject) for subject in (ADA, BOB)] == made
-
-
-def test_a_rotation_that_is_killed_half_way_puts_no_key_before_another(
-    keys: Keys, place: Settings, db: Connection
-) -> None:
-    """Compaction removed the first key's first record, and its next one stands behind the second key's."""
-    produce(place, place.keys_topic, 0, b"[]", b"removed")
-    late(place, ADA, "00000000000000a0")
-    late(place, ADA, "00000000000000a1", at=0)
-    assert keys.key_for(db, ADA).id == "00000000000000a1"
-
-
-def test_a_rotation_beside_forgetting_brings_nobody_back(
-    keys: Keys, place: Settings, db: Connection, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, bobs = keys.key_for(db, ADA), keys.key_for(db, BOB)
-    file.write_text(f"{new_line('second')}\n{file.read_text()}")
-
-    def forgotten_first(point: Point) -> None:
-        if point == "keys wrapped again":
-            with connect(place, "test") as other:
-                Keys(place).forget(other, ADA)
-
-    monkeypatch.setattr(faultpoints, "hook", forgotten_first)
-    assert keys.rotate(db, lambda _: None) == 2
-    assert (opens(place, db, made), opens(place, db, bobs)) == (None, bobs.key)
-    assert wrapped_in(place) == {bobs.id}
-    put_back(db, EMPTY)
-    assert (opens(place, db, made), opens(place, db, bobs)) == (None, bobs.key)
-
+# ── the master key ──
 
 FIRST = f"first {b64encode(bytes(32)).decode()}"
 
 
+@pytest.mark.slow_but("none", "other_key")
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
         (None, "can't be read"),
-        ("", "has no key"),
         ("# nothing\n\n", "has no key"),
         ("first", "Line 1"),
         ("first AAAA", "Line 1"),
-        (f"{FIRST}\n{FIRST}", "Line 2"),
         ("first not-base64!", "Line 1"),
+        (f"{FIRST}\n{FIRST}", "Line 2"),
+        (new_line("other"), "master key 'first'"),
+        (new_line("first"), "'first' is not the one"),
     ],
+    ids=["none", "empty", "no_key", "short", "no_base64", "twice", "other_name", "other_key"],
 )
-def test_a_missing_or_malformed_master_key_is_refused(
-    place: Settings, file: Path, text: str | None, wrong: str
+def test_a_file_that_is_wrong_for_a_while_starts_shows_and_wraps_nothing(
+    vault: Vault, text: str | None, wrong: str
 ) -> None:
+    """What it wrapped nobody could unwrap once the file is right again: two keys in a file can't have one name."""
+    right, made, running = vault.file.read_text(), vault.key(ADA), vault.started()
     if text is None:
-        file.unlink()
+        vault.file.unlink()
     else:
-        file.write_text(text)
-    with pytest.raises(MasterKeyUnusable, match=wrong) as refusal:
-        Keys(place)
-    assert refusal.value.exit_code == 2
-    with pytest.raises(MasterKeyUnusable, match="names no file"):
-        Keys(place.model_copy(update={"master_key_file": None}))
+        vault.file.write_text(text)
+    uses: Sequence[Callable[[], object]] = (
+        vault.started,
+        lambda: running.keys_for(vault.db, [made.id]),
+        lambda: running.key_for(vault.db, BOB),
+        lambda: running.rotate(vault.db, lambda _: None),
+    )
+    for use in uses:
+        with pytest.raises(MasterKeyUnusable, match=wrong) as refusal:
+            use()
+        assert refusal.value.exit_code == 2
+        assert not text or text.split()[-1] not in str(refusal.value)
+    vault.file.write_text(right + new_line("second"))
+    assert vault.opens(made) == made.key
+    assert vault.wrapped() == {made.id}
+    assert running.key_for(vault.db, BOB).id in vault.wrapped()
 
 
-def test_a_wrong_master_key_is_refused_and_nothing_is_shown(
-    keys: Keys, place: Settings, db: Connection, file: Path
-) -> None:
-    made = keys.key_for(db, ADA)
-    keys.start(db)
-    for text, wrong in ((new_line("other"), "master key 'first'"), (new_line("first"), "'first' is not the one")):
-        file.write_text(text)
-        for fails in (lambda: Keys(place).start(db), lambda: keys.keys_for(db, [made.id])):
-            with pytest.raises(MasterKeyUnusable, match=wrong) as refusal:
-                fails()
-            assert text.split()[1] not in str(refusal.value)
-
-
-def test_a_file_that_is_wrong_for_a_while_wraps_no_key(keys: Keys, place: Settings, db: Connection, file: Path) -> None:
-    """Nobody could unwrap it once the file is right again: two keys in a file can't have one name."""
-    right = file.read_text()
-    keys.start(db)
-    made = keys.key_for(db, ADA)
-    for wrong in (new_line("first"), new_line("other")):
-        file.write_text(wrong)
-        with pytest.raises(MasterKeyUnusable, match="'first'"):
-            keys.key_for(db, BOB)
-    file.write_text(right + new_line("second"))
-    assert keys.key_for(db, BOB).id in wrapped_in(place)
-    file.write_text(new_line("second"))
+def test_two_files_with_another_key_under_one_name_do_not_wrap_side_by_side(vault: Vault) -> None:
+    """No file could open all of it."""
+    vault.keys.start(vault.db)  # there is nothing to check yet
+    vault.late(ADA, "00000000000000aa", Masters({"first": bytes(32)}))
     with pytest.raises(MasterKeyUnusable, match="'first'"):
-        keys.rotate(db, lambda _: None)
-    file.write_text(right)
-    assert opens(place, db, made) == made.key
-
-
-def test_two_files_with_another_key_under_one_name_do_not_wrap_side_by_side(
-    keys: Keys, place: Settings, db: Connection
-) -> None:
-    """No file could open all of it: two keys in a file can't have one name."""
-    keys.start(db)  # there is nothing to check yet
-    wrapped = Masters({"first": bytes(32)}).wrap(bytes(32), ADA, "00000000000000aa")
-    record = KeyRecord(ADA, "00000000000000aa", "first", wrapped)
-    produce(place, place.keys_topic, 0, _name(ADA, record.id), _encode(record))
-    with pytest.raises(MasterKeyUnusable, match="'first'"):
-        keys.key_for(db, BOB)
+        vault.key(BOB)
 
 
 def test_a_wrapped_key_belongs_to_its_subject() -> None:
@@ -537,253 +498,73 @@ def test_a_wrapped_key_belongs_to_its_subject() -> None:
             known.unwrap(wrapped, "first", *other)
 
 
-def test_a_recreated_topic_is_refused(keys: Keys, place: Settings, db: Connection) -> None:
-    made = keys.key_for(db, ADA)
-    admin = clients.admin(place)
-    admin.delete_topics([place.keys_topic])[place.keys_topic].result(30)
-    until(lambda: place.keys_topic not in admin.list_topics(timeout=10).topics, "it is gone")
-    with pytest.raises(TopicChanged, match="was recreated"):
-        Keys(place).start(db)
-    assert keys.key_for(db, ADA) == made
+# ── the topic ──
 
 
-def test_a_restored_topic_is_taken_when_the_position_is_deleted(keys: Keys, place: Settings, db: Connection) -> None:
-    made = keys.key_for(db, ADA)
-    keys.key_for(db, BOB)
-    keys.forget(db, BOB)
-    backup = records_of(place, place.keys_topic)
-    admin = clients.admin(place)
-    admin.delete_topics([place.keys_topic])[place.keys_topic].result(30)
-    until(lambda: place.keys_topic not in admin.list_topics(timeout=10).topics, "it is gone")
-    topics.ensure_keys(place)
+@pytest.mark.slow
+def test_a_recreated_topic_is_refused_and_taken_when_the_position_is_deleted(vault: Vault) -> None:
+    made = vault.key(ADA)
+    vault.key(BOB)
+    vault.forget(BOB)
+    name, backup = vault.settings.keys_topic, records_of(vault.settings, vault.settings.keys_topic)
+    admin = clients.admin(vault.settings)
+    admin.delete_topics([name])[name].result(DEADLINE_S)
+    until(lambda: name not in admin.list_topics(timeout=10).topics, "it is gone")
+    topics.ensure_keys(vault.settings)
     for record in backup:
-        produce(place, place.keys_topic, 0, record.key or b"", record.value)
+        vault.produce(record.key or b"", record.value)
     with pytest.raises(TopicChanged, match="was recreated"):
-        Keys(place).start(db)
-    db.execute("delete from keys_position")
-    assert opens(place, db, made) == made.key
+        vault.started()
+    assert vault.key(ADA) == made
+    vault.db.execute("delete from keys_position")
+    assert vault.opens(made) == made.key
     with pytest.raises(SubjectForgotten):
-        Keys(place).key_for(db, BOB)
+        vault.started().key_for(vault.db, BOB)
+    vault.db.execute("update keys_position set next_offset = next_offset + 1")
+    with pytest.raises(TopicChanged, match="lost records"):
+        vault.started()
 
 
-def test_foreign_records_change_nothing_and_an_unknown_format_stops(
-    keys: Keys, place: Settings, db: Connection
-) -> None:
-    made = keys.key_for(db, ADA)
-    for key, value in ((None, b"hello"), (b"[]", b'{"subject":"x"}'), (b"key", None), (b"[1,2]", None)):
-        produce_any(place, key, value)
-    assert opens(place, db, made) == made.key
-    produce_any(place, b"[]", b'{"samefold":"key/2"}')
+@pytest.mark.slow
+def test_foreign_records_change_nothing_and_an_unknown_format_stops(vault: Vault) -> None:
+    made = vault.key(ADA)
+    for key, value in ((b"x", b"hello"), (b"[]", b'{"subject":"x"}'), (b"key", None), (b"[1,2]", None)):
+        vault.produce(key, value)
+    assert vault.opens(made) == made.key
+    vault.produce(b"[]", b'{"samefold":"key/2"}')
     with pytest.raises(UnreadableRecord, match="offset 5"):
-        keys.catch_up(db)
+        vault.keys.catch_up(vault.db)
 
 
-def produce_any(place: Settings, key: bytes | None, value: bytes | None) -> None:
-    produce(place, place.keys_topic, 0, key or b"x", value)
+def test_the_topic_is_compacted_soon_and_is_checked(world: Settings) -> None:
+    topic = topics.ensure_keys(world)
+    assert (topic.partitions, topics.ensure_keys(world).id) == (1, topic.id)
+    topics.ensure(world)
+    for other in (world.events_topic, world.commands_topic):
+        with pytest.raises(TopicUnfit, match=r"cleanup\.policy"):
+            topics.ensure_keys(world.model_copy(update={"keys_topic": other}))
 
 
-def test_an_id_that_two_subjects_drew_stays_the_firsts(keys: Keys, place: Settings, db: Connection) -> None:
-    made = keys.key_for(db, ADA)
-    late(place, BOB, made.id)
-    assert opens(place, db, made) == made.key
-    assert keys.key_for(db, BOB).id != made.id
+# ── the command line ──
 
 
-def test_the_topic_is_compacted_soon_and_is_checked(place: Settings) -> None:
-    topic = topics.ensure_keys(place)
-    assert (topic.partitions, topics.ensure_keys(place).id) == (1, topic.id)
-    for other, wrong in ((place.events_topic, "cleanup.policy"), (place.commands_topic, "cleanup.policy")):
-        topics.ensure(place)
-        with pytest.raises(TopicUnfit, match=wrong):
-            topics.ensure_keys(place.model_copy(update={"keys_topic": other}))
-
-
-def test_forget_and_rotate_on_the_command_line(
-    samefold: Samefold, keys: Keys, place: Settings, db: Connection, file: Path
-) -> None:
-    made = keys.key_for(db, ADA)
+def test_forget_and_rotate_on_the_command_line(samefold: Samefold, vault: Vault) -> None:
+    made, file, place = vault.key(ADA), vault.file, vault.settings
     asked = samefold("forget", ADA, settings=place, given="n\n")
-    assert (asked.returncode, opens(place, db, made)) == (1, made.key)
+    assert (asked.returncode, vault.opens(made)) == (1, made.key)
     done = samefold("forget", ADA, "--yes", "--json", settings=place)
     assert json.loads(done.stdout) == {"subject": ADA, "keys": 1, "before": False}
     assert "forgotten before" in samefold("forget", ADA, "--yes", settings=place).stdout
     assert "Nothing was found" in samefold("forget", "customers/x", "--yes", settings=place).stdout
     assert samefold("forget", "a\nb", "--yes", settings=place).stderr.startswith("bad-subject")
     line = samefold("keys", "new", "--name", "second").stdout
-    bobs = keys.key_for(db, BOB)
+    bobs = vault.key(BOB)
     file.write_text(line + file.read_text())
     told = json.loads(samefold("keys", "rotate", "--json", settings=place).stdout)
     assert told == {"master": "second", "wrapped": 1, "left": 0}
     file.write_text(line)
-    assert opens(place, db, bobs) == bobs.key
+    assert vault.opens(bobs) == bobs.key
     file.write_text(new_line("third"))
     refused = samefold("keys", "rotate", settings=place)
     assert refused.returncode == 2
     assert "'second'" in refused.stderr
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree with a context that has personal fields."""
-    folder = tmp_path_factory.mktemp("code")
-    for package in tree.PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (ROOT / "tests/engine/domain/customers.py").read_text()
-    (folder / "domain" / "customers.py").write_text(
-        text.partition("CUSTOMERS = ")[0]
-        .replace("from infra.domain_model.contexts import context_of\n", "")
-        .replace("import sys\n", "")
-    )
-    return folder
-
-
-def run(code: Path, place: Settings, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """`samefold` with that code."""
-    return subprocess.run(
-        [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
-        env=os.environ | tree.environment(code) | place.environment(),
-        cwd=code,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        **options,
-    )
-
-
-@pytest.fixture
-def service(place: Settings, code: Path, tmp_path: Path) -> Iterator[httpx.Client]:
-    """Of a handler, an agent and an API."""
-    run(code, place, "db", "revision", "-m", "customers")
-    upgraded = run(code, place, "db", "upgrade")
-    assert upgraded.returncode == 0, upgraded.stderr
-    topics.ensure(place)
-    port = free_port()
-    with Crew(
-        place,
-        tmp_path / "logs",
-        handler_count=1,
-        agent_count=1,
-        policies_count=0,
-        api_port=port,
-        environment=tree.environment(code),
-    ):
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: is_ready(url), "the API is ready", seconds=60)
-        with httpx.Client(base_url=url, timeout=20) as client:
-            yield client
-
-
-def post(client: httpx.Client, path: str, body: Any, key: str) -> httpx.Response:
-    return client.post(path, json=body, headers={"Idempotency-Key": f'"{key}"'})
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_service_seals_and_forgets(
-    service: httpx.Client, place: Settings, code: Path, db: Connection, tmp_path: Path
-) -> None:
-    body: dict[str, Any] = {"name": "Quillfeather", "addresses": [{"street": "Quill Lane"}], "notes": {"a": "Quill"}}
-    first = post(service, "/customers/q/register", body, "1")
-    assert first.status_code == 200, first.text
-    # again, and once more in another order: the first answer, not `key-reused`
-    for again in (body, dict(reversed(body.items()))):
-        assert post(service, "/customers/q/register", again, "1").json() == first.json()
-    assert post(service, "/customers/q/register", body | {"name": "Nightshade"}, "1").json()["code"] == "key-reused"
-
-    wrong = post(service, "/customers/q/register", body | {"name": "Quill\n"}, "2")
-    assert (wrong.status_code, wrong.json()["errors"][0]["at"]) == (422, "name")
-    [sealed] = [one for one in commits(place) if one.command_id == "1"]
-    stolen = json.loads(bytes(sealed.events[0].data))["name"]
-    for field in ({"name": stolen}, {"addresses": [{"street": "x", "country": stolen}]}):
-        refused = post(service, "/customers/r/register", body | field, "3")
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
-
-    # plain text that gets past the edges
-    send_all(place, [command("customers/q", "4", "Register", **body)], lambda _: None)
-    until(lambda: any(one.command_id == "4" for one in commits(place)), "it is decided")
-    [plain] = [one for one in commits(place) if one.command_id == "4"]
-    assert plain.reason is not None
-    assert plain.reason.code == "malformed"
-
-    file = tmp_path / "letters.jsonl"
-    line = {"stream": "customers/l", "id": "5", "type": "WriteLetter", "data": {"customer": "q2", "text": "Dear Quill"}}
-    file.write_text(json.dumps(line))
-    for before in (0, 1):
-        sent = json.loads(run(code, place, "send", str(file), "--wait", "--json").stdout)
-        assert (sent["accepted"], sent["answered_before"], sent["other_body"]) == (1, before, 0)
-    leaked = post(service, "/customers/l/write-letter", {"customer": "q2", "text": "Quill", "leak": True}, "6")
-    assert (leaked.status_code, leaked.json()["code"]) == (500, "failed")
-
-    logged = b"".join(record.value or b"" for record in records_of(place, place.events_topic))
-    assert b"Quill" not in logged
-    assert "Quill" not in "".join(log.read_text() for log in (tmp_path / "logs").iterdir())
-    assert db.execute("select count(*) from streams_customers_v1 where state::text like '%%Quill%%'").fetchone() == (0,)
-
-    told = run(code, place, "forget", "customers/q", "--yes", "--json")
-    assert json.loads(told.stdout)["keys"] == 1
-    gone = post(service, "/customers/q/register", body, "7")
-    assert (gone.status_code, gone.json()["code"]) == (410, "subject-forgotten")
-    assert run(code, place, "send", str(file)).returncode == 0, "another subject's"
-    theirs = {"stream": "customers/q", "id": "8", "type": "Register", "data": {"name": "Quill"}}
-    file.write_text(json.dumps(line | {"id": "9"}) + "\n" + json.dumps(theirs))
-    told = run(code, place, "send", str(file))
-    assert told.returncode == 1
-    assert f"subject-forgotten: {file}, line 2: 'customers/q'" in told.stderr
-    assert "Nothing was sent." in told.stderr
-
-
-@pytest.mark.slow
-def test_a_command_that_can_not_be_appended_asks_for_no_key(
-    place: Settings, code: Path, db: Connection, tmp_path: Path
-) -> None:
-    """While Kafka is away, requests would wait for it, one after the other."""
-    run(code, place, "db", "upgrade")
-    topics.ensure(place)
-    port = free_port()
-    alone: dict[str, Any] = {
-        "handler_count": 0,
-        "agent_count": 0,
-        "policies_count": 0,
-        "environment": tree.environment(code),
-    }
-    with (
-        Crew(place, tmp_path / "logs", api_port=port, **alone),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
-    ):
-
-        def refused() -> bool:
-            with suppress(httpx.TransportError):
-                found = post(client, "/customers/q/register", {"name": "Quillfeather"}, "1")
-                return (found.json()["code"], found.json().get("appended")) == ("read-model-not-set-up", "no")
-            return False
-
-        until(refused, "the API answers", seconds=60)
-    assert copied(db)["personal_keys"] == []
-
-
-@pytest.mark.slow
-def test_an_api_without_its_master_key_refuses_to_start(
-    place: Settings, code: Path, file: Path, db: Connection
-) -> None:
-    def started(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            env=os.environ | tree.environment(code) | place.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-
-    Keys(place).key_for(db, ADA)
-    line = file.read_text()
-    for text, wrong in ((line.replace("first", "other"), "'first'"), (new_line("first"), "'first' is not the one")):
-        file.write_text(text)
-        refused = started("-m", "api", "--port", "0")
-        assert (refused.returncode, wrong in refused.stderr) == (2, True), refused.stderr
-    file.unlink()
-    for command_ in (("-m", "api", "--port", "0"), ("-c", "from infra.cli import main; main()", "run", "api")):
-        refused = started(*command_)
-        assert refused.returncode == 2, refused.stderr
-        assert "SAMEFOLD_MASTER_KEY_FILE" in refused.stderr

@@ -1,6 +1,4 @@
-"""make test: functions without a store.
-
-The bodies in the record of releases stand for what the log may hold, and the same class gives the same ones."""
+"""make test: pure. The bodies in the record of releases stand for what the log may hold, and the same class gives the same ones."""
 
 from dataclasses import dataclass, field
 from enum import Enum

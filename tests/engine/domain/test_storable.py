@@ -1,4 +1,4 @@
-"""A type whose values JSON does not give back is refused by name; of any other each value comes back exactly, or is refused."""
+"""make test: pure. Of a type that is not refused by name, JSON gives each value back exactly, or the value is refused."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.domain_model.storable import Lost, NotExact, comparable, giving_exactly, require_exact, through_json
@@ -322,7 +322,6 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, values(kind.__annotations__["it"]))
 
 
-@settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(st.data())
 def test_a_type_is_refused_by_name_or_each_of_its_values_comes_back_exactly_or_is_refused(data: st.DataObject) -> None:
     state = record(data.draw(TYPES))

@@ -1,4 +1,4 @@
-"""Versions of events and commands: bodies of older ones are led to the class's own, by upcasters that fit together."""
+"""make test + test-all: a zip file takes processes. Bodies of older versions are led to the class of today by upcasters."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 from uuid import UUID
@@ -95,6 +96,17 @@ def later(**other: object) -> Context:
     return context_of(module(**(names | steps | other)))
 
 
+def measured(step: Callable[[Body], Body] = lambda body: body, **fields: Any) -> tuple[Any, Callable[..., object]]:
+    """An event with these fields, at version 2, to which this step leads; and what reads stored ones."""
+    kind: Any = fact(type("Measured", (), {"__annotations__": {"VERSION": ClassVar[int], **fields}, "VERSION": 2}))
+
+    def to_2(body: Body) -> Body:
+        return step(body)
+
+    context = later(Event=kind, step=upcaster(kind, 1)(to_2), amount=None, with_currency=None)
+    return kind, partial(decode_event, context)
+
+
 LATER = later()
 NOW = Filled(amount=5, currency="CZK")
 
@@ -131,20 +143,10 @@ def test_the_version_decides_not_what_the_body_looks_like() -> None:
 
 
 def test_the_version_decides_where_two_versions_have_the_same_fields() -> None:
-    @fact
-    class Weighed:
-        """Version 1 was in kilograms."""
-
-        VERSION: ClassVar[int] = 2
-        grams: int
-
-    @upcaster(Weighed, 1)
-    def in_grams(body: Body) -> Body:
-        return {"grams": 1_000 * body["grams"]}
-
-    context = later(Event=Weighed, in_grams=in_grams, amount=None, with_currency=None)
-    assert decode_event(context, "Weighed", b'{"grams":5}') == Weighed(grams=5_000)
-    assert decode_event(context, "Weighed/2", b'{"grams":5}') == Weighed(grams=5)
+    """Version 1 was in kilograms."""
+    kind, read = measured(lambda body: {"grams": 1_000 * body["grams"]}, grams=int)
+    assert read("Measured", b'{"grams":5}') == kind(grams=5_000)
+    assert read("Measured/2", b'{"grams":5}') == kind(grams=5)
 
 
 def test_new_events_are_stored_under_the_class_s_version() -> None:
@@ -160,49 +162,17 @@ def test_a_type_that_no_release_before_this_one_has_written_is_unknown(stored: s
 
 
 def test_numbers_survive_an_upcaster_exactly() -> None:
-    @fact
-    class Measured:
-        VERSION: ClassVar[int] = 2
-        whole: int
-        real: float
-        text: str
-
-    @upcaster(Measured, 1)
-    def same(body: Body) -> Body:
-        return body
-
-    context = later(Event=Measured, same=same, amount=None, with_currency=None)
+    kind, read = measured(whole=int, real=float, text=str)
     body = b'{"whole":123456789012345678901234567890,"real":0.1,"text":"\\u0041\xc3\xa4"}'
-    read = decode_event(context, "Measured", body)
-    assert read == Measured(whole=123456789012345678901234567890, real=0.1, text="Aä")
+    assert read("Measured", body) == kind(whole=123456789012345678901234567890, real=0.1, text="Aä")
 
 
 def test_what_an_upcaster_leads_to_is_the_very_same_as_what_was_stored_so() -> None:
     """Times in their zone and decimals with their digits, too: rows and states are made of them."""
-
-    @fact
-    class Held:
-        VERSION: ClassVar[int] = 2
-        at: datetime
-        length: timedelta
-        price: Decimal
-        ident: UUID
-        parts: tuple[Text, ...]
-
-    @upcaster(Held, 1)
-    def same(body: Body) -> Body:
-        return body
-
-    context = later(Event=Held, same=same, amount=None, with_currency=None)
-    event = Held(
-        at=datetime(2020, 1, 1, 12, tzinfo=UTC),
-        length=timedelta(minutes=5),
-        price=Decimal("1.50"),
-        ident=UUID(int=5),
-        parts=("a", "b"),
-    )
-    body = msgspec.json.encode(event)
-    older, newer = (decode_event(context, stored, body) for stored in ("Held", "Held/2"))
+    kind, read = measured(at=datetime, length=timedelta, price=Decimal, ident=UUID, parts=tuple[Text, ...])
+    at = datetime(2020, 1, 1, 12, tzinfo=UTC)
+    event = kind(at=at, length=timedelta(minutes=5), price=Decimal("1.50"), ident=UUID(int=5), parts=("a", "b"))
+    older, newer = (read(stored, msgspec.json.encode(event)) for stored in ("Measured", "Measured/2"))
     assert comparable(older) == comparable(newer) == comparable(event)
 
 
@@ -223,29 +193,20 @@ def _counted(*events: EventRecord) -> Counted:
 # what can't be read
 
 
-def _raises(body: Body) -> Body:
-    return {"cents": body["missing"]}
-
-
-def _negative(body: Body) -> Body:
-    return {"cents": -5, "currency": "CZK"}
-
-
 def _none(_body: Body) -> Any:
     return None
-
-
-def _no_json(body: Body) -> Body:
-    return {"cents": object()}
 
 
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (_raises, r"upcasters from version 1 of Filled failed: KeyError: 'missing'"),
+        (lambda body: {"cents": body["missing"]}, r"upcasters from version 1 of Filled failed: KeyError: 'missing'"),
         (_none, r"upcasters from version 1 of Filled failed: TypeError: `_none` returned a NoneType, not a dict"),
-        (_no_json, r"upcasters from version 1 of Filled failed: TypeError"),
-        (_negative, r"upcasters from version 1 return no Filled: amount: Input should be greater than or equal to 1"),
+        (lambda body: {"cents": object()}, r"upcasters from version 1 of Filled failed: TypeError"),
+        (
+            lambda body: {"cents": -5, "currency": "CZK"},
+            r"upcasters from version 1 return no Filled: amount: Input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_an_upcaster_that_fails_stops_the_readers_by_name_with_the_version(
@@ -337,54 +298,41 @@ def test_a_gap_is_refused_with_the_lines_to_write() -> None:
     assert "@upcaster(Filled, 2)\ndef filled_2(body: Body) -> Body:" in refused.value.hint
 
 
-def test_an_upcaster_from_a_version_that_is_not_older_is_refused() -> None:
-    """So steps can't lead in a circle."""
-    for version in (0, 3, 4):
-        with pytest.raises(BadContext, match=f"`more` starts from version {version} of Filled, which is at version 3"):
-            later(more=upcaster(Filled, version)(_more()))
+@pytest.mark.parametrize(
+    ("kind", "version", "why"),
+    [
+        # so that steps can't lead in a circle
+        *((Filled, n, f"`more` starts from version {n} of Filled, which is at version 3") for n in (0, 3, 4)),
+        (Filled, 1, "both start from version 1 of Filled"),
+        (Fill, 1, "`more` is for Fill, which is no event or command of this context"),
+    ],
+)
+def test_a_step_too_many_is_refused(kind: type, version: int, why: str) -> None:
+    def more(body: Body) -> Body:
+        return body
 
-
-def test_an_orphan_is_refused() -> None:
-    with pytest.raises(BadContext, match="`more` is for Fill, which is no event or command of this context"):
-        later(Command=Spend, more=upcaster(Fill, 1)(_more()), fill_amount=None)
-
-
-def test_two_upcasters_of_one_step_are_refused() -> None:
-    with pytest.raises(BadContext, match="both start from version 1 of Filled"):
-        later(more=upcaster(Filled, 1)(_more()))
+    others = {"Command": Spend, "fill_amount": None} if kind is Fill else {}
+    with pytest.raises(BadContext, match=why):
+        later(more=upcaster(kind, version)(more), **others)
 
 
 def test_an_upcaster_may_be_imported_under_another_name() -> None:
     assert decode_event(later(again=with_currency), "Filled", b'{"cents":5}') == NOW
 
 
-@pytest.mark.parametrize("version", [0, -1, 1.0, "2", None, True, 1_000])
-def test_a_version_is_a_whole_number_from_1_on(version: Any) -> None:
-    @fact
-    class Odd:
-        VERSION: ClassVar[Any] = version
-        cents: int
-
-    with pytest.raises(BadContext, match="has VERSION = "):
-        later(Event=Odd, amount=None, with_currency=None)
-
-
-@pytest.mark.parametrize("name", ["Filled/2", "", "a b", "2nd"])
-def test_a_stored_name_has_no_version_in_it(name: str) -> None:
-    @fact
-    class Odd:
-        stored_as: ClassVar[str] = name
-        cents: int
-
-    with pytest.raises(BadContext, match="is stored as"):
-        later(Event=Odd, amount=None, with_currency=None)
-
-
-def _more() -> Callable[[Body], Body]:
-    def more(body: Body) -> Body:
-        return body
-
-    return more
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        *(("VERSION", version, "has VERSION = ") for version in (0, -1, 1.0, "2", None, True, 1_000)),
+        *(("stored_as", stored, "is stored as") for stored in ("Filled/2", "", "a b", "2nd")),
+    ],
+)
+def test_a_version_is_a_whole_number_from_1_on_and_a_stored_name_has_none_in_it(
+    name: str, value: Any, why: str
+) -> None:
+    odd: type = fact(type("Odd", (), {"__annotations__": {name: ClassVar[Any], "cents": int}, name: value}))
+    with pytest.raises(BadContext, match=why):
+        later(Event=odd, amount=None, with_currency=None)
 
 
 # what an upcaster may be and do
@@ -398,10 +346,8 @@ def test_one_function_may_be_the_step_of_several_classes() -> None:
         currency: Text
 
     @fact
-    class Repaid:
+    class Repaid(Lent):
         VERSION: ClassVar[int] = 2
-        cents: Cents
-        currency: Text
 
     @upcaster(Lent, 1)
     @upcaster(Repaid, 1)
@@ -414,39 +360,19 @@ def test_one_function_may_be_the_step_of_several_classes() -> None:
 
 
 def test_a_number_that_json_has_not_does_not_become_a_null() -> None:
-    @fact
-    class Measured:
-        VERSION: ClassVar[int] = 2
-        real: float | None
-
-    @upcaster(Measured, 1)
-    def larger(body: Body) -> Body:
-        return {"real": body["real"] and body["real"] * 1e308}
-
-    context = later(Event=Measured, larger=larger, amount=None, with_currency=None)
-    assert decode_event(context, "Measured", b'{"real":null}') == Measured(real=None)
+    kind, read = measured(lambda body: {"real": body["real"] and body["real"] * 1e308}, real=float | None)
+    assert read("Measured", b'{"real":null}') == kind(real=None)
     with pytest.raises(UnreadableEvent, match=r"upcasters from version 1 of Measured failed: Lost: .*real.*\(inf\)"):
-        decode_event(context, "Measured", b'{"real":10.0}')
+        read("Measured", b'{"real":10.0}')
 
 
 def test_a_class_s_own_check_that_fails_stops_the_readers_by_name_too() -> None:
-    def known(value: str) -> str:
-        return {"CZK": value}[value]
-
-    @fact
-    class Measured:
-        VERSION: ClassVar[int] = 2
-        currency: Annotated[str, AfterValidator(known)]
-
-    @upcaster(Measured, 1)
-    def same(body: Body) -> Body:
-        return body
-
-    context = later(Event=Measured, same=same, amount=None, with_currency=None)
+    _, read = measured(currency=Annotated[str, AfterValidator({"CZK": "CZK"}.__getitem__)])
     with pytest.raises(UnreadableEvent, match="the upcasters from version 1 return no Measured: KeyError: 'EUR'"):
-        decode_event(context, "Measured", b'{"currency":"EUR"}')
+        read("Measured", b'{"currency":"EUR"}')
 
 
+@pytest.mark.slow
 def test_the_record_of_releases_is_read_in_a_zip_file_too(tmp_path: Path) -> None:
     """As executors may have the code. Whether upcasters lead what was released to today's classes is tested at each start."""
     checkout = tmp_path / "checkout"

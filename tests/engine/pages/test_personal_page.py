@@ -1,6 +1,4 @@
-"""make test-all: files; the walk takes longer.
-
-`docs/personal-data.md` is walked from the first line to the last: a guest is registered, shown, and forgotten."""
+"""make test-all: a whole service. `docs/personal-data.md` is walked from the first line to the last."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from tests.engine.tools.service_trees import Tree
 
 PAGE = (ROOT / "docs" / "personal-data.md").read_text()
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 
 def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:

@@ -1,8 +1,8 @@
-"""The SQL view of a view for people: the live table's rows, whatever versions and builds there are."""
+"""make test + test-all: main ways first. The SQL view of a view for people: the live table's rows, whatever versions there are."""
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from psycopg import errors
@@ -10,17 +10,20 @@ from psycopg import errors
 from infra.database.connect import connect
 from infra.database.migrate import check
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.builds import builds_of, remove_table
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.rebuild.switch import SetDiffers, switch
 from projections.engine.views import sql_views as people
 from projections.engine.views.core_views import all_views
 from projections.engine.views.sql_views import ViewInUse, is_in_sql_view, replace_sql_view
+from projections.engine.views.view import View
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import BALANCES_2, make_tables, view, with_views
 from tests.engine.spine import scalar, set_up
 
 ACCOUNTS = [str(number) for number in range(12)]
+WAITS = "select count(*) from pg_locks where not granted and relation = 'balances'::regclass"
 OTHER_TYPES = """
     VERSION = 3
 
@@ -49,6 +52,14 @@ def _columns(world: Settings, name: str) -> list[str]:
     return [column.name for column in cursor.description]
 
 
+def _built(world: Settings, body: str) -> dict[str, View]:
+    """The views with another version of `balances`, which is ready to go live."""
+    new = with_views({"balances": view(body, "balances")})
+    make_tables(world, new)
+    rebuild(world, ["balances"], new, make_live=False)
+    return new
+
+
 def test_every_view_has_one_from_the_first_start_on(bank: Bookkeeper) -> None:
     for name, one in all_views().items():
         assert _columns(bank.world, name) == [column.name for column in one.columns], "_partition stays hidden"
@@ -57,14 +68,13 @@ def test_every_view_has_one_from_the_first_start_on(bank: Bookkeeper) -> None:
 
 
 def test_a_summary_is_added_up_over_its_partitions(bank: Bookkeeper) -> None:
-    world = bank.world
-    shares = scalar(world, "select count(*) from daily_totals_v1")
-    days = scalar(world, "select count(distinct (day, operation)) from daily_totals_v1")
-    assert shares > days, "several partitions have a share of a day"
-    assert scalar(world, "select count(*) from daily_totals") == days
-    with connect(world, "test") as db:
-        summed = db.execute("select sum(count), sum(cents), max(largest) from daily_totals").fetchone()
-        stored = db.execute("select sum(count), sum(cents), max(largest) from daily_totals_v1").fetchone()
+    days = scalar(bank.world, "select count(distinct (day, operation)) from daily_totals_v1")
+    assert scalar(bank.world, "select count(*) from daily_totals_v1") > days, "several partitions have a share of a day"
+    assert scalar(bank.world, "select count(*) from daily_totals") == days
+    summed, stored = (
+        scalar(bank.world, f"select (sum(count), sum(cents), max(largest)) from {table}")
+        for table in ("daily_totals", "daily_totals_v1")
+    )
     assert summed == stored
 
 
@@ -82,10 +92,8 @@ def test_a_query_opens_only_the_live_table(bank: Bookkeeper) -> None:
 
 def test_the_newest_versions_columns_win_and_older_ones_show_nothing_there(bank: Bookkeeper) -> None:
     world = bank.world
-    new = with_views({"balances": view(BALANCES_2, "balances")})
-    make_tables(world, new)
     total = scalar(world, "select sum(cents) from balances")
-    rebuild(world, ["balances"], new, make_live=False)
+    new = _built(world, BALANCES_2)
     assert _columns(world, "balances") == ["account", "cents", "fees"], "as soon as a build is ready"
     assert scalar(world, "select count(*) from balances where fees is null") == len(ACCOUNTS), "the older one is live"
     go_to(world, [], new)
@@ -94,10 +102,9 @@ def test_the_newest_versions_columns_win_and_older_ones_show_nothing_there(bank:
     check(world)
 
 
+@pytest.mark.slow
 def test_a_column_of_another_type_is_cast_when_it_is_read(bank: Bookkeeper) -> None:
-    new = with_views({"balances": view(OTHER_TYPES, "balances")})
-    make_tables(bank.world, new)
-    rebuild(bank.world, ["balances"], new, make_live=False)
+    new = _built(bank.world, OTHER_TYPES)
     assert scalar(bank.world, "select cents from balances where account = '3'").lstrip("-").isdigit()
     go_to(bank.world, [], new)
     assert scalar(bank.world, "select cents from balances where account = '3'") == "much"
@@ -134,28 +141,25 @@ def test_a_table_leaves_it_before_it_is_dropped(bank: Bookkeeper) -> None:
 
 def test_a_long_query_delays_it_and_others_do_not_queue_up_behind(bank: Bookkeeper) -> None:
     world = bank.world
-    done = threading.Event()
-
-    def replace() -> None:
-        with connect(world, "replaces") as db:
-            replace_sql_view(db, "balances")
-        done.set()
-
-    with connect(world, "long query") as reader:
+    with (
+        connect(world, "long query") as reader,
+        connect(world, "replaces") as db,
+        connect(world, "short query") as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
         reader.execute("begin")
         reader.execute("select count(*) from balances")
-        thread = threading.Thread(target=replace)
-        thread.start()
-        with connect(world, "short query") as other:
-            for _ in range(20):
-                other.execute("set statement_timeout = 2000")
-                other.execute("select count(*) from balances")
-        assert not done.is_set()
+        replaced = pool.submit(replace_sql_view, db, "balances")
+        other.execute(f"set statement_timeout = '{DEADLINE_S:.0f}s'")
+        for _ in range(5):
+            until(lambda: other.execute(WAITS).fetchone() == (1,), "it waits for the lock")
+            other.execute("select count(*) from balances")
+        assert not replaced.done()
         reader.execute("rollback")
-        thread.join(20)
-    assert done.is_set()
+        replaced.result(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people, "GIVE_UP_S", 0.3)
     with connect(bank.world, "long query") as reader, connect(bank.world, "test") as db:
@@ -165,11 +169,10 @@ def test_it_gives_up_by_name(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) 
             replace_sql_view(db, "balances")
 
 
+@pytest.mark.slow
 def test_what_depends_on_it_is_not_dropped(bank: Bookkeeper) -> None:
-    new = with_views({"balances": view(OTHER_TYPES, "balances")})
-    make_tables(bank.world, new)
     with connect(bank.world, "test") as db:
         db.execute("create view report as select sum(cents) from balances")
     with pytest.raises(ViewInUse, match="report"):
-        rebuild(bank.world, ["balances"], new, make_live=False)
+        _built(bank.world, OTHER_TYPES)
     assert scalar(bank.world, "select count(*) from report") == 1
