@@ -33,7 +33,7 @@ def test_without_a_guarantee_choices_that_the_real_code_passes_break_its_promise
     assert is_killed(checker, mutant)
 
 
-@pytest.mark.prove("mutants")
+@pytest.mark.prove(part="mutants")
 @those(harmful=True)
 def test_without_a_guarantee_a_search_finds_such_choices_again(checker: Checker, mutant: Mutant) -> None:
     found = checker.find(mutant)
@@ -50,7 +50,7 @@ def test_what_is_harmless_to_leave_out_breaks_nothing(checker: Checker, mutant: 
     assert wander(SCENARIOS[mutant.world], 1, mutant, walks=5).commits > 0
 
 
-@pytest.mark.prove("models")
+@pytest.mark.prove(part="models")
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_no_promise_is_broken_in_large_worlds_and_by_chance(checker: Checker) -> None:
     print(checker.attack(60 * MINUTES, SEED))

@@ -91,7 +91,7 @@ LEAST = {
 """How often each happens, at least, of what views do and of what a log may hold."""
 
 
-@pytest.mark.prove("histories")
+@pytest.mark.prove(part="histories")
 def test_other_histories_give_the_same_too(stack: Stack) -> None:
     assert fold(stack.folder, dict(enumerate(histories(MORE, SEED))), str(SEED), spark=True).differences == []
 
@@ -153,7 +153,7 @@ def memory_differences(specs: Mapping[int, HistorySpec], chance: random.Random) 
 
 @pytest.mark.parametrize(
     ("count", "seed"),
-    [(30, NUMBER), pytest.param(1_000, SEED, marks=pytest.mark.prove("histories"))],
+    [(30, NUMBER), pytest.param(1_000, SEED, marks=pytest.mark.prove(part="histories"))],
     ids=["some", "others"],
 )
 def test_in_memory_it_gives_the_same(count: int, seed: int) -> None:
@@ -303,7 +303,7 @@ def test_a_column_that_no_table_can_have_is_refused(letter: str, kind: str, monk
         assert refused.value.hint
 
 
-@pytest.mark.prove("histories")
+@pytest.mark.prove(part="histories")
 def test_a_history_gets_smaller() -> None:
     spec = histories(5, NUMBER)[-1]
     some: list[Any] = list(smaller(spec))

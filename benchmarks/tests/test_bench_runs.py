@@ -25,7 +25,7 @@ from infra.dev.stack import Stack
 from infra.testing.fixtures import SEED
 from projections.engine.rebuild.engines import Silent
 
-pytestmark = pytest.mark.prove("bench-self")
+pytestmark = pytest.mark.prove(part="bench-self")
 
 BUILT = [peer for peer, name in jvm.PEERS.items() if jar_of(name).is_file()]
 

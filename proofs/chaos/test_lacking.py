@@ -24,7 +24,7 @@ from proofs.chaos.ledger import Ledger
 KEYS = ["alter table command_outcomes_v3 drop constraint", "alter table statement_v2 drop constraint"]
 AGENT, HANDLER = "projections.engine.live.agent", "commands.handler"
 
-pytestmark = pytest.mark.prove("chaos")
+pytestmark = pytest.mark.prove(part="chaos")
 
 
 def kill_handlers_while_agents_stand_still(field: Field) -> None:

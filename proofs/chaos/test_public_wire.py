@@ -44,7 +44,10 @@ class Transactions(KafkaWire):
     "kind",
     [
         pytest.param("COMMIT answer", marks=pytest.mark.slow),
-        *(pytest.param(kind, marks=pytest.mark.prove("chaos")) for kind in ("produce", "produce answer", "COMMIT")),
+        *(
+            pytest.param(kind, marks=pytest.mark.prove(part="chaos"))
+            for kind in ("produce", "produce answer", "COMMIT")
+        ),
     ],
 )
 def test_a_new_producer_goes_on(ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:

@@ -25,7 +25,7 @@ from proofs.chaos.kafka_wire import KafkaWire
 from proofs.chaos.proxy import Frame
 from tests.engine.spine import commits, deposit, handler, members, open_account, project, scalar, send, set_up
 
-OTHERS = pytest.mark.prove("chaos")
+OTHERS = pytest.mark.prove(part="chaos")
 
 FETCH = 1
 UNKNOWN_SERVER_ERROR = -1

@@ -21,7 +21,7 @@ from proofs.chaos.stumbles import JOBS, How, Job, shut_down_at_once, stumble, te
 TRIES = 4
 """A point may be one that a process does not come to this time: the other one has all partitions just now."""
 
-EACH = pytest.mark.prove("chaos")
+EACH = pytest.mark.prove(part="chaos")
 
 Fault = Callable[[], bool]
 AT_POLICIES: list[process_faults.ProcessPoint] = [*faultpoints.RELAY, "rows sent"]

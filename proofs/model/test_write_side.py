@@ -20,7 +20,7 @@ LARGEST = ("one writer, any two faults", "two writers, no fault, slow answers", 
 
 
 def ring(name: str) -> list[pytest.MarkDecorator]:
-    return [] if name in SMALLEST else [pytest.mark.prove("models") if name in LARGEST else pytest.mark.slow]
+    return [] if name in SMALLEST else [pytest.mark.prove(part="models") if name in LARGEST else pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=ring(name)) for name in SMALL])

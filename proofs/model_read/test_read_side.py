@@ -17,7 +17,10 @@ ANY_NUMBER = 10**6
 
 @pytest.mark.parametrize(
     ("preemptions", "least"),
-    [pytest.param(1, 30, marks=pytest.mark.slow), pytest.param(ANY_NUMBER, 400, marks=pytest.mark.prove("models"))],
+    [
+        pytest.param(1, 30, marks=pytest.mark.slow),
+        pytest.param(ANY_NUMBER, 400, marks=pytest.mark.prove(part="models")),
+    ],
 )
 def test_two_agents_that_both_own_a_partition_in_every_schedule(preemptions: int, least: int) -> None:
     tried = search(SCENARIOS["two agents"], preemptions=[preemptions])

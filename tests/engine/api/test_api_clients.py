@@ -174,7 +174,7 @@ def never_so(seen: list[Seen], log: Witnesses) -> list[Seen]:
     return [one for one in seen if balances[one.stream].get(one.transactions) != one.cents]
 
 
-@pytest.mark.prove("chaos")
+@pytest.mark.prove(part="chaos")
 def test_nobody_reads_less_than_he_knows_while_everybody_is_killed(world: Settings, tmp_path: Path) -> None:
     set_up(world)
     notes, port = Notes(), free_port()

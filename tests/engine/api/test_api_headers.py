@@ -160,6 +160,7 @@ def test_what_is_no_origin_is_refused_at_the_start(origins: str) -> None:
         Settings(api_cors_origins=origins)
 
 
+@pytest.mark.keeps_its_port
 def test_a_port_of_metrics_tells_no_version_whatever_is_asked() -> None:
     port = nowhere()
     metrics.serve(Settings(metrics_port=port))
@@ -176,6 +177,7 @@ def test_a_port_of_metrics_tells_no_version_whatever_is_asked() -> None:
             assert reply.body == str(status).encode()
 
 
+@pytest.mark.keeps_its_port
 def test_a_port_of_metrics_serves_the_next_client_however_many_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "SCRAPE_S", 0.5)
     port = nowhere()

@@ -431,7 +431,7 @@ async def at_once(front: Front, account: str, number: int) -> Counter[int]:
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.prove("chaos"))],
+    [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.prove(part="chaos"))],
 )
 def test_many_requests_at_once_have_an_answer_each(front: Front, account: str, number: int) -> None:
     """What is too much is refused by 429, and the process finds no fault with its stores; memory stays flat."""
@@ -452,7 +452,7 @@ def test_many_requests_at_once_have_an_answer_each(front: Front, account: str, n
     front.assert_true(account)
 
 
-@pytest.mark.prove("chaos")
+@pytest.mark.prove(part="chaos")
 def test_more_idle_connections_than_may_be_open_hold_up_no_other_client(front: Front, account: str) -> None:
     """They say nothing, and those that have done so for longest make room; who has begun to ask must go on."""
     server = psutil.Process(front.pid)

@@ -35,7 +35,7 @@ __all__ = ["place"]
 ACCOUNTS = [str(number) for number in range(60)]
 NAMES = ["balances", "statement"]
 
-pytestmark = pytest.mark.prove("chaos")
+pytestmark = pytest.mark.prove(part="chaos")
 
 
 class Fire:

@@ -81,7 +81,7 @@ CHANGED: Edits = {
     ("bank", "engines"),
     [
         pytest.param((40, 1_200), [LOCAL], marks=pytest.mark.slow, id="small-local"),
-        pytest.param((), [LOCAL, SPARK], marks=pytest.mark.prove("chaos"), id="whole-local-spark"),
+        pytest.param((), [LOCAL, SPARK], marks=pytest.mark.prove(part="chaos"), id="whole-local-spark"),
     ],
 )
 def test_all_that_was_stored_is_folded_to_the_same_rows_live_local_and_by_spark(

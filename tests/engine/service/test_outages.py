@@ -82,7 +82,7 @@ def test_processes_that_start_before_kafka_and_postgresql_wait_for_them(
         stack.up()
 
 
-@pytest.mark.prove("chaos")
+@pytest.mark.prove(part="chaos")
 @pytest.mark.parametrize("store", ["broker", "database"])
 def test_a_store_killed_in_the_middle_costs_time_only(
     store: str, world: Settings, stack: Stack, tmp_path: Path

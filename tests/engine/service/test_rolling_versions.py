@@ -29,7 +29,7 @@ from proofs.chaos.policy_judge import is_at_rest
 from tests.engine.service.test_two_releases import DEPOSIT, Edits, Part, Posts, Release, Running, Service, service
 from tests.engine.spine import commits, scalar, set_up
 
-pytestmark = pytest.mark.prove("chaos")
+pytestmark = pytest.mark.prove(part="chaos")
 
 EVENT, COMMAND = "accounts.MoneyDeposited/2", "accounts.Deposit/2"
 VERSIONED: Edits = {

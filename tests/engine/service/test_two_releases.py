@@ -480,7 +480,7 @@ def is_open(url: str, name: str) -> bool:
     "releases",
     [
         pytest.param(RELEASES[:2], marks=pytest.mark.slow, id="one"),
-        pytest.param(RELEASES, marks=pytest.mark.prove("chaos"), id="all"),
+        pytest.param(RELEASES, marks=pytest.mark.prove(part="chaos"), id="all"),
     ],
 )
 def test_two_releases_side_by_side_answer_commands_and_reads_through_all_that_a_release_may_change(
@@ -529,7 +529,7 @@ OTHER_OUTCOMES: Edits = {
 """The next release, whose processes have another table of outcomes."""
 
 
-@pytest.mark.prove("chaos")
+@pytest.mark.prove(part="chaos")
 def test_outcomes_of_the_release_before_go_over_by_a_rebuild(world: Settings, tmp_path: Path) -> None:
     """While the one's processes answer, the other's wait: no command is lost, and none is decided twice."""
     set_up(world)
