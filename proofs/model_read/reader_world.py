@@ -218,21 +218,14 @@ class ReaderWorld:
     def print(self) -> object:
         """Everything that decides what may follow; turns are counted from the reader's own."""
         reader = self.reader
-        parts = [
+        parts = (
             (p, part.reading, part.wanted, part.hole_to, part.end, tuple(r.offset for r in part.buffer))
-            for p, part in sorted(reader._parts.items())
-        ]
-        return (
-            tuple(parts),
-            reader._assigned,
-            tuple(sorted((lane, tuple(sorted(taken))) for lane, taken in reader._under_way.items())),
-            reader.due,
-            tuple(sorted(self.positions.items())),
-            tuple(sorted(self.at.items())),
-            tuple(sorted(_plain(question, reader.turn) for question in self.questions)),
-            self.live,
-            tuple(sorted(self.left.items())),
+            for p, part in reader._parts.items()
         )
+        under_way = frozenset((lane, frozenset(taken)) for lane, taken in reader._under_way.items())
+        known = [frozenset(one.items()) for one in (self.positions, self.at, self.left)]
+        asked = tuple(sorted(_plain(question, reader.turn) for question in self.questions))
+        return frozenset(parts), reader._assigned, under_way, reader.due, *known, asked, self.live
 
 
 def _copied(value: Any) -> Any:
