@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from functools import partial
@@ -29,7 +29,6 @@ from proofs.model_read.actors import Agent
 from proofs.model_read.bank import MOVING, PARTITIONS, Bank, Topics, moving
 from proofs.model_read.database import State
 from proofs.model_read.oracle import LOST
-from proofs.model_read.play import Play
 from proofs.model_read.policy_oracle import PolicyOracle, positions_of
 from proofs.model_read.world import World
 
@@ -70,15 +69,12 @@ class PolicyWorld(World):
         self.bank.take(self._topics[states[-1]])
         super().begin_again(states)
 
-    def _new_play(self, faults: Mapping[str, int]) -> Play:
-        play = super()._new_play(faults)
-        may_restore = play.may_restore
-        play.may_restore = lambda: [] if self.switches else may_restore()
-        return play
+    def may_restore(self) -> list[int]:
+        return [] if self.switches else super().may_restore()
 
-    def _restore(self, back: int) -> None:
+    def restore(self, back: int) -> None:
         self.was_at = positions_of(self.tables)
-        super()._restore(back)
+        super().restore(back)
 
     def has_caught_up(self) -> bool:
         """Whether the policy has read again what it had read before the database was restored."""
@@ -93,22 +89,19 @@ class PolicyWorld(World):
             ends = {0: 0}  # the service was never asked anything when the policy was made live
         return Topic(name, "topic", len(ends), dict.fromkeys(ends, 0), ends)
 
-    def _replaced(self) -> list[tuple[Any, str, Any]]:
+    def _replaced(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         return [
             *super()._replaced(),
-            (topics, "Admin", self._for_actors(lambda *_: None, topics.Admin)),
-            (topics, "ensure_policies", self._for_actors(self._ensure_policies, topics.ensure_policies)),
-            (clients, "producer", self._for_actors(lambda _settings: _Producer(self), clients.producer)),
+            (topics, "Admin", lambda *_: None),
+            (topics, "ensure_policies", lambda settings, _admin: self._describe(settings, "policies")),
+            (clients, "producer", lambda _settings: _Producer(self)),
         ]
 
-    def _ensure_policies(self, settings: Settings, _admin: object = None) -> Topic:
-        return self._describe(settings, "policies")
-
-    def _shared(self) -> object:
+    def shared(self) -> object:
         topics = self.bank.topics
         commands, activations = (one.id for one in topics.commands), (one.value for one in topics.activations)
         more = (frozenset(self.was_at.items()), self.switches, self.unanswered)
-        return super()._shared(), tuple(commands), tuple(activations), tuple(self.in_flight), *more
+        return super().shared(), tuple(commands), tuple(activations), tuple(self.in_flight), *more
 
     # ── at the end ──
 
