@@ -56,7 +56,7 @@ class Replay:
 class Actor:
     """One thread of a process."""
 
-    def __init__(self, name: str, run: Callable[[], None], process: str, main: greenlet) -> None:
+    def __init__(self, name: str, run: Callable[[], object], process: str, main: greenlet) -> None:
         self.name = name
         self.process = process
         """Threads of one process share its memory, and its end."""
@@ -75,10 +75,11 @@ class Actor:
         self.helps = False
         """Another actor waits for it, and gets its error."""
         self.error: BaseException | None = None
+        self.result: object = None
 
     def _act(self) -> None:
         try:
-            self.run()
+            self.result = self.run()
         except BaseException as error:
             self.error = error
         self.done = True
@@ -109,7 +110,7 @@ class Play:
         self._main = getcurrent()
         self._new: list[Actor] = []
 
-    def add(self, name: str, run: Callable[[], None], process: str = "") -> Actor:
+    def add(self, name: str, run: Callable[[], object], process: str = "") -> Actor:
         """Another thread from now on, of a process of its own unless `process` names one."""
         actor = self.actors[name] = Actor(name, run, process or name, self._main)
         self._new.append(actor)

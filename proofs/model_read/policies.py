@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,6 @@ from infra.log.records import Command, Record
 from infra.log.topics import Topic
 from infra.settings import Settings
 from policies.engine.activations import activations_of, start_new, switch
-from policies.engine.policy import Policy
 from policies.engine.relay import mark_sent, read_unsent
 from policies.engine.sender import Row, Sender
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
@@ -122,8 +121,7 @@ class PolicyWorld(World):
         self.unanswered = 0
         for _ in range(ROUNDS):
             for version in self.judge.made_live():
-                agent = partial(PolicyAgent, self, f"settler{version}", moving(version), range(PARTITIONS), 100)
-                self.alone(lambda agent=agent: agent().start())  # type: ignore[misc]
+                self.alone(PolicyAgent(self, f"settler{version}", version, 100).start)
             if self.is_done():
                 break
             self.alone(_Relay("relay", self).start)
@@ -167,14 +165,13 @@ class _Producer:
 class PolicyAgent(Agent):
     """The agent of a policy, which goes on while a relay makes more to read."""
 
-    def __init__(self, world: PolicyWorld, name: str, policy: Policy, partitions: Sequence[int], batch: int) -> None:
+    def __init__(self, world: PolicyWorld, name: str, version: int, batch: int) -> None:
         self.of = world
-        reader = Reader(
-            {policy.agent: policy.version}, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S
-        )
-        super().__init__(
-            world, name, {}, partitions, batch, work=PolicyWorker(world.settings, policy, name), reader=reader
-        )
+        policy = moving(version)
+        code = {policy.agent: version}
+        reader = Reader(code, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S)
+        work = PolicyWorker(world.settings, policy, name)
+        super().__init__(world, name, {}, range(PARTITIONS), batch, work=work, reader=reader)
 
     def _goes_on(self) -> bool:
         self.world.play.wait_until(lambda: self._there_is_more() or not self.of.relays(), prompt=False)
@@ -284,7 +281,7 @@ class _Relay:
 
 
 def policy_agent(name: str, version: int, batch: int) -> Callable[[PolicyWorld], None]:
-    return lambda world: PolicyAgent(world, name, moving(version), range(PARTITIONS), batch).start()
+    return lambda world: PolicyAgent(world, name, version, batch).start()
 
 
 def relay(name: str = "relay") -> Callable[[PolicyWorld], None]:

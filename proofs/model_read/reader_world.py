@@ -50,7 +50,6 @@ class ReaderWorld:
     at: dict[int, int] = field(default_factory=dict)
     questions: list[_Question] = field(default_factory=list)
     live: int = 1
-    applied: int = 0
 
     def __post_init__(self) -> None:
         self.reader = Reader(CODE, batch=BATCH, max_age=1.0, lanes=2)
@@ -176,7 +175,6 @@ class ReaderWorld:
                 raise Violation(RECORDS, f"from {was.next_offset} on it folds {offsets}, but the log has {has}")
             after[partition] = read(was, records)[0]
         self.positions |= after
-        self.applied += 1
         return after
 
     def _another_agent_folds(self) -> None:

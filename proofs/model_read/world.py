@@ -155,34 +155,25 @@ class World:
         return Topic(name, "topic", len(ends), dict.fromkeys(ends, 0), ends)
 
     def work(
-        self,
-        task: Any,
-        arguments: Iterable[Any],
-        _processes: int,
-        advance: Any = lambda _count: None,
-        *,
-        memory_mb: int | None = None,
+        self, task: Any, arguments: Iterable[Any], _processes: int, advance: Any = lambda _count: None, **_how: Any
     ) -> list[Any]:
         """`workers.run`: each part of a load is an actor of its own, which goes on when its rebuild has ended."""
         if task is not local.load or self.loads_itself:
             return [task(argument, advance) for argument in arguments]
-        started: list[list[tuple[Actor, list[Any]]]] = []
-        for part in arguments:
-            copies = []
-            for _ in range(2 if self.retries_parts else 1):
-                self.loaders += 1
-                done: list[Any] = []
-                actor = self.play.add(f"load{self.loaders}", partial(_load, task, part, done))
-                actor.helps = True
-                copies.append((actor, done))
-            started.append(copies)
-        while not all(any(actor.done for actor, _ in copies) for copies in started):
+        started = [[self._loader(partial(task, part)) for _ in range(1 + self.retries_parts)] for part in arguments]
+        while not all(any(actor.done for actor in copies) for copies in started):
             self.play.sleep(0.1)
-        ended = [next(one for one in copies if one[0].done) for copies in started]
-        for actor, _ in ended:
+        ended = [next(actor for actor in copies if actor.done) for copies in started]
+        for actor in ended:
             if actor.error is not None:
                 raise actor.error
-        return [done[0] for _, done in ended]
+        return [actor.result for actor in ended]
+
+    def _loader(self, load: Callable[[], object]) -> Actor:
+        self.loaders += 1
+        actor = self.play.add(f"load{self.loaders}", load)
+        actor.helps = True
+        return actor
 
     # ── what happens ──
 
@@ -255,7 +246,3 @@ class World:
             raise Violation(READER, f"seen before, and now: {older}")
         for account, number in seen.items():
             self.seen[account] = max(number, self.seen.get(account, 0))
-
-
-def _load(task: Any, part: Any, done: list[Any]) -> None:
-    done.append(task(part))
