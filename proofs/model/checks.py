@@ -10,7 +10,7 @@ from random import Random
 from proofs.checker import Checker, Found, Mutant, Violation, mutants_in
 from proofs.explore import explore, retraced, walk
 from proofs.model.liveness import fair_rounds
-from proofs.model.setting import APPEND_FAULTS, FAULTS, Bounds, Era, Setting
+from proofs.model.setting import FAULTS, Bounds, Era, Setting
 from proofs.model.world import World
 
 ONE = ("fill 1 a",)
@@ -46,19 +46,12 @@ SMALL = {
     ),
 }
 LARGE = {
-    "two writers, any fault, three openings": Bounds(ONE, births=2, openings=3, faults=1),
-    "one writer, any two faults, a command sent again": Bounds(THREE, births=1, openings=3, faults=2),
-    "two writers, a command sent again": Bounds(THREE, births=2, openings=4, faults=0),
-    "two writers, a refusal sent again, any fault": Bounds(TWICE, births=2, openings=3, faults=1),
-    "two writers, any fault, two commands": Bounds(TWO, births=2, openings=3, faults=1),
-    "one writer, any three faults": Bounds(THREE, births=1, openings=4, faults=3),
-    "one writer, any two faults, late news": Bounds(REFUSED_TWICE, births=1, openings=3, faults=2, prompt=False),
-    "two writers, any two faults": Bounds(ONE, births=2, openings=3, faults=2),
-    "two writers, slow answers, a restore": Bounds(TWO, births=2, openings=2, faults=1, kinds=RESTORE, split=True),
-    "two writers, two restores": Bounds(TWICE, births=2, openings=2, faults=2, kinds=RESTORE),
-    "three writers, no fault": Bounds(ONE, births=3, openings=3, faults=0),
-    "three writers, two commands": Bounds(TWO, births=3, openings=3, faults=0),
-    "three writers, an append goes wrong": Bounds(ONE, births=3, openings=4, faults=1, kinds=APPEND_FAULTS),
+    f"{births} writers, any {faults} faults, {openings} openings: {', '.join(commands)}": Bounds(
+        commands, births, openings, faults, split=faults > 1
+    )
+    for births, faults in ((1, 3), (2, 1), (2, 2), (3, 0), (3, 1))
+    for openings in (3, 4)
+    for commands in (ONE, TWICE, TWO, THREE, REFUSED_TWICE)
 }
 STEPS = 150
 """Of a walk, before the faults stop."""

@@ -46,8 +46,6 @@ class Seen(NamedTuple):
 class Handler:
     """A process's part for one partition, from its assignment on; a partition that comes back gets a new writer."""
 
-    __slots__ = ("_print", "call", "code", "loaded_end", "name", "next_command", "reports", "timer", "writer")
-
     def __init__(self, setting: Setting, name: str, code: int) -> None:
         self.name = name
         self.writer = Writer(0, TOPIC_ID, setting.limits)
@@ -65,10 +63,7 @@ class Handler:
 
     def clone(self) -> Handler:
         new = object.__new__(Handler)
-        new.name, new.code, new.next_command = self.name, self.code, self.next_command
-        new.reports, new.timer, new.call = self.reports, self.timer, self.call
-        new.loaded_end, new._print = self.loaded_end, None
-        new.writer = clone_writer(self.writer)
+        new.__dict__.update(self.__dict__, writer=clone_writer(self.writer), _print=None)
         return new
 
     def print(self) -> tuple[object, ...]:
@@ -186,34 +181,23 @@ class Handler:
     def _position(self, world: World, seen: Seen) -> Action:
         self.loaded_end = len(world.log)
         action = self.writer.on_position(self.snapshot(world, seen), self.loaded_end)
-        if (
-            isinstance(action, Open)
-            and self.loaded_end > seen.view.reading.next_offset + world.setting.bounds.run_ahead
-        ):
-            world.setting.broken(
-                "9", f"{self.name} opens {self.loaded_end - seen.view.reading.next_offset} records ahead"
-            )
-        if isinstance(action, Open) and seen.era.version != self.code:
-            world.setting.broken("10", f"{self.name} opens on the write model of another version")
+        if isinstance(action, Open):
+            ahead = self.loaded_end - seen.view.reading.next_offset
+            if ahead > world.setting.bounds.run_ahead:
+                world.setting.broken("9", f"{self.name} opens {ahead} records ahead")
+            if seen.era.version != self.code:
+                world.setting.broken("10", f"{self.name} opens on the write model of another version")
         return action
 
     def snapshot(self, world: World, seen: Seen) -> Snapshot:
         """What a process of this code reads in the database."""
         rows = seen.view
         streams, outcomes = seen.wanted
-        bend = seen.era.bend
-        found: dict[str, Any] = {stream: rows.rows[stream] for _, stream in streams if stream in rows.rows}
-        if bend:
-            found = {
-                stream: Versioned(row.version, type(row.state)(row.state.cents + bend)) for stream, row in found.items()
-            }
-        return Snapshot(
-            {0: seen.view.reading},
-            seen.era.generation,
-            seen.era.version == self.code,
-            found,
-            frozenset(outcomes & rows.outcomes.keys()),
-        )
+        found: dict[str, Any] = {}
+        for row, stream in ((rows.rows[stream], stream) for _, stream in streams if stream in rows.rows):
+            found[stream] = Versioned(row.version, type(row.state)(row.state.cents + seen.era.bend))
+        known = frozenset(outcomes & rows.outcomes.keys())
+        return Snapshot({0: seen.view.reading}, seen.era.generation, seen.era.version == self.code, found, known)
 
     def _do(self, world: World, action: Action | None) -> None:
         writer = self.writer

@@ -32,23 +32,6 @@ class Flight(NamedTuple):
 
 
 class World:
-    __slots__ = (
-        "answers",
-        "assignee",
-        "births",
-        "database",
-        "era_number",
-        "faults",
-        "flights",
-        "group_offset",
-        "handlers",
-        "log",
-        "openings",
-        "promised",
-        "setting",
-        "stored",
-    )
-
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.log = setting.judge.root
@@ -75,8 +58,7 @@ class World:
 
     def copy(self) -> World:
         new = object.__new__(World)
-        for name in World.__slots__:
-            setattr(new, name, getattr(self, name))
+        new.__dict__.update(self.__dict__)
         new.handlers = self.handlers.copy()
         return new
 

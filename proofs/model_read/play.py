@@ -8,13 +8,15 @@ that is free, in PostgreSQL's order, and a deadlock is reported to the last one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
-from proofs.model_read.database import Database
 from proofs.model_read.sessions import Exchange, Session
+
+if TYPE_CHECKING:
+    from proofs.model_read.world import World
 
 QUICK_S = 0.001
 """How long a statement is given before the server is asked whether it waits."""
@@ -54,7 +56,7 @@ class Replay:
 class Actor:
     """One thread of a process."""
 
-    def __init__(self, name: str, run: Callable[[], None], process: str, main: greenlet) -> None:
+    def __init__(self, name: str, run: Callable[[], object], process: str, main: greenlet) -> None:
         self.name = name
         self.process = process
         """Threads of one process share its memory, and its end."""
@@ -73,10 +75,11 @@ class Actor:
         self.helps = False
         """Another actor waits for it, and gets its error."""
         self.error: BaseException | None = None
+        self.result: object = None
 
     def _act(self) -> None:
         try:
-            self.run()
+            self.result = self.run()
         except BaseException as error:
             self.error = error
         self.done = True
@@ -88,11 +91,12 @@ class Actor:
 
 
 class Play:
-    """The actors of one run over one database."""
+    """The actors of one run in a world."""
 
-    def __init__(self, database: Database, faults: Mapping[str, int] | None = None) -> None:
-        self.database = database
-        self.faults = dict(faults or {})
+    def __init__(self, world: World, faults: Mapping[str, int]) -> None:
+        self.world = world
+        self.database = world.database
+        self.faults = dict(faults)
         self.actors: dict[str, Actor] = {}
         self.sessions: list[Session] = []
         self.changes = 0
@@ -101,18 +105,12 @@ class Play:
         self.over = False
         self.current: Actor | None = None
         self.story: list[tuple[str, str]] = []
-        self.on_commit: Callable[[str], None] = lambda _process: None
-        """Called with the process that may have committed something."""
-        self.may_restore: Callable[[], list[int]] = list
-        self.restore: Callable[[int], None] = lambda _back: None
-        self.shared: Callable[[], object] = lambda: None
-        """What is committed, and what else actors of several processes read; hashable."""
         self._histories: dict[str, int] = {}
         """By process, a hash of all that its code has seen so far."""
         self._main = getcurrent()
         self._new: list[Actor] = []
 
-    def add(self, name: str, run: Callable[[], None], process: str = "") -> Actor:
+    def add(self, name: str, run: Callable[[], object], process: str = "") -> Actor:
         """Another thread from now on, of a process of its own unless `process` names one."""
         actor = self.actors[name] = Actor(name, run, process or name, self._main)
         self._new.append(actor)
@@ -206,7 +204,7 @@ class Play:
         actors = self.actors.values()
         waiting = sorted((actor.waits_since, actor.name) for actor in actors if actor.waits)
         return (
-            self.shared(),
+            self.world.shared(),
             frozenset(self._histories.items()),
             tuple((actor.name, actor.done, actor.waits, self._is_awake(actor)) for actor in actors),
             tuple(name for _, name in waiting),
@@ -230,7 +228,7 @@ class Play:
             if self.faults.get(fault, 0) > 0:
                 choices += [f"!{fault} {name}" for name in self._vulnerable(fault)]
         if self.faults.get("restore", 0) > 0:
-            choices += [f"!restore {back}" for back in self.may_restore()]
+            choices += [f"!restore {back}" for back in self.world.may_restore()]
         return choices
 
     def _can_step(self, actor: Actor) -> bool:
@@ -307,7 +305,7 @@ class Play:
         ended = [actor for actor in answered if actor.exchange and not actor.exchange.session.in_transaction]
         self.changes += bool(ended)
         if writer := next((a for a in ended if a.exchange and not a.exchange.reads), None):
-            self.on_commit(writer.process)
+            self.world.committed(writer.process)
 
     def _start_new(self) -> None:
         while self._new:
@@ -335,7 +333,7 @@ class Play:
                     if actor.exchange is not None:
                         actor.exchange.lost = True
                 self.changes += 1
-                self.restore(int(name))
+                self.world.restore(int(name))
             case "timeout":
                 assert exchange is not None
                 exchange.time_out()

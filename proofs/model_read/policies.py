@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,6 @@ from infra.log.records import Command, Record
 from infra.log.topics import Topic
 from infra.settings import Settings
 from policies.engine.activations import activations_of, start_new, switch
-from policies.engine.policy import Policy
 from policies.engine.relay import mark_sent, read_unsent
 from policies.engine.sender import Row, Sender
 from policies.engine.worker import LOOK_AGAIN_S, PolicyWorker, difference
@@ -29,7 +28,6 @@ from proofs.model_read.actors import Agent
 from proofs.model_read.bank import MOVING, PARTITIONS, Bank, Topics, moving
 from proofs.model_read.database import State
 from proofs.model_read.oracle import LOST
-from proofs.model_read.play import Play
 from proofs.model_read.policy_oracle import PolicyOracle, positions_of
 from proofs.model_read.world import World
 
@@ -70,15 +68,12 @@ class PolicyWorld(World):
         self.bank.take(self._topics[states[-1]])
         super().begin_again(states)
 
-    def _new_play(self, faults: Mapping[str, int]) -> Play:
-        play = super()._new_play(faults)
-        may_restore = play.may_restore
-        play.may_restore = lambda: [] if self.switches else may_restore()
-        return play
+    def may_restore(self) -> list[int]:
+        return [] if self.switches else super().may_restore()
 
-    def _restore(self, back: int) -> None:
+    def restore(self, back: int) -> None:
         self.was_at = positions_of(self.tables)
-        super()._restore(back)
+        super().restore(back)
 
     def has_caught_up(self) -> bool:
         """Whether the policy has read again what it had read before the database was restored."""
@@ -93,22 +88,19 @@ class PolicyWorld(World):
             ends = {0: 0}  # the service was never asked anything when the policy was made live
         return Topic(name, "topic", len(ends), dict.fromkeys(ends, 0), ends)
 
-    def _replaced(self) -> list[tuple[Any, str, Any]]:
+    def _replaced(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         return [
             *super()._replaced(),
-            (topics, "Admin", self._for_actors(lambda *_: None, topics.Admin)),
-            (topics, "ensure_policies", self._for_actors(self._ensure_policies, topics.ensure_policies)),
-            (clients, "producer", self._for_actors(lambda _settings: _Producer(self), clients.producer)),
+            (topics, "Admin", lambda *_: None),
+            (topics, "ensure_policies", lambda settings, _admin: self._describe(settings, "policies")),
+            (clients, "producer", lambda _settings: _Producer(self)),
         ]
 
-    def _ensure_policies(self, settings: Settings, _admin: object = None) -> Topic:
-        return self._describe(settings, "policies")
-
-    def _shared(self) -> object:
+    def shared(self) -> object:
         topics = self.bank.topics
         commands, activations = (one.id for one in topics.commands), (one.value for one in topics.activations)
         more = (frozenset(self.was_at.items()), self.switches, self.unanswered)
-        return super()._shared(), tuple(commands), tuple(activations), tuple(self.in_flight), *more
+        return super().shared(), tuple(commands), tuple(activations), tuple(self.in_flight), *more
 
     # ── at the end ──
 
@@ -129,8 +121,7 @@ class PolicyWorld(World):
         self.unanswered = 0
         for _ in range(ROUNDS):
             for version in self.judge.made_live():
-                agent = partial(PolicyAgent, self, f"settler{version}", moving(version), range(PARTITIONS), 100)
-                self.alone(lambda agent=agent: agent().start())  # type: ignore[misc]
+                self.alone(PolicyAgent(self, f"settler{version}", version, 100).start)
             if self.is_done():
                 break
             self.alone(_Relay("relay", self).start)
@@ -174,14 +165,13 @@ class _Producer:
 class PolicyAgent(Agent):
     """The agent of a policy, which goes on while a relay makes more to read."""
 
-    def __init__(self, world: PolicyWorld, name: str, policy: Policy, partitions: Sequence[int], batch: int) -> None:
+    def __init__(self, world: PolicyWorld, name: str, version: int, batch: int) -> None:
         self.of = world
-        reader = Reader(
-            {policy.agent: policy.version}, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S
-        )
-        super().__init__(
-            world, name, {}, partitions, batch, work=PolicyWorker(world.settings, policy, name), reader=reader
-        )
+        policy = moving(version)
+        code = {policy.agent: version}
+        reader = Reader(code, batch=batch, max_age=0.0, difference=difference, look_again=LOOK_AGAIN_S)
+        work = PolicyWorker(world.settings, policy, name)
+        super().__init__(world, name, {}, range(PARTITIONS), batch, work=work, reader=reader)
 
     def _goes_on(self) -> bool:
         self.world.play.wait_until(lambda: self._there_is_more() or not self.of.relays(), prompt=False)
@@ -291,7 +281,7 @@ class _Relay:
 
 
 def policy_agent(name: str, version: int, batch: int) -> Callable[[PolicyWorld], None]:
-    return lambda world: PolicyAgent(world, name, moving(version), range(PARTITIONS), batch).start()
+    return lambda world: PolicyAgent(world, name, version, batch).start()
 
 
 def relay(name: str = "relay") -> Callable[[PolicyWorld], None]:

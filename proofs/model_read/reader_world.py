@@ -50,7 +50,6 @@ class ReaderWorld:
     at: dict[int, int] = field(default_factory=dict)
     questions: list[_Question] = field(default_factory=list)
     live: int = 1
-    applied: int = 0
 
     def __post_init__(self) -> None:
         self.reader = Reader(CODE, batch=BATCH, max_age=1.0, lanes=2)
@@ -176,7 +175,6 @@ class ReaderWorld:
                 raise Violation(RECORDS, f"from {was.next_offset} on it folds {offsets}, but the log has {has}")
             after[partition] = read(was, records)[0]
         self.positions |= after
-        self.applied += 1
         return after
 
     def _another_agent_folds(self) -> None:
@@ -218,21 +216,14 @@ class ReaderWorld:
     def print(self) -> object:
         """Everything that decides what may follow; turns are counted from the reader's own."""
         reader = self.reader
-        parts = [
+        parts = (
             (p, part.reading, part.wanted, part.hole_to, part.end, tuple(r.offset for r in part.buffer))
-            for p, part in sorted(reader._parts.items())
-        ]
-        return (
-            tuple(parts),
-            reader._assigned,
-            tuple(sorted((lane, tuple(sorted(taken))) for lane, taken in reader._under_way.items())),
-            reader.due,
-            tuple(sorted(self.positions.items())),
-            tuple(sorted(self.at.items())),
-            tuple(sorted(_plain(question, reader.turn) for question in self.questions)),
-            self.live,
-            tuple(sorted(self.left.items())),
+            for p, part in reader._parts.items()
         )
+        under_way = frozenset((lane, frozenset(taken)) for lane, taken in reader._under_way.items())
+        known = [frozenset(one.items()) for one in (self.positions, self.at, self.left)]
+        asked = tuple(sorted(_plain(question, reader.turn) for question in self.questions))
+        return frozenset(parts), reader._assigned, under_way, reader.due, *known, asked, self.live
 
 
 def _copied(value: Any) -> Any:

@@ -104,7 +104,7 @@ def readers(world: World) -> None:
 
 def having(**settings: Any) -> Step:
     """Settings of the world."""
-    return lambda world: vars(world).update(settings)
+    return lambda world: world.__dict__.update(settings)
 
 
 # ── what came before ──

@@ -8,10 +8,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 
@@ -32,7 +33,6 @@ from proofs.model_read.log import Log
 from proofs.model_read.oracle import LOST, READER, STOPPED, Oracle, Watch, positions_of
 from proofs.model_read.play import Actor, Crashed, Play, Replay
 from proofs.model_read.policy_oracle import PolicyOracle
-from proofs.model_read.sessions import Session
 from proofs.model_read.views import code
 
 KEPT = 5
@@ -55,7 +55,7 @@ class World:
         self.watch: Watch | PolicyOracle = Watch(self.oracle, self.sets)
         self.history: list[State] = []
         """What was committed, the newest last: a restore may bring any of it back."""
-        self.play = self._new_play(self.faults)
+        self.play = Play(self, self.faults)
         self.seen: dict[str, int] = {}
         self.loads_itself = False
         """A rebuild loads the parts itself, one after the other, as for a small log."""
@@ -71,16 +71,11 @@ class World:
         self.pings = False
         """Agents notice that their connection is gone, and make another, before they use it."""
 
-    def _new_play(self, faults: Mapping[str, int]) -> Play:
-        play = Play(self.database, faults)
-        play.on_commit = self._committed
-        play.may_restore = lambda: [back for back in self.backs if back < len(self.history)]
-        play.restore = self._restore
-        play.shared = self._shared
-        return play
+    def shared(self) -> object:
+        """What is committed, and what else actors of several processes read; hashable.
 
-    def _shared(self) -> object:
-        """Where a restore is still to come, what it may bring back counts too."""
+        Where a restore is still to come, what it may bring back counts too.
+        """
         states = self.history[-KEPT:] if self.play.faults.get("restore") else self.history[-1:]
         return tuple(state.content for state in states), frozenset(self.seen.items()), self.restored
 
@@ -100,7 +95,7 @@ class World:
         self._start_from([self.database.now()])
         for step in before:
             step(self)
-        self._committed("")
+        self.committed("")
         return self.history[-KEPT:]
 
     def begin_again(self, states: list[State]) -> None:
@@ -118,29 +113,24 @@ class World:
     @contextmanager
     def around(self) -> Iterator[None]:
         """While it lasts, the actors' PostgreSQL is the schedule's, and their Kafka, clock and chance are the run's."""
-        undo = []
-        for owner, name, new in self._replaced():
-            undo.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, new)
-        logging.disable(logging.WARNING)
-        try:
+        with ExitStack() as stack:
+            for owner, name, ours in self._replaced():
+                stack.enter_context(patch.object(owner, name, self._for_actors(ours, getattr(owner, name))))
+            stack.enter_context(patch.object(tail, "AHEAD", tail.AHEAD))  # a scenario may lower it
+            logging.disable(logging.WARNING)
+            stack.callback(logging.disable, logging.NOTSET)
             yield
-        finally:
-            logging.disable(logging.NOTSET)
-            for owner, name, old in reversed(undo):
-                setattr(owner, name, old)
 
-    def _replaced(self) -> list[tuple[Any, str, Any]]:
+    def _replaced(self) -> list[tuple[Any, str, Callable[..., Any]]]:
         return [
-            (psycopg, "connect", self._for_actors(self._connect, psycopg.connect)),
-            (time, "monotonic", self._for_actors(lambda: self.play.now, time.monotonic)),
-            (time, "sleep", self._for_actors(self._sleep, time.sleep)),
-            (os, "urandom", self._for_actors(self._chance, os.urandom)),
-            (random, "uniform", self._for_actors(lambda low, high: (low + high) / 2, random.uniform)),
+            (psycopg, "connect", lambda *, application_name, **_options: self.play.connect(application_name)),
+            (time, "monotonic", lambda: self.play.now),
+            (time, "sleep", self._sleep),
+            (os, "urandom", self._chance),
+            (random, "uniform", lambda low, high: (low + high) / 2),
             (clients, "range_consumer", self.log.consumer),
             (topics, "describe", self._describe),
             (workers, "run", self.work),
-            (tail, "AHEAD", tail.AHEAD),  # a scenario may lower it
         ]
 
     def _for_actors(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,9 +142,6 @@ class World:
             return (ours if is_actor else theirs)(*arguments, **how)
 
         return either
-
-    def _connect(self, *, application_name: str, **_options: Any) -> Session:
-        return self.play.connect(application_name)
 
     def _sleep(self, seconds: float) -> None:
         self.play.sleep(seconds)
@@ -168,44 +155,39 @@ class World:
         return Topic(name, "topic", len(ends), dict.fromkeys(ends, 0), ends)
 
     def work(
-        self,
-        task: Any,
-        arguments: Iterable[Any],
-        _processes: int,
-        advance: Any = lambda _count: None,
-        *,
-        memory_mb: int | None = None,
+        self, task: Any, arguments: Iterable[Any], _processes: int, advance: Any = lambda _count: None, **_how: Any
     ) -> list[Any]:
         """`workers.run`: each part of a load is an actor of its own, which goes on when its rebuild has ended."""
         if task is not local.load or self.loads_itself:
             return [task(argument, advance) for argument in arguments]
-        started: list[list[tuple[Actor, list[Any]]]] = []
-        for part in arguments:
-            copies = []
-            for _ in range(2 if self.retries_parts else 1):
-                self.loaders += 1
-                done: list[Any] = []
-                actor = self.play.add(f"load{self.loaders}", partial(_load, task, part, done))
-                actor.helps = True
-                copies.append((actor, done))
-            started.append(copies)
-        while not all(any(actor.done for actor, _ in copies) for copies in started):
+        started = [[self._loader(partial(task, part)) for _ in range(1 + self.retries_parts)] for part in arguments]
+        while not all(any(actor.done for actor in copies) for copies in started):
             self.play.sleep(0.1)
-        ended = [next(one for one in copies if one[0].done) for copies in started]
-        for actor, _ in ended:
+        ended = [next(actor for actor in copies if actor.done) for copies in started]
+        for actor in ended:
             if actor.error is not None:
                 raise actor.error
-        return [done[0] for _, done in ended]
+        return [actor.result for actor in ended]
+
+    def _loader(self, load: Callable[[], object]) -> Actor:
+        self.loaders += 1
+        actor = self.play.add(f"load{self.loaders}", load)
+        actor.helps = True
+        return actor
 
     # ── what happens ──
 
-    def _committed(self, process: str) -> None:
+    def committed(self, process: str) -> None:
+        """The process may have committed something. Raises Violation."""
         state = self.database.now()
         if (state.tables, state.relations) != (self.history[-1].tables, self.history[-1].relations):
             self.history.append(state)
             self.watch.published(process, state.tables)
 
-    def _restore(self, back: int) -> None:
+    def may_restore(self) -> list[int]:
+        return [back for back in self.backs if back < len(self.history)]
+
+    def restore(self, back: int) -> None:
         """The database goes back by so many commits. Readers see older states then, of which nothing is promised."""
         state = self.history[-1 - back]
         self.database.put_back(state)
@@ -216,7 +198,7 @@ class World:
 
     def alone(self, start: Callable[[], object]) -> None:
         """The actors that this starts act alone, before the play or after it."""
-        before, self.play = self.play, self._new_play({})
+        before, self.play = self.play, Play(self, {})
         start()
         self.play.run(Replay())
         for actor in self.play.actors.values():
@@ -264,7 +246,3 @@ class World:
             raise Violation(READER, f"seen before, and now: {older}")
         for account, number in seen.items():
             self.seen[account] = max(number, self.seen.get(account, 0))
-
-
-def _load(task: Any, part: Any, done: list[Any]) -> None:
-    done.append(task(part))
