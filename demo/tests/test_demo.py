@@ -1,10 +1,12 @@
-"""`samefold demo` on its own Kafka and PostgreSQL: what it proves, in words and as JSON, and that it leaves nothing running."""
+"""make test + test-all + prove: a wrong use takes no process, a small demo half a minute, whole ones minutes.
+
+`samefold demo` on its own Kafka and PostgreSQL: what it proves, in words and as JSON, and that it leaves nothing running.
+"""
 
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,30 +24,17 @@ from demo.data import read, real_data
 from infra.dev.stack import Stack
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
+from infra.testing.waiting import DEADLINE_S, until
+from proofs.kit import free_ports
 from tests.engine.pages.curl import curl
 from tests.engine.service.oracle import Verdict, judge
-from tests.engine.spine import until
 
-FILES = ["real" if real_data() else "generated"]
 LIMIT = Decimal(5_000)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("demo"),  # two demos at once are twenty processes
-]
-
-
-@pytest.fixture
-def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The real transactions; where they are not, a quarter as many generated ones."""
-    real = real_data()
-    if request.param == "real" and real:
-        return real
-    made = tmp_path / "generated.csv.gz"
-    generate.write(made, generate.generate(accounts=150, transactions=6_000))
-    return made
+small = pytest.mark.slow
+whole = pytest.mark.prove("demos")
+on_its_own = pytest.mark.xdist_group("demo")
+"""Two demos at once are twenty processes."""
 
 
 @pytest.fixture
@@ -57,10 +46,20 @@ def few(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def file(request: pytest.FixtureRequest, few: Path, tmp_path: Path) -> Path:
+    """Few transactions, or the real ones; where those are not, a quarter as many generated ones."""
+    if request.param == "few":
+        return few
+    if real := real_data():
+        return real
+    generate.write(made := tmp_path / "generated.csv.gz", generate.generate(accounts=150, transactions=6_000))
+    return made
+
+
+@pytest.fixture
 def place(tmp_path: Path) -> Iterator[Settings]:
     """A data folder for a demo; whatever a failed one left running there is stopped."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     settings = Settings(data_dir=tmp_path / "data", api_port=port)
     yield settings
     Stack(settings.data_dir / "demo").down()
@@ -88,13 +87,6 @@ def expected(verdict: Verdict, kills: int) -> dict[str, Any]:
         "differences": 0,
         "release": None,
     }
-
-
-def assert_all_ended(transfers: dict[str, int], transactions: int) -> None:
-    assert transfers["requested"] == min(2_000, transactions // 8)
-    assert transfers["completed"] > transfers["failed"] > 0
-    assert transfers["completed"] + transfers["failed"] == transfers["requested"]
-    assert transfers["in_flight"] == 0
 
 
 def running_in(folder: Path) -> list[list[str]]:
@@ -131,7 +123,7 @@ def answered(line: str) -> dict[str, Any]:
             found.extend([answer.json()] if answer.status_code == 200 else [])
         return bool(found)
 
-    until(is_answered, f"an answer to {line}", 60)
+    until(is_answered, f"an answer to {line}")
     return found[0]
 
 
@@ -148,7 +140,7 @@ def assert_the_printed_lines_work(place: Settings, printed: str) -> None:
         program = [sys.executable, "-c", "from infra.cli import main; main()", *line.split()[1:]]
         return subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    assert start("samefold dev up").wait(60) == 0
+    assert start("samefold dev up").wait(DEADLINE_S) == 0
     everything = start("samefold run all")
     try:
         before = answered(look)["row"]["cents"]
@@ -156,32 +148,43 @@ def assert_the_printed_lines_work(place: Settings, printed: str) -> None:
         assert answered(look)["row"]["cents"] == before + 100
     finally:
         everything.terminate()
-        everything.wait(60)
-        assert start("samefold dev down").wait(60) == 0
+        everything.wait(DEADLINE_S)
+        assert start("samefold dev down").wait(DEADLINE_S) == 0
 
 
-def is_spark_running_in(folder: Path) -> bool:
-    return any("org.apache.spark.deploy.SparkSubmit" in command for command in running_in(folder))
-
-
-@pytest.mark.parametrize("file", FILES, indirect=True)
-def test_processes_are_killed_and_nothing_is_lost_or_doubled(file: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(file), "--no-release", "--json", settings=place, process_s=480)
+def demo(samefold: Samefold, place: Settings, *arguments: str) -> tuple[dict[str, Any], str]:
+    """The last line that it printed, without the seconds, and all that it printed. It has left nothing running."""
+    done = samefold("demo", *arguments, "--json", settings=place, process_s=10 * DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert running_in(place.data_dir) == []
     last = json.loads(done.stdout.splitlines()[-1])
     assert last.pop("seconds") > 0
-    assert_all_ended(last.pop("transfers"), last["accepted"] + last["rejected"])
-    assert last == expected(judge(file, LIMIT), kills=5)
-    assert "Nothing was lost" in done.stdout
-    assert running_in(place.data_dir) == []
+    transfers = last.pop("transfers")
+    assert transfers["requested"] == min(2_000, (last["accepted"] + last["rejected"]) // 8)
+    assert transfers["completed"] > transfers["failed"] > 0
+    assert transfers["completed"] + transfers["failed"] == transfers["requested"]
+    assert transfers["in_flight"] == 0
+    return last, done.stdout
 
 
+@on_its_own
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("file", "kills"), [pytest.param("few", 1, marks=small), pytest.param("whole", 5, marks=whole)], indirect=["file"]
+)
+def test_processes_are_killed_and_nothing_is_lost_or_doubled(
+    file: Path, kills: int, place: Settings, samefold: Samefold
+) -> None:
+    last, printed = demo(samefold, place, "--data", str(file), "--kills", str(kills), "--no-release")
+    assert last == expected(judge(file, LIMIT), kills)
+    assert "Nothing was lost" in printed
+
+
+@on_its_own
+@whole
 def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place: Settings, samefold: Samefold) -> None:
-    done = samefold("demo", "--data", str(few), "--kills", "0", "--json", settings=place, process_s=480)
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
+    last, printed = demo(samefold, place, "--data", str(few), "--kills", "0")
     found = last.pop("release")
-    assert_all_ended(last.pop("transfers"), last["accepted"] + last["rejected"])
     verdict = judge(few, LIMIT)
     assert found["commands"] > 100
     assert (found["lost"], found["doubled"], found["differences"]) == (0, 0, 0)
@@ -199,38 +202,33 @@ def test_the_next_release_takes_over_while_commands_keep_coming(few: Path, place
     assert as_read["data"] == stored["data"] | {"currency": "CZK"}
     assert new["data"]["currency"] == "CZK"
     assert set(found["seconds"]) == {"check", "migrate", "beside", "rebuild", "handover", "stop", "verify", "as_of"}
-    assert "+    deposited: int" in done.stdout
-    assert "+    VERSION: ClassVar[int] = 2" in done.stdout
-    assert f"stored before    MoneyDeposited {json.dumps(stored['data'])}" in done.stdout
-    assert "samefold rebuild balances --as-of 20" in done.stdout
-    assert f"samefold views drop balances {found['then']['table']}" in done.stdout
-    assert_the_page_shows(done.stdout)
-    assert running_in(place.data_dir) == []
+    assert "+    deposited: int" in printed
+    assert "+    VERSION: ClassVar[int] = 2" in printed
+    assert f"stored before    MoneyDeposited {json.dumps(stored['data'])}" in printed
+    assert "samefold rebuild balances --as-of 20" in printed
+    assert f"samefold views drop balances {found['then']['table']}" in printed
+    assert_the_page_shows(printed)
 
 
+@on_its_own
+@whole
 def test_without_kills_and_without_overdraft_a_second_demo_takes_the_first_ones_place(
     few: Path, place: Settings, samefold: Samefold
 ) -> None:
     """The second one generates its data. What it prints to be typed next works."""
     printed = ""
     for source in (("--data", str(few)), ("--seed", "7")):
-        done = samefold(
-            *("demo", *source, "--kills", "0", "--no-release", "--overdraft-limit", "0", "--json"),
-            settings=place,
-            process_s=480,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        last = json.loads(done.stdout.splitlines()[-1])
-        assert last.pop("seconds") > 0
-        assert_all_ended(last.pop("transfers"), last["accepted"] + last["rejected"])
+        options = ("--kills", "0", "--no-release", "--overdraft-limit", "0")
+        last, printed = demo(samefold, place, *source, *options)
         generated = place.data_dir / "demo" / "transactions.csv.gz"
         verdict = judge(few if "--data" in source else generated, Decimal(0))
         assert last == expected(verdict, kills=0)
         assert last["rejected"] > 0
-        printed = done.stdout
     assert_the_printed_lines_work(place, printed)
 
 
+@on_its_own
+@whole
 @pytest.mark.parametrize(
     ("number", "moment", "spark"),
     [
@@ -254,15 +252,15 @@ def test_interrupted_it_leaves_nothing_running(
             said += line
             if moment in line:
                 if spark:
-                    until(lambda: is_spark_running_in(place.data_dir), "Spark's JVM is there", 60)
+                    until(lambda: "spark.deploy.SparkSubmit" in str(running_in(place.data_dir)), "Spark's JVM is there")
                 demo.send_signal(number)
                 break
         said += demo.stdout.read()
-        assert demo.wait(60) == 130, said
+        assert demo.wait(DEADLINE_S) == 130, said
     assert moment in said
     assert "Traceback" not in said
     # Spark's JVM ends when it reads that its driver has ended
-    until(lambda: running_in(place.data_dir) == [], "nothing is left running", 30)
+    until(lambda: running_in(place.data_dir) == [], "nothing is left running")
 
 
 @pytest.mark.parametrize("limit", ["-1", "1.005", "a lot", "NaN", "1e30"])

@@ -22,7 +22,6 @@ SHOWN = 5
 LOG_S = 60.0
 LATE_S = 60.0
 """A timer that has been due for longer. Transfers that have ended refuse it: it changes nothing, whenever it comes."""
-NO_PLACE: list[Place] = []
 
 
 def is_at_rest(connection: Connection) -> bool:

@@ -126,12 +126,19 @@ def decided(world: Settings) -> list[str]:
     return [one.command_id for one in commits(world)]
 
 
+@contextmanager
+def serving(of: Settings, world: Settings) -> Iterator[None]:
+    """A handler of these settings, which has decided its first command."""
+    with handler(of):
+        send(world, open_account("ada"))
+        until(lambda: decided(world) == ["open-ada"], "serving")
+        yield
+
+
 @pytest.mark.slow
 def test_no_command_is_left_out_where_an_error_came_right_before_a_pause(ground: Ground, world: Settings) -> None:
     """Librdkafka before 2.13.2 takes the error for a record, and would go on behind the next one (its issue 4844)."""
-    with handler(ground.fronted(world)):
-        send(world, open_account("ada"))
-        until(lambda: decided(world) == ["open-ada"], "serving")
+    with serving(ground.fronted(world), world):
         with ExitStack() as refusing:
             with connect(world, "test") as db, db.transaction():
                 db.execute("lock table command_outcomes_v3 in access exclusive mode")
@@ -151,9 +158,7 @@ def test_no_command_is_left_out_where_an_error_came_right_before_a_pause(ground:
 @OTHERS
 def test_no_command_is_left_out_where_an_error_came_right_before_a_rebalance(ground: Ground, world: Settings) -> None:
     """While it rebalances, the client pauses what the handler keeps."""
-    with handler(ground.fronted(world)):
-        send(world, open_account("ada"))
-        until(lambda: decided(world) == ["open-ada"], "serving")
+    with serving(ground.fronted(world), world):
         with refused():
             send(world, deposit("ada", "next", 1))
             with handler(world, "h2") as other:
@@ -169,9 +174,7 @@ def test_an_idle_handler_does_not_ask_for_what_is_beyond_the_end_after_an_error(
     ground: Ground, world: Settings
 ) -> None:
     """Where the error counts as a record, it does at the next rebalance, if its first answer comes soon: hence five of them."""
-    with handler(ground.fronted(world)):
-        send(world, open_account("ada"))
-        until(lambda: decided(world) == ["open-ada"], "serving")
+    with serving(ground.fronted(world), world):
         for turn in range(5):
             with refused():
                 pass
@@ -190,9 +193,7 @@ def test_each_time_that_reads_are_refused_is_told_once(
     def told() -> int:
         return sum("unknown broker error" in record.message.lower() for record in caplog.records)
 
-    with handler(ground.fronted(world)):
-        send(world, open_account("ada"))
-        until(lambda: decided(world) == ["open-ada"], "serving")
+    with serving(ground.fronted(world), world):
         for turn in range(1, 4):
             with refused():
                 until(lambda times=turn: told() == times, "it is told")  # type: ignore[misc]
@@ -203,9 +204,8 @@ def test_each_time_that_reads_are_refused_is_told_once(
 
 @OTHERS
 def test_a_command_that_a_read_has_passed_over_is_asked_for_again(ground: Ground, world: Settings) -> None:
-    send(world, open_account("ada"))
-    with handler(world):
-        until(lambda: decided(world) == ["open-ada"], "decided")
+    with serving(world, world):
+        pass
     for name in ("first", "second", "third"):  # each a batch of its own: Kafka answers with whole ones
         send(world, deposit("ada", name, 1))
     Reads.passes_over = 1
@@ -217,9 +217,8 @@ def test_a_command_that_a_read_has_passed_over_is_asked_for_again(ground: Ground
 
 @OTHERS
 def test_nothing_is_left_out_of_a_tail_that_goes_on_after_an_error(ground: Ground, world: Settings) -> None:
-    send(world, open_account("ada"))
-    with handler(world):
-        until(lambda: decided(world) == ["open-ada"], "serving")
+    with serving(world, world):
+        pass
     changes(world, world.events_topic)
     at, _ = readings(world)
     with Tail(ground.fronted(world), world.events_topic, {0: at}) as tail:
