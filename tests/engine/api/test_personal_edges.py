@@ -9,12 +9,12 @@ import json
 import re
 import threading
 from base64 import urlsafe_b64decode
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock, patch
 from urllib.parse import parse_qs, quote, urlsplit
 
-import psycopg
 import pytest
 
 from api import app as api_app
@@ -87,29 +87,20 @@ def bank(stack: Any, migrated: str, tmp_path_factory: pytest.TempPathFactory) ->
     file = tmp_path_factory.mktemp("keys") / "master.keys"
     file.write_text(new_line("first"))
     file.chmod(0o600)
-    with pytest.MonkeyPatch.context() as patch, world_of(stack, migrated) as plain:
+    with pytest.MonkeyPatch.context() as patches, world_of(stack, migrated) as plain:
         for module in (api_services, webhooks_engine):
-            patch.setattr(module, "has_personal_fields", lambda: True)
-        patch.setattr(api_app, "contexts", lambda: contexts() | {"customers": CUSTOMERS})
+            patches.setattr(module, "has_personal_fields", lambda: True)
+        patches.setattr(api_app, "contexts", lambda: contexts() | {"customers": CUSTOMERS})
         world = plain.model_copy(update={"master_key_file": file})
         with unfolded(world) as api:
             yield Bank(world, api)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """The key ids of each query for keys."""
-    found: list[set[str]] = []
-    ask = Keys.keys_for_async
-
-    async def counted(
-        self: Keys, connection: psycopg.AsyncConnection[Any], ids: Collection[str]
-    ) -> dict[str, bytes | None]:
-        found.append({*ids})
-        return await ask(self, connection, ids)
-
-    monkeypatch.setattr(Keys, "keys_for_async", counted)
-    return found
+def asked() -> Iterator[Mock]:
+    """The query for keys."""
+    with patch.object(Keys, "keys_for_async", autospec=True, side_effect=Keys.keys_for_async) as spy:
+        yield spy
 
 
 @pytest.mark.slow
@@ -137,9 +128,7 @@ def test_a_process_that_has_not_read_the_keys_is_not_ready(bank: Bank, monkeypat
 
 
 @pytest.mark.parametrize("path", ["/views/statement/row/2", "/views/statement?cents=5&limit=1000"], ids=["row", "page"])
-def test_what_is_shown_and_its_tag_change_when_the_subject_is_forgotten(
-    bank: Bank, path: str, asked: list[set[str]]
-) -> None:
+def test_what_is_shown_and_its_tag_change_when_the_subject_is_forgotten(bank: Bank, path: str, asked: Mock) -> None:
     account = "page" if "?" in path else "row"
     bank.deposit(account, f"for {bank.sealed(f'customers/{account}')}!")
     bank.deposit(f"beside-{account}", bank.sealed("customers/bob", "Bob"))
@@ -149,7 +138,7 @@ def test_what_is_shown_and_its_tag_change_when_the_subject_is_forgotten(
         return {row["account"]: row["purpose"] for row in body.get("items") or [body["row"]]}
 
     before = get(bank.api, path)
-    assert len(asked) == 1, "one query for the keys of all rows"
+    assert asked.call_count == 1, "one query for the keys of all rows"
     assert shown(before)[account] == f"for {NAME}!"
     tag = before.headers["ETag"]
     assert get(bank.api, path, If_None_Match=tag).status_code == 304
@@ -161,12 +150,12 @@ def test_what_is_shown_and_its_tag_change_when_the_subject_is_forgotten(
     assert get(bank.api, path, If_None_Match=after.headers["ETag"]).status_code == 304
 
 
-def test_what_holds_nothing_personal_asks_for_no_key(bank: Bank, asked: list[set[str]]) -> None:
+def test_what_holds_nothing_personal_asks_for_no_key(bank: Bank, asked: Mock) -> None:
     bank.deposit("plain", "rent")
     assert get(bank.api, "/views/statement/plain/2").json()["row"]["purpose"] == "rent"
     assert get(bank.api, "/views/statement?account=plain").json()["items"][0]["purpose"] == "rent"
     assert get(bank.api, "/views/balances").status_code == 200
-    assert asked == []
+    assert asked.call_count == 0
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -264,21 +262,6 @@ def test_what_names_nobody_is_no_subject(name: str) -> None:
 # ── one key for each subject ──
 
 
-def _made_by_several_at_once(vault: Vault) -> DataKey:
-    count = 6
-    barrier = threading.Barrier(count)
-    vault.patch.setattr(faultpoints, "hook", lambda point: point == "key made" and barrier.wait(DEADLINE_S))
-
-    def made(_: int) -> DataKey:
-        with connect(vault.settings, "test") as connection:
-            return Keys(vault.settings).key_for(connection, ADA)
-
-    with ThreadPoolExecutor(count) as pool:
-        [found] = set(pool.map(made, range(count)))
-    assert len(vault.wrapped()) == count
-    return found
-
-
 def _made_twice_at_once(vault: Vault) -> DataKey:
     """The other's is in the topic before the first process has read its own."""
     won: list[DataKey] = []
@@ -348,7 +331,6 @@ def _rotated_half_way(vault: Vault) -> DataKey:
 
 KEYS: dict[str, Callable[[Vault], DataKey]] = {
     "made": lambda vault: vault.key(ADA),
-    "made_by_several_at_once": _made_by_several_at_once,
     "made_twice_at_once": _made_twice_at_once,
     "copied_between_two_steps": _copied_between_two_steps,
     "made_by_one_that_was_killed": _made_by_one_that_was_killed,

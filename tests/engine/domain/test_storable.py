@@ -36,19 +36,9 @@ class Size(IntEnum):
     LARGE = 2
 
 
-class Huge(Enum):
-    NUMBER = 2**70
-
-
-class Odd(Enum):
-    TEXT = "a"
-    NUMBER = 1
-
-
-class Halves(Enum):
-    HALF = 0.5
-
-
+Huge = Enum("Huge", {"NUMBER": 2**70})
+Odd = Enum("Odd", {"TEXT": "a", "NUMBER": 1})
+Halves = Enum("Halves", {"HALF": 0.5})
 Cents = NewType("Cents", int)
 
 
@@ -57,15 +47,8 @@ class Pair(NamedTuple):
     weight: float = 0.0
 
 
-@dataclass(frozen=True)
-class Leaf:
-    at: datetime
-    weight: float | None
-
-
-@dataclass(frozen=True)
-class Other:
-    at: datetime
+Leaf: Any = make_dataclass("Leaf", [("at", datetime), ("weight", float | None)], frozen=True)
+Other: Any = make_dataclass("Other", [("at", datetime)], frozen=True)
 
 
 @dataclass(frozen=True)
@@ -98,14 +81,9 @@ class Tree:
     below: "tuple[Tree, ...]" = ()
 
 
-@dataclass
-class Changeable:
-    cents: int
-
-
-@dataclass(frozen=True, eq=False)
-class Incomparable:
-    cents: int
+Changeable = make_dataclass("Changeable", [("cents", int)])
+Incomparable = make_dataclass("Incomparable", [("cents", int)], frozen=True, eq=False)
+Late = make_dataclass("Late", [("cents", int, field(init=False, default=0))], frozen=True)
 
 
 @dataclass(frozen=True)
@@ -115,11 +93,6 @@ class Keeping:
     @cached_property
     def euros(self) -> int:
         return self.cents // 100
-
-
-@dataclass(frozen=True)
-class Late:
-    cents: int = field(init=False, default=0)
 
 
 class Plain:
