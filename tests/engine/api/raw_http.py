@@ -18,7 +18,7 @@ HELD_UP_S = 2.0
 HOST = "127.0.0.1"
 
 INTERNALS = re.compile(
-    r"psycopg|libpq|rdkafka|Traceback|SQLSTATE|FATAL|127\.0\.0\.1|localhost|db\.intern|operator in|/var/lib|"
+    r"psycopg|libpq|rdkafka|Traceback|SQLSTATE|FATAL|127\.0\.0\.1|localhost|db\.intern|operator in|/var/lib|/dev/shm|PGSQL|"
     r"relation \"|role \"|\b[A-Z]\w*(?:Error|Exception)\b|\bselect\b.*\bfrom\b|\.py\b|site-packages|\bFile \"|<\w+ object|"
     r"uvicorn|starlette|fastapi|pydantic|msgspec|uvloop|httptools|aiokafka|[Ff]aust|\b[Pp]ython|WSGI"
 )

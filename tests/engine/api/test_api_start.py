@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import psycopg
 import pytest
 
 from api import server, stores
 from api.server import server_of
+from infra.database.connect import connect
 from infra.log import clients, topics
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
@@ -26,7 +26,7 @@ from projections.engine.views.token import Token
 from tests.engine.api.api import agent, everything, problem, ready, served, serving
 from tests.engine.api.front import api_process, listening_port
 from tests.engine.api.raw_http import answer, connection, head, post
-from tests.engine.spine import handler, set_up
+from tests.engine.spine import handler, scalar, set_up
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
@@ -91,8 +91,8 @@ def test_a_topic_that_was_recreated_is_refused(world: Settings, monkeypatch: pyt
         assert answered(api.open("x"), "topic-changed")
         assert api.client.get("/outcomes/accounts/x/x").json()["code"] == "topic-changed"
     # a process that starts now sees another contract than the database's
-    with psycopg.connect(world.database, autocommit=True) as database:
-        database.execute("update topics set topic_id = 'another' where topic = %s", [world.events_topic])
+    with connect(world, "test") as db:
+        db.execute("update topics set topic_id = 'another' where topic = %s", [world.events_topic])
     with serving(world) as api:
         until(lambda: answered(api.open("x"), "contract-broken"), "it is noticed")
 
@@ -206,17 +206,10 @@ def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_connection_is_left_behind(world: Settings) -> None:
     set_up(world)
+    ours = (
+        "select count(*) from pg_stat_activity where datname = current_database() and starts_with(application_name, %s)"
+    )
     with served(world):
-        assert _connections(world) >= 4
+        assert scalar(world, ours, "samefold api") >= 4
     # PostgreSQL takes a moment to end a session whose client has gone
-    until(lambda: _connections(world) == 0, "no connection is left")
-
-
-def _connections(world: Settings) -> int:
-    with psycopg.connect(world.database) as database:
-        row = database.execute(
-            "select count(*) from pg_stat_activity where datname = current_database() "
-            "and application_name like 'samefold api%'"
-        ).fetchone()
-    assert row
-    return int(row[0])
+    until(lambda: scalar(world, ours, "samefold api") == 0, "no connection is left")
