@@ -175,7 +175,7 @@ class House:
         return [binding for line in lines for binding in bindings(line)]
 
     def grant(self, *, personal: bool = False) -> None:
-        """The rights that need no text to be read: those of each process, with the keys of personal values or without."""
+        """Grant each process its rights, but for policies and public events; `personal`: with keys of personal values."""
         rights = acls(self.plain, {"core"}, set(), public=False, personal=personal)
         self.settle(binding for one in rights for binding in bindings(one.command(self.plain, self.name)))
 
