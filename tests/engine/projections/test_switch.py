@@ -65,7 +65,7 @@ from tests.engine.projections.bankviews import (
     view,
     with_views,
 )
-from tests.engine.spine import commits, handler, open_account, scalar, send, set_up
+from tests.engine.spine import beside, commits, handler, open_account, scalar, send, set_up
 
 ACCOUNTS = [str(number) for number in range(20)]
 
@@ -130,42 +130,24 @@ class Reader:
 
     def __init__(self, world: Settings) -> None:
         self.world = world
-        self.asked = 0
+        self.counts = [0]
         self.fell: list[tuple[int, int]] = []
-        self.error: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self.stopped = threading.Event()
 
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stop.set()
-        self._thread.join(DEADLINE_S)
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            newest = 0
-            with connect(self.world, "test reader") as db:
-                while not self._stop.is_set():
-                    row = db.execute("select coalesce(sum(transactions), 0) from balances").fetchone()
-                    assert row is not None
-                    count = int(row[0])
-                    if count < newest:
-                        self.fell.append((newest, count))
-                    newest = max(newest, count)
-                    self.asked += 1
-        except BaseException as error:
-            self.error = error
+    def run(self) -> None:
+        with connect(self.world, "test reader") as db:
+            while not self.stopped.is_set():
+                [(count,)] = db.execute("select coalesce(sum(transactions), 0)::bigint from balances").fetchall()
+                if count < self.counts[-1]:
+                    self.fell.append((self.counts[-1], count))
+                self.counts.append(count)
 
 
 @pytest.mark.slow
 def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bookkeeper) -> None:
     world = bank.world
-    with live_agent(world), Reader(world) as reader:
+    reader = Reader(world)
+    with live_agent(world), beside(reader.run, reader.stopped.set, "reader"):
         for number in range(4):
             bank.life(ACCOUNTS, 3, DAY + timedelta(days=number))
             if number % 2:
@@ -173,8 +155,8 @@ def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bo
             else:
                 rebuild(world, ["balances"], all_views())
         until(lambda: behind(world) == 0, "the agent catches up")
-        before = reader.asked
-        until(lambda: reader.asked > before, "the reader goes on")
+        before = len(reader.counts)
+        until(lambda: len(reader.counts) > before, "the reader goes on")
     assert reader.fell == []
     assert _differences(world) == 0
 
