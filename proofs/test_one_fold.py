@@ -28,7 +28,7 @@ from projections.engine.rebuild import folded as engine_folded
 from projections.engine.views.core_views import outcomes_view, snapshot_view
 from projections.engine.views.view import View, view_of
 from proofs.bank_oracle import Entry
-from proofs.one_fold.__main__ import fold, smaller
+from proofs.one_fold.__main__ import fold
 from proofs.one_fold.expect import Found, differences, expect, found_rows
 from proofs.one_fold.folding import in_memory
 from proofs.one_fold.generate import (
@@ -275,20 +275,3 @@ def _is_caught(number: int) -> bool:
         return bool(memory_differences(dict(enumerate(histories(10, NUMBER))), random.Random(f"{NUMBER} {number}")))
     except EngineStop:  # the engine itself noticed
         return True
-
-
-# ── what is generated ──
-
-
-def test_what_is_generated_is_accepted() -> None:
-    for number, spec in enumerate(histories(30, NUMBER)):
-        _, views = declared(number, spec)
-        assert len(views) == len(spec.views)
-
-
-@pytest.mark.prove("histories")
-def test_a_history_gets_smaller() -> None:
-    spec = histories(5, NUMBER)[-1]
-    some: list[Any] = list(smaller(spec))
-    assert len({len(one.events) for one in some}) > 3
-    assert all(one != spec for one in some)

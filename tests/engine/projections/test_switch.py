@@ -23,7 +23,6 @@ from infra.log.topics import Admin
 from infra.processes import faultpoints
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
-from projections.engine.fold.plan import Plan
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild import build_locks as claims
@@ -45,7 +44,7 @@ from projections.engine.rebuild.switch import (
     switch,
 )
 from projections.engine.store.command_types import CommandType
-from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
+from projections.engine.store.commit import BatchResult, Fate, prepare
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
@@ -56,6 +55,7 @@ from tests.engine.projections.bankviews import (
     BALANCES_2,
     BROKEN,
     PARKING,
+    a_batch_around,
     behind,
     build_states,
     live_table,
@@ -96,30 +96,14 @@ def _switch(world: Settings, builds: list[Build], give_up_s: float = 20) -> Swit
 # ── the fence ──
 
 
-def _a_batch_from_before_the_switch(bank: Bookkeeper) -> BatchResult:
-    """An agent reads positions and records, a switch happens, and only then the agent commits; what comes of its batch."""
-    world = bank.world
-    views = agent_views("core")
-    bank.life(ACCOUNTS, 1)
-    with connect(world, "frozen agent") as db:
-        prepare(db)
-        positions = read_positions(db, "core", world.events_topic)
-        assert positions is not None
-        committer = Committer(Plan(views), positions)
-        with Tail(world, world.events_topic, positions.readings) as tail:
-            end = {p: reading.next_offset + 1 for p, reading in positions.readings.items()}
-            batches = tail.towards(positions.readings, _ends(positions.readings, end), 100)
-        assert batches
-        go_to(world, ["balances"], all_views())
-        outcome = committer.apply(db, batches)
-    fold_all(world)
-    return outcome
-
-
 def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> None:
-    _ready(bank.world, "balances")
-    assert _a_batch_from_before_the_switch(bank) == BatchResult(Fate.FENCED)
-    assert _differences(bank.world) == 0
+    world = bank.world
+    _ready(world, "balances")
+    bank.life(ACCOUNTS, 1)
+    fate = a_batch_around(world, agent_views("core"), lambda: go_to(world, ["balances"], all_views()))
+    assert fate == BatchResult(Fate.FENCED)
+    fold_all(world)
+    assert _differences(world) == 0
 
 
 # ── readers ──
