@@ -25,16 +25,14 @@ from projections.engine.fold.errors import EngineStop
 from projections.engine.fold.fold import Blocked, Held
 from projections.engine.fold.plan import Plan, Step
 from projections.engine.rebuild import folded as engine_folded
-from projections.engine.views.columns import BadView
 from projections.engine.views.core_views import outcomes_view, snapshot_view
 from projections.engine.views.view import View, view_of
 from proofs.bank_oracle import Entry
-from proofs.one_fold.__main__ import fold, smaller
+from proofs.one_fold.__main__ import fold
 from proofs.one_fold.expect import Found, differences, expect, found_rows
 from proofs.one_fold.folding import in_memory
 from proofs.one_fold.generate import (
     ACTS,
-    Column,
     HistorySpec,
     ViewSpec,
     context_name,
@@ -45,7 +43,7 @@ from proofs.one_fold.generate import (
 )
 from proofs.one_fold.histories import history
 from proofs.one_fold.run import mixed, skips_of
-from proofs.one_fold.values import COLUMNS, REFUSED_COLUMNS, SUMS
+from proofs.one_fold.values import COLUMNS, SUMS
 
 NUMBER = 314159
 HISTORIES = 20
@@ -153,7 +151,7 @@ def memory_differences(specs: Mapping[int, HistorySpec], chance: random.Random) 
 
 @pytest.mark.parametrize(
     ("count", "seed"),
-    [(30, NUMBER), pytest.param(1_000, SEED, marks=pytest.mark.prove(part="histories"))],
+    [(60, NUMBER), pytest.param(1_000, SEED, marks=pytest.mark.prove(part="histories"))],
     ids=["some", "others"],
 )
 def test_in_memory_it_gives_the_same(count: int, seed: int) -> None:
@@ -277,35 +275,3 @@ def _is_caught(number: int) -> bool:
         return bool(memory_differences(dict(enumerate(histories(10, NUMBER))), random.Random(f"{NUMBER} {number}")))
     except EngineStop:  # the engine itself noticed
         return True
-
-
-# ── what is generated ──
-
-
-def test_what_is_generated_is_accepted() -> None:
-    for number, spec in enumerate(histories(30, NUMBER)):
-        _, views = declared(number, spec)
-        assert len(views) == len(spec.views)
-
-
-PLAIN = HistorySpec((ViewSpec("j", (), (Column("c0", "int"),), parks=True, noted=True),), (), long_ids=False, events=())
-
-
-@pytest.mark.parametrize("kind", REFUSED_COLUMNS)
-@pytest.mark.parametrize("letter", "ekjd")
-def test_a_column_that_no_table_can_have_is_refused(letter: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COLUMNS, kind, COLUMNS["int"])
-    context, _ = declared(0, PLAIN)
-    for optional in (False, True):
-        spec = ViewSpec(letter, (), (Column("c0", kind, optional=optional),), parks=True, noted=True)
-        with pytest.raises(BadView, match="column 'c0' has the type") as refused:
-            _view(0, spec, context)
-        assert refused.value.hint
-
-
-@pytest.mark.prove(part="histories")
-def test_a_history_gets_smaller() -> None:
-    spec = histories(5, NUMBER)[-1]
-    some: list[Any] = list(smaller(spec))
-    assert len({len(one.events) for one in some}) > 3
-    assert all(one != spec for one in some)

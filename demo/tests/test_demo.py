@@ -32,7 +32,7 @@ from tests.engine.service.oracle import Verdict, judge
 LIMIT = Decimal(5_000)
 
 small = pytest.mark.slow
-whole = pytest.mark.prove("demos")
+whole = pytest.mark.prove(part="demos")
 on_its_own = pytest.mark.xdist_group("demo")
 """Two demos at once are twenty processes."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from textwrap import dedent
 from typing import Any
 
@@ -12,9 +12,13 @@ from infra.database.connect import connect
 from infra.domain_model.contexts import contexts
 from infra.log import topics
 from infra.settings import Settings
+from projections.engine.fold.plan import Plan
+from projections.engine.live.tail import Tail
+from projections.engine.store.commit import BatchResult, Committer, prepare
+from projections.engine.store.positions import read_positions
 from projections.engine.views.core_views import agent_views
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import start
+from tests.engine.bookkeeper import _ends, start
 from tests.engine.projections import viewkit
 from tests.engine.projections.viewkit import make_tables
 from tests.engine.spine import scalar
@@ -128,6 +132,22 @@ def behind(world: Settings) -> int:
     """How many records the agent `core` has not folded."""
     end = topics.describe(world, world.events_topic).end
     return sum(end.values()) - int(scalar(world, "select sum(next_offset) from positions where agent = 'core'"))
+
+
+def a_batch_around(world: Settings, views: Mapping[str, View], act: Callable[[], object]) -> BatchResult:
+    """An agent reads positions and one more record of each partition that has one; only after the act it commits them."""
+    with connect(world, "frozen agent") as db:
+        prepare(db)
+        positions = read_positions(db, "core", world.events_topic)
+        assert positions is not None
+        end = topics.describe(world, world.events_topic).end
+        to = {p: min(at.next_offset + 1, end[p]) for p, at in positions.readings.items()}
+        committer = Committer(Plan(views), positions)
+        with Tail(world, world.events_topic, positions.readings) as tail:
+            batches = tail.towards(positions.readings, _ends(positions.readings, to), 100)
+        assert batches
+        act()
+        return committer.apply(db, batches)
 
 
 def rows(world: Settings, table: str) -> list[tuple[Any, ...]]:

@@ -23,7 +23,6 @@ from infra.database.connect import SessionEnded, connect
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild import build_locks as claims
-from projections.engine.rebuild import builds
 from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim, end_builders, session_name
 from projections.engine.rebuild.builds import begin
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
@@ -202,16 +201,6 @@ def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
         assert json.loads(told)["tables"]["balances"] == "balances_v2_r2"
     assert live_table(world, "statement") == "statement_v2_r3"
     assert verify(world, all_views()).differences == 0
-
-
-def test_without_ending_its_loaders_a_frozen_part_would_keep_its_table_locked(
-    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = bank.world
-    monkeypatch.setattr(builds, "end_loaders", lambda *_: None)
-    monkeypatch.setattr(builds, "GIVE_UP_S", 0.5)
-    with frozen_builder(world, LOADED), pytest.raises(builds.TableBusy):
-        rebuild(world, ["statement"], all_views(), end_others=True)
 
 
 def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:

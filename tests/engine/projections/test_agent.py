@@ -11,14 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import psycopg
 import pytest
 from aiokafka import TopicPartition
@@ -27,70 +26,41 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
 from demo import tree
+from domain.accounts import AccountOpened, MoneyDeposited
 from infra.database.connect import connect
 from infra.database.migrate import upgrade
 from infra.errors import SamefoldError
 from infra.log import clients, partitioner, topics
-from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live.agent import what_it_knows
 from tests.engine.api import api
+from tests.engine.bookkeeper import DAY, Bookkeeper
 from tests.engine.spine import commits, delete, handler, open_account, send, set_up
 
 
-class Log:
-    """Writes openings and commits to a world's log, as the writers of all its partitions would."""
+class Log(Bookkeeper):
+    """The writer of all partitions of a world's log, which no agent has folded."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        upgrade(settings)
-        topics.ensure(settings)
-        self.producer = clients.producer(settings)
-        self.versions: dict[str, int] = defaultdict(int)
-        self.seqs: dict[int, int] = defaultdict(int)
-        self.epochs = {p: self.append(p, encode(Opening("test", "commands"))) for p in range(settings.partitions)}
-
-    def append(self, partition: int, value: bytes) -> int:
-        """The record's offset."""
-        offsets: list[int] = []
-        self.producer.produce(
-            self.settings.events_topic,
-            value,
-            partition=partition,
-            on_delivery=lambda error, message: offsets.append(-1 if error else message.offset()),
-        )
-        self.producer.flush(10)
-        assert offsets != [-1]
-        return offsets[0]
+    def __init__(self, world: Settings) -> None:
+        upgrade(world)
+        topics.ensure(world)
+        super().__init__(world)
 
     def deposit(self, account: str, count: int = 1) -> None:
         """So many deposits of 0.01 each, after the opening of the account."""
         for _ in range(count):
-            first = not self.versions[account]
-            body = {"overdraft_limit": 0, "on": "2026-01-01"} if first else {"cents": 1, "on": "2026-01-01"}
-            self.event(account, "AccountOpened" if first else "MoneyDeposited", body)
+            is_new = f"accounts/{account}" not in self._versions
+            self.commit(
+                account, AccountOpened(overdraft_limit=0, on=DAY) if is_new else MoneyDeposited(cents=1, on=DAY)
+            )
+        self.flush()
 
-    def event(self, account: str, kind: str, body: dict[str, Any]) -> int:
-        stream = f"accounts/{account}"
-        partition = partitioner.partition_of(stream, self.settings.partitions)
-        self.versions[account] += 1
-        self.seqs[partition] += 1
-        event = EventRecord(kind, msgspec.Raw(msgspec.json.encode(body)))
-        commit = Commit(
-            stream,
-            self.versions[account],
-            [event],
-            f"c{self.versions[account]}",
-            sum(self.seqs.values()),
-            "f" * 32,
-            "accepted",
-            None,
-            self.epochs[partition],
-            self.seqs[partition],
-        )
-        return self.append(partition, encode(commit))
+
+@dataclass
+class MoneyPrinted:
+    """An event that this code does not know."""
 
 
 class Process:
@@ -141,16 +111,16 @@ def log(world: Settings) -> Log:
 
 
 def test_it_starts_folds_and_ends_on_sigterm(log: Log, tmp_path: Path) -> None:
-    with agent(log.settings, tmp_path) as one:
+    with agent(log.world, tmp_path) as one:
         log.deposit("a", 4)
-        until(lambda: transactions(log.settings) == {"a": 3}, "what was there")
+        until(lambda: transactions(log.world) == {"a": 3}, "what was there")
         log.deposit("b", 2)
-        until(lambda: transactions(log.settings) == {"a": 3, "b": 1}, "what came")
+        until(lambda: transactions(log.world) == {"a": 3, "b": 1}, "what came")
         one.process.send_signal(signal.SIGTERM)
         assert one.ends() == 0
-    with agent(log.settings, tmp_path) as one:
+    with agent(log.world, tmp_path) as one:
         log.deposit("a", 1)
-        until(lambda: transactions(log.settings) == {"a": 4, "b": 1}, "after coming back")
+        until(lambda: transactions(log.world) == {"a": 4, "b": 1}, "after coming back")
         one.process.send_signal(signal.SIGINT)
         assert one.ends() == 0
     assert list(tmp_path.iterdir()) == [one.log]
@@ -159,35 +129,35 @@ def test_it_starts_folds_and_ends_on_sigterm(log: Log, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_share_the_partitions_and_one_that_was_killed_comes_back(log: Log, tmp_path: Path) -> None:
     accounts = [f"x{number}" for number in range(12)]
-    with agent(log.settings, tmp_path, "a1") as one, agent(log.settings, tmp_path, "a2") as two:
+    with agent(log.world, tmp_path, "a1") as one, agent(log.world, tmp_path, "a2") as two:
         until(lambda: one.says("has partitions [") and two.says("has partitions ["), "both have partitions")
         for account in accounts:
             log.deposit(account, 2)
-        until(lambda: transactions(log.settings) == dict.fromkeys(accounts, 1), "both fold")
+        until(lambda: transactions(log.world) == dict.fromkeys(accounts, 1), "both fold")
         one.process.kill()
         one.process.wait(DEADLINE_S)
-        with agent(log.settings, tmp_path, "a1"):
+        with agent(log.world, tmp_path, "a1"):
             for account in accounts:
                 log.deposit(account, 2)
-            until(lambda: transactions(log.settings) == dict.fromkeys(accounts, 3), "all is folded once")
+            until(lambda: transactions(log.world) == dict.fromkeys(accounts, 3), "all is folded once")
 
 
 @pytest.mark.slow
 def test_it_holds_while_another_set_is_live(log: Log, tmp_path: Path) -> None:
-    with agent(log.settings, tmp_path) as one:
+    with agent(log.world, tmp_path) as one:
         log.deposit("a", 2)
-        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
-        with connect(log.settings, "test") as db, db.transaction():
+        until(lambda: transactions(log.world) == {"a": 1}, "it folds")
+        with connect(log.world, "test") as db, db.transaction():
             db.execute("update live set version = 7 where view = 'balances'")
             db.execute("update positions set generation = %s", [uuid4()])
         log.deposit("a", 1)
         until(lambda: one.says("balances is live as v7, this code has v2"), "it says what is live")
         assert one.says("samefold rebuild balances")
-        assert transactions(log.settings) == {"a": 1}
+        assert transactions(log.world) == {"a": 1}
         assert one.process.poll() is None
-        with connect(log.settings, "test") as db:
+        with connect(log.world, "test") as db:
             db.execute("update live set version = 2 where view = 'balances'")
-        until(lambda: transactions(log.settings) == {"a": 2}, "it goes on")
+        until(lambda: transactions(log.world) == {"a": 2}, "it goes on")
 
 
 def newer_code(folder: Path) -> Path:
@@ -212,28 +182,30 @@ def newer_code(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_stands_right_before_what_it_does_not_know_until_newer_code_has_folded_it(log: Log, tmp_path: Path) -> None:
-    accounts = {partitioner.partition_of(f"accounts/{n}", log.settings.partitions): str(n) for n in range(40)}
+    accounts = {partitioner.partition_of(f"accounts/{n}", log.world.partitions): str(n) for n in range(40)}
     other, *where = accounts
     for partition in where:
         log.deposit(accounts[partition], 3)
-    offsets = {partition: log.event(accounts[partition], "MoneyPrinted", {}) for partition in where}
+    offsets = topics.describe(log.world, log.world.events_topic).end
+    for partition in where:
+        log.commit(accounts[partition], MoneyPrinted())  # type: ignore[arg-type]
     for partition in where:
         log.deposit(accounts[partition], 1)
     before, after, more = (dict.fromkeys((accounts[one] for one in where), count) for count in (2, 3, 4))
-    with agent(log.settings, tmp_path, "old") as old:
+    with agent(log.world, tmp_path, "old") as old:
         for partition in where:
             said = f"unknown-event: accounts/{accounts[partition]} has an event 'MoneyPrinted'"
             until(lambda said=said: old.says(said), "it says what it does not know")  # type: ignore[misc]
         assert old.says("Nothing was skipped. Run the code that knows it")
         log.deposit(accounts[other], 2)
-        until(lambda: transactions(log.settings) == before | {accounts[other]: 1}, "the other partition goes on")
-        positions = dict(rows(log.settings, "select partition, next_offset from positions"))
-        assert positions.items() >= offsets.items()
-        with agent(log.settings, tmp_path, "new", newer_code(tmp_path / "newer")):
-            until(lambda: transactions(log.settings) == after | {accounts[other]: 1}, "newer code folds them")
+        until(lambda: transactions(log.world) == before | {accounts[other]: 1}, "the other partition goes on")
+        positions = dict(rows(log.world, "select partition, next_offset from positions"))
+        assert positions.items() >= {partition: offsets[partition] for partition in where}.items()
+        with agent(log.world, tmp_path, "new", newer_code(tmp_path / "newer")):
+            until(lambda: transactions(log.world) == after | {accounts[other]: 1}, "newer code folds them")
         for partition in where:
             log.deposit(accounts[partition], 1)
-        until(lambda: transactions(log.settings) == more | {accounts[other]: 1}, "the older one goes on alone")
+        until(lambda: transactions(log.world) == more | {accounts[other]: 1}, "the older one goes on alone")
         assert old.process.poll() is None
         assert old.log.read_text().count("unknown-event") == len(where), "each was said once"
 
@@ -256,36 +228,36 @@ def test_an_idle_one_tells_a_restored_database_again_which_events_it_folds(world
 
 @pytest.mark.slow
 def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: Path) -> None:
-    with agent(log.settings, tmp_path):
+    with agent(log.world, tmp_path):
         for count in range(1, 5):
             log.deposit("a", 1)
-            until(lambda count=count: transactions(log.settings) == {"a": count - 1}, "it folds")  # type: ignore[misc]
+            until(lambda count=count: transactions(log.world) == {"a": count - 1}, "it folds")  # type: ignore[misc]
             rows(
-                log.settings,
+                log.world,
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where application_name = 'samefold a1' and datname = current_database()",
             )
 
 
 def _another_topic(log: Log) -> None:
-    with connect(log.settings, "test") as db:
+    with connect(log.world, "test") as db:
         db.execute("update topics set topic_id = 'another'")
 
 
 def _more_partitions(log: Log) -> None:
-    more = [NewPartitions(name, 5) for name in (log.settings.commands_topic, log.settings.events_topic)]
-    admin = clients.admin(log.settings)
+    more = [NewPartitions(name, 5) for name in (log.world.commands_topic, log.world.events_topic)]
+    admin = clients.admin(log.world)
     for future in admin.create_partitions(more).values():
         future.result(DEADLINE_S)
 
 
 def _trimmed(log: Log) -> None:
-    at = partitioner.partition_of("accounts/a", log.settings.partitions)
-    delete(log.settings, log.settings.events_topic, {at: 3})
+    at = partitioner.partition_of("accounts/a", log.world.partitions)
+    delete(log.world, log.world.events_topic, {at: 3})
 
 
 def _tables_gone(log: Log) -> None:
-    with connect(log.settings, "test") as db:
+    with connect(log.world, "test") as db:
         db.execute("drop table alembic_version cascade")
 
 
@@ -301,9 +273,9 @@ REFUSED = {
 @pytest.mark.parametrize(("change", "said"), REFUSED.values(), ids=REFUSED)
 def test_it_does_not_start_on(log: Log, tmp_path: Path, change: Callable[[Log], None], said: list[str]) -> None:
     log.deposit("a", 5)
-    set_up(log.settings)
+    set_up(log.world)
     change(log)
-    with agent(log.settings, tmp_path) as one:
+    with agent(log.world, tmp_path) as one:
         assert one.ends() == 1
         assert all(map(one.says, said))
 
@@ -333,35 +305,35 @@ def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
             await self.assigned()
 
     monkeypatch.setattr("projections.engine.live.agent.AIOKafkaConsumer", Consumer)
-    with api.agent(log.settings):
+    with api.agent(log.world):
         until(lambda: Consumer.made == 2, "it joins again")
 
 
 @pytest.mark.slow
 def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_else(log: Log, tmp_path: Path) -> None:
     log.deposit("a", 2)
-    with agent(log.settings, tmp_path) as one:
-        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
-    with connect(log.settings, "test") as db:
+    with agent(log.world, tmp_path) as one:
+        until(lambda: transactions(log.world) == {"a": 1}, "it folds")
+    with connect(log.world, "test") as db:
         db.execute("insert into alembic_version values ('9999')")
     log.deposit("a", 1)
-    with agent(log.settings, tmp_path) as one:
-        until(lambda: transactions(log.settings) == {"a": 2}, "the newer code's views are not live yet")
-    with connect(log.settings, "test") as db:
+    with agent(log.world, tmp_path) as one:
+        until(lambda: transactions(log.world) == {"a": 2}, "the newer code's views are not live yet")
+    with connect(log.world, "test") as db:
         db.execute("update live set version = 3 where view = 'balances'")
-    with agent(log.settings, tmp_path) as one:
+    with agent(log.world, tmp_path) as one:
         assert one.ends() == 1
         assert one.says("database-ahead: The database is at migration 9999")
 
 
 @pytest.mark.slow
 def test_a_topic_made_anew_under_it_ends_it(log: Log, tmp_path: Path) -> None:
-    with agent(log.settings, tmp_path) as one:
+    with agent(log.world, tmp_path) as one:
         log.deposit("a", 2)
-        until(lambda: transactions(log.settings) == {"a": 1}, "it folds")
-        admin = clients.admin(log.settings)
-        admin.delete_topics([log.settings.events_topic])[log.settings.events_topic].result(DEADLINE_S)
-        until(lambda: _is_made(log.settings), "the topic is there again")
+        until(lambda: transactions(log.world) == {"a": 1}, "it folds")
+        admin = clients.admin(log.world)
+        admin.delete_topics([log.world.events_topic])[log.world.events_topic].result(DEADLINE_S)
+        until(lambda: _is_made(log.world), "the topic is there again")
         assert one.ends() == 1
         assert one.says("topic-changed") or one.says("does not exist") or one.says("log-trimmed")
 
@@ -377,7 +349,7 @@ def _is_made(settings: Settings) -> bool:
 
 @pytest.mark.slow
 def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> None:
-    nowhere = log.settings.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
+    nowhere = log.world.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
     with agent(nowhere, tmp_path) as one:
         until(lambda: one.says("starting in the group"), "it is there")
         one.process.send_signal(signal.SIGTERM)

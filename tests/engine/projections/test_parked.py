@@ -5,7 +5,7 @@ Parked streams: replayed in order with corrected code, or dropped for good; noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,21 +14,20 @@ from domain.accounts import AccountOpened, Details, Event, MoneyDeposited, Money
 from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.waiting import until
-from projections.engine.fold.plan import Plan
-from projections.engine.live.tail import Tail
 from projections.engine.operate.replaying import NotParked, _Replay, drop, parked_events, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
-from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.parking import parked_streams
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import NotLive, verify
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, live_agent
+from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent
 from tests.engine.projections.bankviews import (
     BROKEN,
     CORRECTED,
     PARKING,
     STILL_BROKEN,
+    a_batch_around,
     behind,
     build_states,
     make_tables,
@@ -141,31 +140,14 @@ def test_a_drop_leaves_one_event_out_for_good_and_replays_the_rest(bank: Bookkee
 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", [replay, drop])
-def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: object) -> None:
-    assert _a_batch_around(bank, act) == BatchResult(Fate.FENCED)
-    fold_all(bank.world, parking(CORRECTED))
-    assert verify(bank.world, parking(CORRECTED)).differences == 0
-
-
-def _a_batch_around(bank: Bookkeeper, act: object) -> BatchResult:
-    """An agent reads positions, with the stream parked; it is replayed; then the agent commits one more of its events."""
+def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: Callable[..., object]) -> None:
     world, views = bank.world, parking(CORRECTED)
     bank.commit("1", deposited(7))
     bank.flush()
-    with connect(world, "frozen agent") as db:
-        prepare(db)
-        positions = read_positions(db, "core", world.events_topic)
-        assert positions is not None
-        at = positions.readings
-        moved = next(iter(one.partition for one in parked_streams(db)))
-        end = {p: reading.next_offset + (p == moved) for p, reading in at.items()}
-        committer = Committer(Plan(views), positions)
-        with Tail(world, world.events_topic, at) as tail:
-            batches = tail.towards(at, _ends(at, end), 100)
-        assert callable(act)
-        for name in KINDS:
-            act(world, views[name], "accounts/1")
-        return committer.apply(db, batches)
+    fate = a_batch_around(world, views, lambda: [act(world, views[name], "accounts/1") for name in KINDS])
+    assert fate == BatchResult(Fate.FENCED)
+    fold_all(world, views)
+    assert verify(world, views).differences == 0
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -35,6 +36,15 @@ def started(db: Connection, some: Mapping[str, View], contract: Contract = CONTR
     return ensure_started(db, "core", some, contract)
 
 
+@contextmanager
+def opened(world: Settings, **more: str) -> Iterator[tuple[Connection, dict[str, View]]]:
+    """A database with the tables of these views and of the purses."""
+    some = views(purses=PURSES, **more)
+    make_tables(world, some)
+    with open_connection(world) as db:
+        yield db, some
+
+
 def count(db: Connection, table: str) -> int:
     row = db.execute(f"select count(*) from {table}").fetchone()
     assert row is not None
@@ -42,9 +52,7 @@ def count(db: Connection, table: str) -> int:
 
 
 def test_the_first_start_begins_every_partition_and_points_to_every_table(world: Settings) -> None:
-    some = views(purses=PURSES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world) as (db, some):
         positions = started(db, some)
         assert positions is not None
         assert positions.readings == dict.fromkeys(range(3), START)
@@ -62,9 +70,7 @@ def test_the_first_start_begins_every_partition_and_points_to_every_table(world:
 
 
 def test_later_starts_change_nothing(world: Settings) -> None:
-    some = views(purses=PURSES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world) as (db, some):
         assert started(db, some) == started(db, some)
         assert count(db, "builds") == 3
 
@@ -88,9 +94,7 @@ def test_many_first_starts_at_once_make_one(world: Settings) -> None:
 
 
 def test_a_first_start_that_fails_leaves_nothing(world: Settings) -> None:
-    some = views(purses=PURSES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world) as (db, some):
         db.execute("drop table streams_purse_v1 cascade")
         with pytest.raises(psycopg.errors.UndefinedTable):
             started(db, some)
@@ -98,9 +102,7 @@ def test_a_first_start_that_fails_leaves_nothing(world: Settings) -> None:
 
 
 def test_a_first_start_refuses_tables_with_rows(world: Settings) -> None:
-    some = views(purses=PURSES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world) as (db, some):
         db.execute("insert into purses_v1 values ('a', 1, '', 0)")
         with pytest.raises(NotEmpty, match="purses_v1 holds rows"):
             started(db, some)
@@ -116,9 +118,7 @@ def test_a_first_start_refuses_tables_with_rows(world: Settings) -> None:
     ],
 )
 def test_another_topic_than_the_promised_one_is_refused(world: Settings, changed: dict[str, object], says: str) -> None:
-    some = views(purses=PURSES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world) as (db, some):
         before = started(db, some)
         with pytest.raises(ContractBroken, match=says) as refused:
             started(db, some, dataclasses.replace(CONTRACT, **changed))  # type: ignore[arg-type]
@@ -127,9 +127,7 @@ def test_another_topic_than_the_promised_one_is_refused(world: Settings, changed
 
 
 def test_a_shape_that_changed_under_its_version_is_refused(world: Settings) -> None:
-    some = views(purses=PURSES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world) as (db, some):
         started(db, some)
         other = view(PURSES.replace("note: str", "note: str | None"))
         with pytest.raises(ShapeChanged, match="'purses' changed its shape, but is still version 1"):
@@ -143,9 +141,7 @@ def test_a_shape_that_changed_under_its_version_is_refused(world: Settings) -> N
 
 
 def test_an_agent_whose_views_are_live_elsewhere_does_not_start_by_itself(world: Settings) -> None:
-    some = views(purses=PURSES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world) as (db, some):
         started(db, some)
         assert ensure_started(db, "slow", {"purses": some["purses"]}, CONTRACT) is None
         assert read_positions(db, "slow", "events") is None
@@ -155,9 +151,7 @@ def test_an_agent_whose_views_are_live_elsewhere_does_not_start_by_itself(world:
 
 
 def test_positions_tell_what_is_parked_and_skipped_in_the_live_tables(world: Settings) -> None:
-    some = views(purses=PURSES, moves=MOVES)
-    make_tables(world, some)
-    with open_connection(world) as db:
+    with opened(world, moves=MOVES) as (db, some):
         started(db, some)
         insert = "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) values "
         db.execute(

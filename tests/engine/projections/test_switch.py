@@ -23,7 +23,6 @@ from infra.log.topics import Admin
 from infra.processes import faultpoints
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
-from projections.engine.fold.plan import Plan
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild import build_locks as claims
@@ -45,7 +44,7 @@ from projections.engine.rebuild.switch import (
     switch,
 )
 from projections.engine.store.command_types import CommandType
-from projections.engine.store.commit import BatchResult, Committer, Fate, prepare
+from projections.engine.store.commit import BatchResult, Fate, prepare
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
@@ -56,6 +55,7 @@ from tests.engine.projections.bankviews import (
     BALANCES_2,
     BROKEN,
     PARKING,
+    a_batch_around,
     behind,
     build_states,
     live_table,
@@ -65,7 +65,7 @@ from tests.engine.projections.bankviews import (
     view,
     with_views,
 )
-from tests.engine.spine import commits, handler, open_account, scalar, send, set_up
+from tests.engine.spine import beside, commits, handler, open_account, scalar, send, set_up
 
 ACCOUNTS = [str(number) for number in range(20)]
 
@@ -96,30 +96,14 @@ def _switch(world: Settings, builds: list[Build], give_up_s: float = 20) -> Swit
 # ── the fence ──
 
 
-def _a_batch_from_before_the_switch(bank: Bookkeeper) -> BatchResult:
-    """An agent reads positions and records, a switch happens, and only then the agent commits; what comes of its batch."""
-    world = bank.world
-    views = agent_views("core")
-    bank.life(ACCOUNTS, 1)
-    with connect(world, "frozen agent") as db:
-        prepare(db)
-        positions = read_positions(db, "core", world.events_topic)
-        assert positions is not None
-        committer = Committer(Plan(views), positions)
-        with Tail(world, world.events_topic, positions.readings) as tail:
-            end = {p: reading.next_offset + 1 for p, reading in positions.readings.items()}
-            batches = tail.towards(positions.readings, _ends(positions.readings, end), 100)
-        assert batches
-        go_to(world, ["balances"], all_views())
-        outcome = committer.apply(db, batches)
-    fold_all(world)
-    return outcome
-
-
 def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> None:
-    _ready(bank.world, "balances")
-    assert _a_batch_from_before_the_switch(bank) == BatchResult(Fate.FENCED)
-    assert _differences(bank.world) == 0
+    world = bank.world
+    _ready(world, "balances")
+    bank.life(ACCOUNTS, 1)
+    fate = a_batch_around(world, agent_views("core"), lambda: go_to(world, ["balances"], all_views()))
+    assert fate == BatchResult(Fate.FENCED)
+    fold_all(world)
+    assert _differences(world) == 0
 
 
 # ── readers ──
@@ -130,42 +114,24 @@ class Reader:
 
     def __init__(self, world: Settings) -> None:
         self.world = world
-        self.asked = 0
+        self.counts = [0]
         self.fell: list[tuple[int, int]] = []
-        self.error: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self.stopped = threading.Event()
 
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stop.set()
-        self._thread.join(DEADLINE_S)
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            newest = 0
-            with connect(self.world, "test reader") as db:
-                while not self._stop.is_set():
-                    row = db.execute("select coalesce(sum(transactions), 0) from balances").fetchone()
-                    assert row is not None
-                    count = int(row[0])
-                    if count < newest:
-                        self.fell.append((newest, count))
-                    newest = max(newest, count)
-                    self.asked += 1
-        except BaseException as error:
-            self.error = error
+    def run(self) -> None:
+        with connect(self.world, "test reader") as db:
+            while not self.stopped.is_set():
+                [(count,)] = db.execute("select coalesce(sum(transactions), 0)::bigint from balances").fetchall()
+                if count < self.counts[-1]:
+                    self.fell.append((self.counts[-1], count))
+                self.counts.append(count)
 
 
 @pytest.mark.slow
 def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bookkeeper) -> None:
     world = bank.world
-    with live_agent(world), Reader(world) as reader:
+    reader = Reader(world)
+    with live_agent(world), beside(reader.run, reader.stopped.set, "reader"):
         for number in range(4):
             bank.life(ACCOUNTS, 3, DAY + timedelta(days=number))
             if number % 2:
@@ -173,8 +139,8 @@ def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bo
             else:
                 rebuild(world, ["balances"], all_views())
         until(lambda: behind(world) == 0, "the agent catches up")
-        before = reader.asked
-        until(lambda: reader.asked > before, "the reader goes on")
+        before = len(reader.counts)
+        until(lambda: len(reader.counts) > before, "the reader goes on")
     assert reader.fell == []
     assert _differences(world) == 0
 
