@@ -43,6 +43,9 @@ MANY = {
 PAST_ALL_S = 4.5
 """Longer than session, statement and idle timeouts and what may be a transaction's longest."""
 
+BUILDER_S = 300.0
+"""In which a builder that nobody disturbs has come to any point, or to its end."""
+
 Process = subprocess.Popen[bytes]
 ProcessPoint = HandlerPoint | AgentPoint | RelayPoint
 
@@ -164,7 +167,9 @@ def _hit_builder(field: Field, point: BuilderPoint, action: Action) -> tuple[Pro
     nth = field.random.randint(1, MANY.get(point, 1))
     strike = field.control.arm(field.crew.named(name), point, nth, action, at_start=True)
     process = field.crew.start("proofs.chaos.rebuilding", name, *some_views(field))
-    return (process, field.tail.mark()) if field.until_struck(strike, 30) else None
+    # a rebuild takes as long as the machine lets it
+    field.until(lambda: strike.struck.is_set() or process.poll() is not None, f"{name} is at '{point}'", BUILDER_S)
+    return (process, field.tail.mark()) if field.until_struck(strike, 0.2) else None
 
 
 def _see_dead(field: Field, process: Process, mark: Mark, at: str, role: Role, name: str = "") -> None:
