@@ -41,7 +41,7 @@ class Program:
 PROGRAMS = {
     "chaos": [Program("proofs.chaos", r"\d+ faults took effect")],
     "models": [Program("proofs.model", r"[\d,]+ walks"), Program("proofs.model_read", r"[\d,]+ schedules")],
-    "histories": [Program("proofs.one_fold", r"\d+ histories")],
+    "histories": [Program("proofs.one_fold", r"\d+ of \d+ histories")],
     "mutants": [Program("proofs.mutations", r"\d+ of \d+ mutants")],
     "demos": [],
     "bench-self": [],

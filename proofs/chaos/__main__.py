@@ -1,4 +1,4 @@
-"""`python -m proofs.chaos --minutes 10 --seed 7` (`make chaos`): a random mix of all faults, judged, with a report.
+"""`python -m proofs.chaos --minutes 10 --seed 7` (in `make prove`): a random mix of all faults, judged, with a report.
 
 The seed decides the load and the order of each lane's faults; at which microsecond one strikes is the machine's.
 Exit code 0 when nothing was violated and every kind of fault took effect often enough, 1 otherwise, 130 after Ctrl-C.
@@ -10,13 +10,11 @@ import argparse
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 
 from infra.settings import PREFIX
@@ -27,9 +25,6 @@ from proofs.chaos.report import ROOT, Result, write
 
 ROUND_S = 100.0
 """Then a new database and new topics: the judge compares everything, so the log must stay short."""
-MODELS = ("proofs.model", "proofs.model_read")
-SHARE = 0.1
-"""Of the minutes, for each model checker."""
 
 
 def main() -> int:
@@ -43,17 +38,16 @@ def main() -> int:
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
     result = Result(arguments.seed, arguments.minutes)
-    models = [model for model in MODELS if find_spec(f"{model}.__main__")] if arguments.minutes >= 1 else []
-    print(f"seed {arguments.seed} (the same again: make chaos MINUTES={arguments.minutes:g} SEED={arguments.seed})")
+    print(
+        f"seed {arguments.seed} (the same again: make prove PART=chaos MINUTES={arguments.minutes:g} SEED={arguments.seed})"
+    )
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
     interrupted = False
     try:
         os.chdir(folder)
         with Ground(folder / "ground") as ground:
-            _fire(ground, folder, result, 60 * arguments.minutes * (1 - SHARE * len(models)), arguments.rate)
-        for model in models:
-            _check(model, SHARE * arguments.minutes, result)
+            _fire(ground, folder, result, 60 * arguments.minutes, arguments.rate)
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -143,23 +137,6 @@ def _tell(result: Result, field: Field, seconds: float) -> None:
         + f")  {len(field.all_violations())} violations  {commands / max(seconds, 1):.0f} commands/s  p50/max s: {recovery}"
     )
     print(f"\r\x1b[2K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
-
-
-def _check(model: str, minutes: float, result: Result) -> None:
-    print(f"\n{model}, {minutes:.1f} minutes")
-    done = subprocess.run(
-        [sys.executable, "-m", model, "--minutes", f"{minutes:g}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = done.stdout.strip().splitlines()
-    result.models[f"python -m {model}"] = lines[-1] if lines else f"exit code {done.returncode}"
-    if done.returncode:
-        result.violations.append(
-            f"{model} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2_000:]}"
-        )
 
 
 if __name__ == "__main__":

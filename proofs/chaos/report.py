@@ -41,8 +41,6 @@ class Result:
     outbox_rows: int = 0
     transfers: int = 0
     looks_at_positions: int = 0
-    models: dict[str, str] = field(default_factory=dict)
-    """The last line of each model checker that ran, too."""
 
     def too_few(self) -> dict[str, int]:
         """Kinds of faults that took effect less often than is owed: one time for each eight minutes of faults."""
@@ -117,8 +115,6 @@ class Result:
             "| kind | times |",
             "|---|---:|",
             *(f"| {kind} | {count} |" for kind, count in sorted(self.effects.by_kind.items())),
-            "\n## Models\n",
-            *(f"- `{name}`: {said}" for name, said in self.models.items()),
             "\n## With\n",
             *(f"- {name} {number}" for name, number in versions().items()),
         ]

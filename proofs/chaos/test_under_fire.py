@@ -1,7 +1,7 @@
 """make test-all + prove: one fault of each kind is enough to see each promise kept; each point and each way takes minutes.
 
 Real processes, real Kafka, real PostgreSQL, under load: each fault takes effect, and what the judge sees is right all the while.
-The long run is `make chaos`.
+The long run is `make prove PART=chaos`.
 """
 
 from __future__ import annotations

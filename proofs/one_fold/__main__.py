@@ -7,6 +7,7 @@ What differs is made smaller, as long as it still differs, and printed as the mo
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pickle
 import shutil
@@ -27,6 +28,8 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("commands", "domain", "infra", "projections", "proofs", "spark_jobs", "tests")
 AT_ONCE = 50
 """Histories in one log."""
+A_MINUTE = 200
+"""More than can be folded in one."""
 TRIES = 12
 """Rounds in which a history that differs is made smaller."""
 A_ROUND = 40
@@ -127,13 +130,15 @@ def found_in(stack: Path, specs: Mapping[int, HistorySpec], seed: str, *, spark:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m proofs.one_fold")
-    parser.add_argument("--histories", type=int, default=300)
+    parser.add_argument("--histories", type=int, help="300, or as many as can be folded in --minutes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then no more are begun")
     parser.add_argument("--seed", type=int, default=314159)
     parser.add_argument("--no-spark", action="store_true")
     parser.add_argument("--no-shrinking", action="store_true")
     asked = parser.parse_args()
     spark = not asked.no_spark
-    specs = dict(enumerate(histories(asked.histories, asked.seed)))
+    count = asked.histories or (300 if math.isinf(asked.minutes) else math.ceil(asked.minutes) * A_MINUTE)
+    specs = dict(enumerate(histories(count, asked.seed)))
     total = Found()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="samefold-") as name:
@@ -141,6 +146,8 @@ def main() -> int:
         stack = Stack(Path(name))
         try:
             for first in range(0, len(specs), AT_ONCE):
+                if time.monotonic() - began > 60 * asked.minutes:
+                    break
                 some = {number: specs[number] for number in range(first, min(first + AT_ONCE, len(specs)))}
                 # a stack of its own for each, so that what one leaves behind slows none
                 stack.up()
