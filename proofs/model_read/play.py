@@ -140,25 +140,22 @@ class Play:
     def sleep(self, seconds: float, until: Callable[[], bool] | None = None) -> None:
         """Sleeping is waiting for something to change; if no other actor can change anything, time passes."""
         self.now += seconds
-        actor = self._mine()
-        actor.asleep, actor.until = self.changes, until
-        self._hand_over()
-        actor.asleep = actor.until = None
+        self._wait(self.changes, until)
 
     def wait_until(self, condition: Callable[[], bool], *, prompt: bool) -> None:
         """Wait for another thread of the same process; time does not help. With `prompt`, nothing comes between."""
         if not condition():
-            actor = self._mine()
-            actor.until, actor.prompt = condition, prompt
-            self._hand_over()
-            actor.until = None
+            self._wait(None, condition, prompt=prompt)
 
     def pause(self) -> None:
         """The actor may be frozen here, with nothing under way."""
+        self._wait(-1)
+
+    def _wait(self, asleep: int | None, until: Callable[[], bool] | None = None, *, prompt: bool = False) -> None:
         actor = self._mine()
-        actor.asleep = -1
+        actor.asleep, actor.until, actor.prompt = asleep, until, prompt
         self._hand_over()
-        actor.asleep = None
+        actor.asleep = actor.until = None
 
     def check_alive(self) -> None:
         """Raises Crashed in the thread of one that is not."""
@@ -179,7 +176,7 @@ class Play:
     def run(self, chooser: Chooser) -> bool:
         """Let all actors act until they are done, or until the chooser ends it, and then False. Raises what an invariant raises."""
         try:
-            self._go_on("")
+            self._go_on()
             last = ""
             while not all(actor.done for actor in self.actors.values()):
                 choices = self._choices(last)
@@ -253,7 +250,7 @@ class Play:
         if choice.startswith("!"):
             self.story.append((choice, ""))
             self._fault(*choice[1:].split())
-            self._go_on("")
+            self._go_on()
             return
         actor = self.actors[choice]
         if (exchange := actor.exchange) is None:
@@ -267,9 +264,9 @@ class Play:
                 patience *= 2
             if not exchange.done:
                 self.story[-1] = (choice, f"{exchange.text[:70]} … waits")
-        self._go_on(choice)
+        self._go_on()
 
-    def _go_on(self, who: str) -> None:
+    def _go_on(self) -> None:
         """What needs no choice: statements whose locks are free go on, and actors that have their answer."""
         while True:
             self._start_new()
