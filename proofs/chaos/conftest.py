@@ -10,6 +10,7 @@ import pytest
 
 from infra.settings import PREFIX
 from infra.testing.fixtures import SEED
+from infra.testing.waiting import DEADLINE_S
 from proofs.chaos.field import Field
 from proofs.chaos.ground import Ground
 
@@ -32,7 +33,7 @@ def ground() -> Iterator[Ground]:
 
 @pytest.fixture(scope="module")
 def field(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
-    with Field(ground, tmp_path_factory.mktemp("field"), SEED, rate=200) as field:
+    with Field(ground, tmp_path_factory.mktemp("field"), SEED, rate=200, patience_s=DEADLINE_S) as field:
         yield field
         field.finish()
         assert field.all_violations() == []

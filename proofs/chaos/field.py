@@ -43,9 +43,17 @@ class Field:
     """`with Field(ground, folder, seed) as field:` runs the load; `finish` ends it and judges the whole."""
 
     def __init__(
-        self, ground: Ground, folder: Path, seed: int, *, rate: int = 300, lacking: Mapping[str, str] | None = None
+        self,
+        ground: Ground,
+        folder: Path,
+        seed: int,
+        *,
+        rate: int = 300,
+        lacking: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.ground = ground
+        self.patience_s = patience_s
         self.folder = folder
         self.world = ground.world()
         self.fronted = ground.fronted(self.world)
@@ -98,8 +106,9 @@ class Field:
 
     # ── waiting ──
 
-    def until(self, holds: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+    def until(self, holds: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         """Raises NotReached when it does not come about in time, or can't."""
+        seconds = self.patience_s if seconds is None else seconds
         deadline = time.monotonic() + seconds
         while not holds():
             for error in (self.tail.error, self.load.error, self.front.error):
@@ -215,7 +224,7 @@ class Field:
     def works_again(self, child: Child) -> None:
         """Wait until this very process, or its successor, does what it is for."""
         point: Point = "commit acknowledged" if child in self.crew.handlers else "COMMIT acknowledged"
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline and not self._abandoned:
             pid = self.crew.process(child).pid
             if self.control.pid(name_of(child)) == pid:

@@ -59,7 +59,7 @@ def test_killed_frozen_and_cut_off_once(field: Field) -> None:
         field,
         [
             partial(process_faults.kill, field, handler, "commit sent"),
-            partial(wire_faults.produce_request_held, field),
+            partial(process_faults.freeze, field, field.crew.handlers[1], "commit sent"),
         ],
         [
             partial(process_faults.freeze, field, agent, "batch read"),
