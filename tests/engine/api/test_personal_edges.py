@@ -277,6 +277,17 @@ def test_without_the_master_key_nothing_starts_or_shows_what_is_sealed(
         until(lambda: api.services.failure, "it ends")
 
 
+@pytest.mark.slow
+def test_without_its_file_samefold_run_ends_at_once(
+    bank: Bank, samefold: Samefold, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("infra.domain_model.contexts.has_personal_fields", lambda: True)
+    monkeypatch.setattr("infra.observability.logs.configure", lambda *_: None)
+    refused = samefold("run", "api", settings=bank.world.model_copy(update={"master_key_file": tmp_path / "none"}))
+    assert refused.returncode == 2
+    assert "SAMEFOLD_MASTER_KEY_FILE" in refused.stderr
+
+
 # ── new keys ──
 
 
