@@ -17,13 +17,12 @@ from unittest.mock import patch
 from infra.database.connect import DatabaseUnavailable
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
-from projections.engine.store import commit
+from infra.testing.waiting import until
 from projections.engine.views.core_views import agent_views
 from projections.engine.views.view import View
 from spark_jobs import stream
 from spark_jobs.stream import Share
 from tests.engine.projections.bankviews import BALANCES_2, BROKEN, parking, view, with_views
-from tests.engine.spine import until
 
 _fold = stream.fold
 
@@ -44,18 +43,15 @@ _views: dict[str, Mapping[str, View]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Armed:
-    """`stream.fold` for a test. `folder` is where orders lie; `mutant` switches the compare-and-set off."""
+    """`stream.fold` for a test. `folder` is where orders lie."""
 
     folder: Path
     code: str = "this"
-    mutant: bool = False
 
     def __call__(self, share: Share, batches: Iterable[Any]) -> Iterator[Any]:
-        move = without_compare(commit.COMPARE_AND_SET) if self.mutant else commit.COMPARE_AND_SET
         with (
             patch.object(faultpoints, "hook", self.reach),
             patch.object(stream, "agent_views", lambda _agent: dict(views_of(self.code))),
-            patch.object(commit, "COMPARE_AND_SET", move),
         ):
             yield from _fold(share, batches)
 
@@ -87,10 +83,3 @@ def taken(given: Path) -> str:
     except FileNotFoundError:
         return ""
     return struck.read_text()
-
-
-def without_compare(move: str) -> str:
-    """The statement that moves positions from wherever they are."""
-    condition = "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)"
-    assert condition in move
-    return move.replace(condition, "")

@@ -15,9 +15,7 @@ import psutil
 
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT, dev_env
-from tests.engine.spine import until
-
-START_S = 200.0
+from infra.testing.waiting import until
 
 
 def home() -> Path:
@@ -97,7 +95,7 @@ class Cluster:
             )
 
     def _told(self, name: str, pattern: str) -> str:
-        until(lambda: re.search(pattern, self._log(name).read_text()) is not None, f"{name}: {pattern}", START_S)
+        until(lambda: re.search(pattern, self._log(name).read_text()) is not None, f"{name}: {pattern}")
         found = re.search(pattern, self._log(name).read_text())
         assert found is not None
         return found[1]
@@ -125,5 +123,4 @@ def spark_submit(master: str, script: str, *arguments: str, settings: Settings, 
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
     )

@@ -12,10 +12,10 @@ from pyspark import TaskContext
 
 from infra.processes import faultpoints
 from infra.settings import Settings
-from projections.engine.rebuild.load import Loaded, Part, PartWriter, load
+from infra.testing.waiting import until
+from projections.engine.rebuild.load import Loaded, Part, load
 from projections.engine.rebuild.workers import Advance
 from projections.engine.verify.verify import PartitionTask, Verified, verify_partition
-from tests.engine.spine import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +90,6 @@ def tell_environment(order: Order, _advance: Advance) -> str:
 
 def load_staged(staged: Staged, advance: Advance) -> Loaded:
     """Load a part, and at a fault point, in the first attempt, do what the mode says."""
-    return _load(staged, advance)
-
-
-def load_without_parts(staged: Staged, advance: Advance) -> Loaded:
-    """The same, where `build_parts` is not asked whether the part is there: the mutant."""
-    was = PartWriter.enter_part
-    PartWriter.enter_part = lambda self: True  # type: ignore[method-assign]
-    try:
-        return _load(staged, advance)
-    finally:
-        PartWriter.enter_part = was  # type: ignore[method-assign]
-
-
-def _load(staged: Staged, advance: Advance) -> Loaded:
     part = replace(staged.part, settings=staged.settings)
     mode, _, point = staged.point.partition(" at ")
 
@@ -117,9 +103,9 @@ def _load(staged: Staged, advance: Advance) -> Loaded:
             case "kill the executor" if attempt() == 0:
                 _kill_the_executor()
             case "wait":
-                until((staged.folder / "go").exists, "the test lets it go on", 90)
+                until((staged.folder / "go").exists, "the test lets it go on")
             case "wait for a twin" if attempt() == 0:
-                until(lambda: seen(staged.folder, f"twin-{part.partition}") > 0, "another attempt of the part runs", 90)
+                until(lambda: seen(staged.folder, f"twin-{part.partition}") > 0, "another attempt of the part runs")
 
     leave(staged.folder, f"began-{part.partition}")
     if mode == "wait for a twin" and attempt() > 0:

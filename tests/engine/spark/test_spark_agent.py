@@ -1,8 +1,10 @@
-"""The agent on Spark: the same rows as any other fold, whatever is killed, whoever else folds, and whatever set is live."""
+"""make test + test-all + prove: one query is quick where Spark runs; kills and processes of its own take longer.
+
+The agent on Spark: the same rows as any other fold, whatever is killed, whoever else folds, and whatever set is live.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -11,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -31,7 +32,8 @@ from infra.processes.faultpoints import AgentPoint
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from infra.testing.fixtures import SEED, Samefold
-from projections.engine.fold.errors import OutOfStep, UnreadableEvent
+from infra.testing.waiting import DEADLINE_S, until
+from projections.engine.fold.errors import UnreadableEvent
 from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
@@ -40,20 +42,17 @@ from spark_jobs import agent as spark_agent
 from spark_jobs import stream, stream_source
 from spark_jobs.agent import Agent
 from spark_jobs.stream_source import SecretUnfit
-from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, start
-from tests.engine.projections.bankviews import live_table, make_tables, rows
+from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
+from tests.engine.projections.bankviews import behind, live_table, make_tables, rows, start_over
 from tests.engine.spark.spark_armed import Armed, order, views_of
 from tests.engine.spawned import spawned
-from tests.engine.spine import delete, handler, in_a_transaction, produce, scalar, send, set_up, until, withdraw
+from tests.engine.spine import beside, delete, handler, in_a_transaction, produce, scalar, send, set_up, withdraw
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
     from spark_jobs.engine import Spark
 
-pytestmark = pytest.mark.timeout(400)
-
 ACCOUNTS = [str(number) for number in range(24)]
-PATIENCE_S = 150.0
 POINTS: list[AgentPoint] = [
     "positions read",
     "batch read",
@@ -62,7 +61,6 @@ POINTS: list[AgentPoint] = [
     "COMMIT sent",
     "COMMIT acknowledged",
 ]
-TASKS_KILLED = 18
 DRIVERS_KILLED = 2
 
 
@@ -72,25 +70,15 @@ class Folding:
     def __init__(self, world: Settings, spark: Any, folder: Path) -> None:
         self.folder = folder
         self.agent = Agent(world, "core", "spark-agent", lambda: spark)
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
+        self.errors: list[BaseException] = []
+        self._running = beside(self.agent.run, self.agent.stop, "agent on Spark")
 
     def __enter__(self) -> Folding:
-        self._thread.start()
+        self.errors = self._running.__enter__()
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.agent.stop()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            self.agent.run()
-        except BaseException as error:
-            self.error = error
+    def __exit__(self, *error: Any) -> None:
+        self._running.__exit__(*error)
 
     def order(self, point: AgentPoint, action: str) -> Callable[[], bool]:
         """Whether a task has been struck."""
@@ -98,8 +86,8 @@ class Folding:
 
     def ended_with(self, kind: type[BaseException]) -> str:
         """The message of the error that ended it."""
-        self._thread.join(PATIENCE_S)
-        error, self.error = self.error, None
+        until(lambda: self.errors, f"it ends with {kind}")
+        error = self.errors.pop()
         assert isinstance(error, kind), error
         return str(error)
 
@@ -112,22 +100,16 @@ def folding(spark_engine: Spark, world: Settings, tmp_path: Path, monkeypatch: p
     """`with folding() as agent:` runs one, with the code of that name (`tests.engine.spark.spark_armed`)."""
     spark = spark_engine.session
 
-    def begin(code: str = "this", *, mutant: bool = False) -> Folding:
-        monkeypatch.setattr(stream, "fold", Armed(tmp_path, code, mutant))
+    def begin(code: str = "this") -> Folding:
+        monkeypatch.setattr(stream, "fold", Armed(tmp_path, code))
         monkeypatch.setattr(spark_agent, "agent_views", lambda _agent: dict(views_of(code)))
         return Folding(world, spark, tmp_path)
 
     return begin
 
 
-def reached(world: Settings) -> bool:
-    """Whether the agent stands at the log's end."""
-    end = topics.describe(world, world.events_topic).end
-    return bool(scalar(world, "select sum(next_offset) from positions where agent = 'core'") == sum(end.values()))
-
-
 def reach_the_end(world: Settings) -> None:
-    until(lambda: reached(world), "all is folded", PATIENCE_S)
+    until(lambda: behind(world) == 0, "all is folded")
 
 
 def exact(world: Settings, views: Mapping[str, View] | None = None) -> None:
@@ -144,7 +126,7 @@ def keeper(world: Settings) -> Bookkeeper:
 # ── the same rows ──
 
 
-@pytest.mark.slow
+@pytest.mark.prove("demos")
 def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
     world: Settings, stack: Stack, folding: Start, tmp_path: Path
 ) -> None:
@@ -153,14 +135,10 @@ def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
     commands = [*accepted, withdraw("nobody's", "to-be-rejected", 1)]
     with handler(world), folding():
         send(world, *commands)
-        until(
-            lambda: bool(scalar(world, "select count(*) = 6000 from command_outcomes_v3")),
-            "all have outcomes",
-            PATIENCE_S,
-        )
+        until(lambda: scalar(world, "select count(*) = 6000 from command_outcomes_v3"), "all have outcomes")
     exact(world)
     assert scalar(world, "select count(*) from command_outcomes_v3 where code is not null") > 0
-    with beside(world, stack) as other:
+    with with_database(world, stack) as other:
         set_up(other)
         with process("projections.engine.live.agent", other, tmp_path, "faust"):
             reach_the_end(other)
@@ -172,11 +150,11 @@ def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
 @pytest.mark.slow
 def test_void_records_duplicates_holes_and_parked_streams(world: Settings, folding: Start, stack: Stack) -> None:
     set_up(world)
-    with beside(world, stack) as other:
+    with with_database(world, stack) as other:
         set_up(other)
         views = views_of("parking")
         for place in (world, other):
-            restart(place, views)
+            start_over(place, views)
         keeper = Bookkeeper(world)
         with folding("parking"):
             keeper.life(ACCOUNTS, 3)
@@ -213,10 +191,10 @@ def test_nothing_is_lost_or_doubled_when_tasks_are_killed_before_and_after_their
 ) -> None:
     keeper.life(ACCOUNTS, 1)
     with folding() as agent:
-        for point in islice(cycle(POINTS), TASKS_KILLED):
+        for point in POINTS:
             struck = agent.order(point, "kill")
             keeper.life(ACCOUNTS, 2)
-            until(struck, f"a task was killed at '{point}'", PATIENCE_S)
+            until(struck, f"a task was killed at '{point}'")
         reach_the_end(keeper.world)
     exact(keeper.world)
 
@@ -226,41 +204,16 @@ def test_what_spark_takes_for_done_and_the_database_lacks_is_read_again(keeper: 
         for _ in range(2):
             struck = agent.order("positions read", "away")
             keeper.life(ACCOUNTS, 1)
-            until(struck, "the database was away", PATIENCE_S)
+            until(struck, "the database was away")
             reach_the_end(keeper.world)
     exact(keeper.world)
 
 
 @pytest.mark.slow
-def test_a_database_that_was_set_back_is_folded_again_from_there(
-    keeper: Bookkeeper, folding: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert is_right_after_a_restore(keeper, folding(), caplog)
-
-
-@pytest.mark.slow
-def test_who_trusts_the_checkpoint_would_not_get_there(
-    keeper: Bookkeeper,
-    folding: Start,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The mutant: shows that the test above would notice."""
-
-    @contextmanager
-    def kept(**_: object) -> Iterator[str]:
-        yield str(tmp_path / "checkpoint")
-
-    monkeypatch.setattr(spark_agent, "TemporaryDirectory", kept)
-    assert not is_right_after_a_restore(keeper, folding(), caplog)
-
-
-def is_right_after_a_restore(keeper: Bookkeeper, running: Folding, caplog: pytest.LogCaptureFixture) -> bool:
-    """Whether it folds all again, and rightly, when the database is restored from a backup made before the first event."""
-    caplog.set_level(logging.INFO)
+def test_a_database_that_was_set_back_is_folded_again_from_there(keeper: Bookkeeper, folding: Start) -> None:
+    """As one that is restored from a backup made before the first event. Who trusted the checkpoint would not get there."""
     world = keeper.world
-    with running as agent:
+    with folding():
         for _ in range(3):  # when a batch is folded, Spark has written down that the one before it is done
             keeper.life(ACCOUNTS, 1)
             reach_the_end(world)
@@ -271,49 +224,28 @@ def is_right_after_a_restore(keeper: Bookkeeper, running: Folding, caplog: pytes
             )
             for view in all_views():
                 db.execute(f"truncate {live_table(world, view)}".encode())
-
-        def stuck() -> bool:
-            return agent.error is not None or caplog.text.count("but the records begin at") > 2 * world.partitions
-
+        before = sum(topics.describe(world, world.events_topic).end.values())
         with load(keeper):
-            before = sum(topics.describe(world, world.events_topic).end.values())
-            until(
-                lambda: stuck() or scalar(world, "select sum(next_offset) from positions") > before, "news", PATIENCE_S
-            )
-        if stuck():
-            agent.error = None
-            return False
+            until(lambda: scalar(world, "select sum(next_offset) from positions") > before, "it has folded all again")
         reach_the_end(world)
-    return verify(world, all_views()).differences == 0
+    exact(world)
 
 
 @pytest.mark.slow
 def test_two_that_fold_at_once_are_told_apart_by_the_fence(keeper: Bookkeeper, folding: Start) -> None:
-    another_folds_while_a_task_sleeps(keeper, folding())
-    exact(keeper.world)
-
-
-@pytest.mark.slow
-def test_without_the_compare_and_set_both_would_fold_the_same(keeper: Bookkeeper, folding: Start) -> None:
-    """The mutant: shows that the test above would notice."""
-    agent = folding(mutant=True)
-    with pytest.raises(OutOfStep):
-        another_folds_while_a_task_sleeps(keeper, agent)
-
-
-def another_folds_while_a_task_sleeps(keeper: Bookkeeper, running: Folding) -> None:
-    """Between its look at the position and its batch."""
-    with running as agent:
+    """The other one between a task's look at the position and its batch."""
+    with folding() as agent:
         struck = agent.order("batch read", "hold")
         keeper.life(ACCOUNTS, 3)
-        until(struck, "a task sleeps", PATIENCE_S)
+        until(struck, "a task sleeps")
         fold_all(keeper.world)
         (agent.folder / "release").touch()
         keeper.life(ACCOUNTS, 1)
-        until(lambda: agent.error is not None or reached(keeper.world), "it wakes up", PATIENCE_S)
+        reach_the_end(keeper.world)
+    exact(keeper.world)
 
 
-@pytest.mark.slow
+@pytest.mark.prove("chaos")
 def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
     keeper: Bookkeeper, tmp_path: Path
 ) -> None:
@@ -331,7 +263,7 @@ def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
             spawned(world, tmp_path / "supervisor.log", *run_on_spark) as spark,
         ):
             wait_for_commits_of(world, "faust")
-            until(lambda: "starting on Spark" in (tmp_path / "supervisor.log").read_text(), "Spark starts", PATIENCE_S)
+            until(lambda: "starting on Spark" in (tmp_path / "supervisor.log").read_text(), "Spark starts")
             faust.send_signal(signal.SIGSTOP)
             wait_for_commits_of(world, "last-agent-core-spark")
             faust.send_signal(signal.SIGCONT)
@@ -340,7 +272,7 @@ def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
             reach_the_end(world)
             assert faust.poll() is None
             spark.send_signal(signal.SIGTERM)
-            assert spark.wait(30) == 0
+            assert spark.wait(DEADLINE_S) == 0
     assert "ended with exit code" not in (tmp_path / "supervisor.log").read_text(), "nothing had to be started again"
     exact(world)
 
@@ -359,12 +291,12 @@ def test_old_code_holds_after_a_switch_and_new_code_goes_on(
         with folding():
             wait_for_commits_of(world, "spark-agent")
             rebuild(world, ["balances"], dict(new))
-            until(lambda: "holding: balances is live as v3, this code has v2" in caplog.text, "it holds", PATIENCE_S)
+            until(lambda: "holding: balances is live as v3, this code has v2" in caplog.text, "it holds")
             assert "samefold rebuild balances" in caplog.text
             was = scalar(world, "select sum(next_offset) from positions")
         end_load()
         assert scalar(world, "select sum(next_offset) from positions") == was
-        assert not reached(world)
+        assert behind(world) > 0
     with folding("next"):
         reach_the_end(world)
     exact(world, new)
@@ -401,10 +333,10 @@ def test_an_event_of_newer_code_holds_its_partition_and_the_others_go_on(
     keeper.commit("1", MoneyDeposited(cents=5, on=DAY))
     keeper.flush()
     with folding():
-        until(lambda: "unknown-event: accounts/1 has an event 'MoneyPrinted'" in caplog.text, "it says so", PATIENCE_S)
+        until(lambda: "unknown-event: accounts/1 has an event 'MoneyPrinted'" in caplog.text, "it says so")
         keeper.commit(other, AccountOpened(overdraft_limit=0, on=DAY), MoneyDeposited(cents=7, on=DAY))
         keeper.flush()
-        until(lambda: scalar(world, "select sum(cents) from balances_v2") == 12, "others go on", PATIENCE_S)
+        until(lambda: scalar(world, "select sum(cents) from balances_v2") == 12, "others go on")
     assert caplog.text.count("unknown-event") == 1
 
 
@@ -430,7 +362,7 @@ def test_the_process_ends_as_the_faust_agents_does(keeper: Bookkeeper, tmp_path:
         reach_the_end(world)
         keeper.commit("1", UNFIT())
         keeper.flush()
-        assert one.wait(60) == 1
+        assert one.wait(DEADLINE_S) == 1
     said = (tmp_path / "one.log").read_text()
     assert "agent one stops: unreadable-event: MoneyDeposited of accounts/1 can't be read" in said
     assert "Nothing was skipped." in said
@@ -551,7 +483,7 @@ def process(module: str, world: Settings, folder: Path, name: str) -> Iterator[s
 
 
 @contextmanager
-def beside(world: Settings, stack: Stack) -> Iterator[Settings]:
+def with_database(world: Settings, stack: Stack) -> Iterator[Settings]:
     """The same log, with another database."""
     name = f"{psycopg.conninfo.conninfo_to_dict(world.database)['dbname']}_beside"
     with psycopg.connect(stack.postgres.url(), autocommit=True) as admin:
@@ -560,15 +492,6 @@ def beside(world: Settings, stack: Stack) -> Iterator[Settings]:
             update={"database_url": SecretStr(stack.postgres.url(name)), "group_prefix": f"{world.group_prefix}-beside"}
         )
         admin.execute(f'drop database "{name}" with (force)'.encode())
-
-
-def restart(world: Settings, views: Mapping[str, View]) -> None:
-    """The first start, with other views than this code's."""
-    make_tables(world, views)
-    with connect(world, "test") as db:
-        for table in ("positions", "live", "builds"):
-            db.execute(f"delete from {table}".encode())
-    start(world, views)
 
 
 def positions(world: Settings) -> list[tuple[Any, ...]]:
@@ -588,22 +511,19 @@ def parked(world: Settings) -> list[tuple[Any, ...]]:
 @contextmanager
 def load(keeper: Bookkeeper) -> Iterator[Callable[[], None]]:
     """Commits all the while, until what it yields is called, or the block ends."""
-    ended = threading.Event()
+    stopped, ended = threading.Event(), threading.Event()
 
     def go_on() -> None:
-        while not ended.wait(0.05):
+        while not stopped.wait(0.05):
             keeper.life(ACCOUNTS, 1)
+        ended.set()
 
     def end() -> None:
-        ended.set()
-        thread.join(30)
+        stopped.set()
+        assert ended.wait(DEADLINE_S)
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
+    with beside(go_on, stopped.set, "load"):
         yield end
-    finally:
-        end()
 
 
 def wait_for_commits_of(world: Settings, *names: str) -> None:
@@ -611,7 +531,7 @@ def wait_for_commits_of(world: Settings, *names: str) -> None:
     waiting = {f"samefold {name}" for name in names}
     with connect(world, "listener") as db, connect(world, "test") as look:
         db.execute("listen samefold_core")
-        for told in db.notifies(timeout=PATIENCE_S):
+        for told in db.notifies(timeout=DEADLINE_S):
             row = look.execute("select application_name from pg_stat_activity where pid = %s", [told.pid]).fetchone()
             waiting -= set(row or ())
             if not waiting:

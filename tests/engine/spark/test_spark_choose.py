@@ -1,4 +1,4 @@
-"""Which engine `auto` takes, and what it says of it."""
+"""make test: no Spark is started. Which engine `auto` takes, and what it says of it."""
 
 from __future__ import annotations
 

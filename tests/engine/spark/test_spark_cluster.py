@@ -1,30 +1,30 @@
-"""On a standalone master with a worker, and by spark-submit: the same jobs, the same rows, whatever dies."""
+"""make test-all + prove: scripts run on this machine; what dies on a cluster, `test_spark_faults.py` kills sooner.
+
+On a standalone master with workers, and by spark-submit: the same jobs, the same rows, whatever dies.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
+from infra.testing.waiting import until
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
-from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives
 from tests.engine.projections.bankviews import build_states, live_table, rows
-from tests.engine.spark.spark_cluster import Cluster, plain_environment, runs, spark_submit
-from tests.engine.spine import scalar, set_up, until
+from tests.engine.spark.spark_cluster import Cluster, plain_environment, spark_submit
+from tests.engine.spine import scalar
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 ACCOUNTS = [str(number) for number in range(30)]
 
 
@@ -36,11 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def bank(world: Settings) -> Bookkeeper:
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 6)
-    fold_all(world)
-    return keeper
+    return folded_lives(world, ACCOUNTS, 6)
 
 
 LOADERS = """
@@ -86,6 +82,7 @@ print(sum(part.rows["balances"] for part in loaded), made[0].table)
 """
 
 
+@pytest.mark.prove("chaos")
 def test_a_lost_executor_and_speculation_write_each_row_once(
     bank: Bookkeeper, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -98,7 +95,6 @@ def test_a_lost_executor_and_speculation_write_each_row_once(
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
     )
     assert ran.returncode == 0, ran.stderr
     told, table = ran.stdout.split()
@@ -110,15 +106,14 @@ def test_a_lost_executor_and_speculation_write_each_row_once(
     assert list(tmp_path.glob("twin-1.1.*")), "there was a speculative attempt"
 
 
+@pytest.mark.prove("chaos")
 def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
     bank: Bookkeeper, cluster: Cluster, samefold: Samefold, tmp_path: Path
 ) -> None:
     world = bank.world
     cluster.settings_for(world)
     before = rows(world, "balances")
-    # whoever runs the tests in the background has Ctrl-C ignored
-    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{hears}; from infra.cli import main; main()"
+    code = "from infra.cli import main; main()"
     command = [sys.executable, "-c", code, "rebuild", "balances", "--engine", "spark"]
     with connect(world, "test") as db:
         # who loads can't enter its part as long as this is held
@@ -131,7 +126,7 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
             cwd=tmp_path,
             stderr=subprocess.DEVNULL,
         )
-        until(lambda: int(scalar(world, LOADERS)) > 0, "tasks run", 90)
+        until(lambda: int(scalar(world, LOADERS)) > 0, "tasks run")
         driver.kill()
         driver.wait()
         db.execute("rollback")
@@ -150,42 +145,19 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
     assert verify(world, all_views()).differences == 0
 
 
-def test_ctrl_c_ends_the_command_spark_and_its_tasks_and_leaves_what_is_live_alone(
-    bank: Bookkeeper, tmp_path: Path
+@pytest.mark.parametrize(
+    "on", [pytest.param("local[2]", marks=pytest.mark.slow), pytest.param("cluster", marks=pytest.mark.prove("chaos"))]
+)
+def test_the_same_scripts_run_by_spark_submit(
+    bank: Bookkeeper, request: pytest.FixtureRequest, tmp_path: Path, on: str
 ) -> None:
     world = bank.world
-    # whoever runs the tests in the background has Ctrl-C ignored
-    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{hears}; from infra.cli import main; main()"
-    command = [sys.executable, "-c", code, "rebuild", "balances", "--engine", "spark"]
-    with connect(world, "test") as db:
-        db.execute("set idle_in_transaction_session_timeout = 0")
-        db.execute("begin")
-        db.execute("lock table build_parts in share mode")
-        driver = subprocess.Popen(
-            [*command, "--master", "local[2]"],
-            env=plain_environment() | world.environment() | {"PYTHONPATH": str(ROOT)},
-            cwd=tmp_path,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        until(lambda: int(scalar(world, LOADERS)) > 0, "tasks run", 90)
-        children = psutil.Process(driver.pid).children(recursive=True)
-        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it
-        assert driver.wait(90) == 130
-        until(lambda: int(scalar(world, LOADERS)) == 0, "the tasks end", 90)
-        until(lambda: not any(map(runs, children)), "Spark ends", 90)
-        db.execute("rollback")
-    assert build_states(world, "balances") == {"balances_v2": "live", "balances_v2_r2": "abandoned"}
-
-
-def test_the_same_scripts_run_by_spark_submit_on_the_cluster(
-    bank: Bookkeeper, cluster: Cluster, tmp_path: Path
-) -> None:
-    world = bank.world
-    cluster.settings_for(world)
+    if on == "cluster":
+        cluster: Cluster = request.getfixturevalue("cluster")
+        cluster.settings_for(world)
+        on = cluster.url
     live = rows(world, "statement_v2")
-    rebuilt = spark_submit(cluster.url, "rebuild.py", "statement", "--json", settings=world, cwd=tmp_path)
+    rebuilt = spark_submit(on, "rebuild.py", "statement", "--json", settings=world, cwd=tmp_path)
     assert rebuilt.returncode == 0, rebuilt.stderr
     assert _printed(rebuilt.stdout)["rows"] == {
         "statement": len(live),
@@ -194,15 +166,11 @@ def test_the_same_scripts_run_by_spark_submit_on_the_cluster(
     assert live_table(world, "statement") == "statement_v2_r2"
     assert rows(world, "statement_v2_r2") == live
     assert world.database not in rebuilt.stderr
-
-
-def test_verify_by_spark_submit_has_the_exit_codes_of_the_command_line(bank: Bookkeeper, tmp_path: Path) -> None:
-    world = bank.world
     with connect(world, "vandal") as db:
         db.execute("delete from balances_v2 where account = '7'")
-    found = spark_submit("local[2]", "verify.py", "balances", "--json", settings=world, cwd=tmp_path)
-    assert found.returncode == 1, found.stderr
-    assert _printed(found.stdout)["views"]["balances"]["shown"][0]["what"] == "missing"
+    verified = spark_submit(on, "verify.py", "balances", "--json", settings=world, cwd=tmp_path)
+    assert verified.returncode == 1, verified.stderr
+    assert _printed(verified.stdout)["views"]["balances"]["shown"][0]["what"] == "missing"
 
 
 def _printed(output: str) -> Any:

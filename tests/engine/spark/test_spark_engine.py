@@ -1,9 +1,11 @@
-"""The Spark engine: the same rows as the local one and as the live fold, errors as they were raised, no secret on the way."""
+"""make test + test-all: views and jobs where Spark runs anyway; what fails is tried again, which takes longer.
+
+The Spark engine: the same rows as the local one and as the live fold, errors as they were raised, no secret on the way.
+"""
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +33,7 @@ from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
 from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Task, pack
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import live_table, rows
+from tests.engine.projections.test_verify import plant, told_of
 from tests.engine.spark.spark_tasks import Order, compare_and_die_once, die, double, fail, seen, tell_environment
 from tests.engine.spine import scalar, set_up
 
@@ -87,26 +90,11 @@ def test_every_view_rebuilt_on_spark_has_the_rows_of_the_live_fold_and_of_the_lo
     assert told.stages["load"] == records, "each record was told of once"
 
 
-DAMAGE = {
-    "changed": "update balances_v2 set cents = cents + 1 where account = '7'",
-    "missing": "delete from statement_v2 where (account, line) = ('7', 3)",
-    "extra": (
-        "insert into balances_v2 select 'nobody', 1, 1, opened_on, last_on, 1, null, '', _partition from balances_v2 limit 1"
-    ),
-    "position": "update positions set seq = seq + 1 where partition = 2",
-}
-
-
 def test_verify_on_spark_finds_what_was_planted_and_nothing_else(bank: Bookkeeper, spark_engine: Spark) -> None:
     whole = verify(bank.world, all_views(), engine_for=lambda _: spark_engine)
     assert (whole.differences, whole.commits) == (0, 11 * len(ACCOUNTS))
-    with connect(bank.world, "vandal") as db:
-        for statement in DAMAGE.values():
-            assert db.execute(statement.encode()).rowcount == 1
-    found, local = verify(bank.world, all_views(), engine_for=lambda _: spark_engine), verify(bank.world, all_views())
-    shown = [*found.positions, *(d for compared in found.views.values() for d in compared.differences)]
-    assert sorted(difference.what for difference in shown) == sorted(DAMAGE)
-    assert (found.views, found.positions) == (local.views, local.positions)
+    planted = plant(bank.world)
+    assert told_of(verify(bank.world, all_views(), engine_for=lambda _: spark_engine)) == planted
 
 
 @pytest.mark.slow
@@ -159,16 +147,14 @@ def test_errors_arrive_as_they_were_at_once_and_are_not_tried_again(
     world: Settings, spark_engine: Spark, tmp_path: Path
 ) -> None:
     for number, error in enumerate([*ERRORS, ZeroDivisionError("a defect")]):
-        began = time.monotonic()
         orders = [Order(world, 10 * number, tmp_path), Order(world, 10 * number + 1, tmp_path, error)]
         with pytest.raises(type(error)) as raised:
             spark_engine.run(fail, orders, 1, lambda _: None)
-        assert time.monotonic() - began < 45, "the other task did not run to its end"
         assert vars(raised.value) == vars(error)
         assert raised.value.args == error.args
         assert "spark_tasks.py" in str(raised.value.__cause__), "where it was raised is told too"
         assert seen(tmp_path, f"began-{10 * number + 1}") == 1
-        assert seen(tmp_path, f"ended-{10 * number}") == 0
+        assert seen(tmp_path, f"ended-{10 * number}") == 0, "the other task did not run to its end"
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
-"""Spark's attempts: killed, twins, orphans. Whatever becomes of them, a row is written once, and never into another table."""
+"""make test-all: attempts that are killed and wait for each other take seconds.
+
+Spark's attempts: killed, twins, orphans. Whatever becomes of them, a row is written once, and never into another table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -13,17 +16,17 @@ from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.settings import Settings
 from infra.testing.fixtures import dev_env
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.build_locks import BuildAbandoned
 from projections.engine.rebuild.builds import Build, Pin, abandon, begin
-from projections.engine.rebuild.load import Loaded, parts
-from projections.engine.rebuild.workers import Advance
+from projections.engine.rebuild.load import parts
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from spark_jobs.engine import Spark
-from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.bookkeeper import Bookkeeper, folded_lives
 from tests.engine.projections.bankviews import build_states, live_table, rows
-from tests.engine.spark.spark_tasks import Staged, load_staged, load_without_parts, seen
-from tests.engine.spine import scalar, set_up, until
+from tests.engine.spark.spark_tasks import Staged, load_staged, seen
+from tests.engine.spine import scalar
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +41,7 @@ AFTER = "build part committed"
 def bank(world: Settings, spark_engine: Spark, spark_place: Path) -> Bookkeeper:
     # a transaction that a test holds open is not to be ended for it
     (spark_place / "dev.env").write_text(dev_env(world) + "SAMEFOLD_IDLE_IN_TRANSACTION_TIMEOUT_MS=120000\n")
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 4)
-    fold_all(world)
-    return keeper
+    return folded_lives(world, ACCOUNTS, 4)
 
 
 def _begin(world: Settings) -> tuple[list[Build], Pin]:
@@ -55,10 +54,8 @@ def _staged(world: Settings, made: Sequence[Build], pin: Pin, folder: Path, poin
     return [Staged(world, replace(part, settings=None), folder, point) for part in work]  # type: ignore[arg-type]
 
 
-def _run(
-    engine: Spark, staged: Sequence[Staged], task: Callable[[Staged, Advance], Loaded] = load_staged
-) -> dict[str, int]:
-    loaded = engine.run(task, staged, 1, lambda _: None)
+def _run(engine: Spark, staged: Sequence[Staged]) -> dict[str, int]:
+    loaded = engine.run(load_staged, staged, 1, lambda _: None)
     return {name: sum(part.rows[name] for part in loaded) for name in VIEWS}
 
 
@@ -92,18 +89,6 @@ def _partition(row: tuple[object, ...]) -> int:
     return int(str(row[0]).rstrip(")").rpartition(",")[2])
 
 
-def test_without_the_ledger_of_parts_the_rows_would_be_there_twice(
-    bank: Bookkeeper, spark_engine: Spark, tmp_path: Path
-) -> None:
-    """The mutant of `build_parts`."""
-    made, pin = _begin(bank.world)
-    staged = _staged(bank.world, made, pin, tmp_path, f"die at {AFTER}")[:1]
-    _run(spark_engine, staged, load_without_parts)
-    # the journal's transaction had ended when the process died; the balances' had not begun
-    statement = _written(bank.world, made)["statement"]
-    assert len(statement) == 2 * len(set(statement)) > 0
-
-
 def test_two_attempts_of_a_part_at_once_write_it_once(bank: Bookkeeper, spark_engine: Spark, tmp_path: Path) -> None:
     """As speculation makes them: the one waits for the other's transaction, and finds the part written."""
     world = bank.world
@@ -113,12 +98,10 @@ def test_two_attempts_of_a_part_at_once_write_it_once(bank: Bookkeeper, spark_en
     twins = [Thread(target=lambda: results.append(_run(spark_engine, staged))) for _ in range(2)]
     for twin in twins:
         twin.start()
-    until(
-        lambda: seen(tmp_path, "reached-*") == 1 and _waits_for_the_part(world), "one has written, the other waits", 60
-    )
+    until(lambda: seen(tmp_path, "reached-*") == 1 and _waits_for_the_part(world), "one has written, the other waits")
     (tmp_path / "go").touch()
     for twin in twins:
-        twin.join(60)
+        twin.join(DEADLINE_S)
     assert results[0] == results[1]
     assert {name: len(found) for name, found in _written(world, made).items()} == results[0]
     written = _written(world, made)
@@ -150,14 +133,14 @@ def test_an_orphan_of_an_abandoned_build_that_wakes_later_writes_nothing_anywher
 
     job = Thread(target=run)
     job.start()
-    until(lambda: seen(tmp_path, "reached-*") >= 2, "both parts hang before their COMMIT", 60)
+    until(lambda: seen(tmp_path, "reached-*") >= 2, "both parts hang before their COMMIT")
     with connect(world, "another builder") as db:
         for build in orphaned:
             abandon(db, build)
     made, pin = _begin(world)
     before = _live(world)
     (tmp_path / "go").touch()
-    job.join(60)
+    job.join(DEADLINE_S)
     assert [type(error) for error in errors] == [BuildAbandoned], "tried again, it learns that nobody waits for it"
     assert _written(world, made) == {name: [] for name in VIEWS}, "the next build's tables are untouched"
     assert _live(world) == before

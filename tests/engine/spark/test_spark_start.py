@@ -1,4 +1,7 @@
-"""Spark's start and end: whatever is wrong with it is said in a sentence, and no JVM outlives who started it."""
+"""make test-all + prove: each starts a JVM, or fails to; more moments to interrupt it find no more.
+
+Spark's start and end: whatever is wrong with it is said in a sentence, and no JVM outlives who started it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ import pytest
 from infra.dev.java import utf8
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import DEADLINE_S, until
 from spark_jobs import engine
 from spark_jobs.jvm import SparkUnavailable
 from spark_jobs.session import SparkUnfit, session
 from tests.engine.bookkeeper import Bookkeeper
 from tests.engine.spark.spark_cluster import plain_environment, runs
-from tests.engine.spine import scalar, set_up, until
+from tests.engine.spine import scalar, set_up
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.slow
+
+CHAOS = pytest.mark.prove("chaos")
 
 STARTS = """
 import os, signal, sys
@@ -96,7 +102,7 @@ def test_what_can_be_known_before_is_said_before(
 
 def test_why_a_jvm_did_not_start_is_told(tmp_path: Path) -> None:
     with starting(tmp_path, PYSPARK_SUBMIT_ARGS="--nonsense pyspark-shell") as process:
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert said.decode().startswith(
         "spark-unavailable: Spark's JVM ended with exit code 1: Error: Unrecognized option: --nonsense"
@@ -114,7 +120,7 @@ def test_folders_of_any_name_do_under_any_locale(tmp_path: Path) -> None:
         assert list(folder.glob("spark-*"))
         [jvm] = children(process, "java")
         process.kill()
-    until(lambda: not runs(jvm), "the JVM has ended", 120)
+    until(lambda: not runs(jvm), "the JVM has ended")
     assert list(folder.glob("spark-*")) == []
 
 
@@ -123,25 +129,31 @@ def test_a_locale_of_ones_own_is_left_alone() -> None:
     assert utf8({"LC_ALL": "C", "LANG": "de_DE.UTF-8"})["LC_ALL"] == utf8({})["LC_ALL"] == "C.UTF-8"
 
 
-@pytest.mark.parametrize("when", ["the script runs", "the JVM runs", "the JVM listens", "it is up", "it stops slowly"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        *("the JVM runs", "it is up"),
+        *(pytest.param(one, marks=CHAOS) for one in ("the script runs", "the JVM listens", "it stops slowly")),
+    ],
+)
 def test_ctrl_c_while_spark_starts_leaves_no_process_and_no_traceback(tmp_path: Path, when: str) -> None:
     patience = {"STOP_S": "0.001"} if when == "it stops slowly" else {}
     with starting(tmp_path, SPARK_LOCAL_DIRS=str(tmp_path), TMPDIR=str(tmp_path), **patience) as process:
         assert process.stdout is not None
         match when:
             case "the script runs":
-                until(lambda: bool(children(process, "")), when, 120)
+                until(lambda: bool(children(process, "")), when)
             case "the JVM runs":
-                until(lambda: bool(children(process, "java")), when, 120)
+                until(lambda: bool(children(process, "java")), when)
             case "the JVM listens":
-                until(lambda: any(one.net_connections("tcp") for one in children(process, "java")), when, 120)
+                until(lambda: any(one.net_connections("tcp") for one in children(process, "java")), when)
             case _:
                 assert process.stdout.readline() == b"up\n"
         below = children(process, "")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
-        said, _ = process.communicate(timeout=120)  # ends when nobody holds the pipe any more
+        said, _ = process.communicate(timeout=DEADLINE_S)  # ends when nobody holds the pipe any more
         assert (process.returncode, said) == (130, b"")
-    until(lambda: not any(map(runs, below)), "all have ended", 120)
+    until(lambda: not any(map(runs, below)), "all have ended")
 
 
 def test_an_executor_without_its_python_is_told_as_that() -> None:
@@ -165,11 +177,11 @@ def test_a_killed_agent_on_spark_leaves_no_checkpoint(world: Settings, tmp_path:
         cwd=tmp_path,
     )
     try:
-        until(lambda: bool(scalar(world, "select sum(next_offset) > 0 from positions")), "it folds", 180)
+        until(lambda: bool(scalar(world, "select sum(next_offset) > 0 from positions")), "it folds")
         assert list(tmp_path.rglob("checkpoint-*"))
         [jvm] = children(agent, "java")
     finally:
         agent.kill()
         agent.wait()
-    until(lambda: not runs(jvm), "the JVM has ended", 120)
+    until(lambda: not runs(jvm), "the JVM has ended")
     assert list(tmp_path.rglob("checkpoint-*")) == []
