@@ -126,7 +126,7 @@ def keeper(world: Settings) -> Bookkeeper:
 # ── the same rows ──
 
 
-@pytest.mark.prove("demos")
+@pytest.mark.prove(part="demos")
 def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
     world: Settings, stack: Stack, folding: Start, tmp_path: Path
 ) -> None:
@@ -245,7 +245,7 @@ def test_two_that_fold_at_once_are_told_apart_by_the_fence(keeper: Bookkeeper, f
     exact(keeper.world)
 
 
-@pytest.mark.prove("chaos")
+@pytest.mark.prove(part="chaos")
 def test_faust_and_spark_take_over_from_each_other_killed_frozen_and_at_once(
     keeper: Bookkeeper, tmp_path: Path
 ) -> None:

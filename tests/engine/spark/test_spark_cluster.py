@@ -82,7 +82,7 @@ print(sum(part.rows["balances"] for part in loaded), made[0].table)
 """
 
 
-@pytest.mark.prove("chaos")
+@pytest.mark.prove(part="chaos")
 def test_a_lost_executor_and_speculation_write_each_row_once(
     bank: Bookkeeper, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_lost_executor_and_speculation_write_each_row_once(
     assert list(tmp_path.glob("twin-1.1.*")), "there was a speculative attempt"
 
 
-@pytest.mark.prove("chaos")
+@pytest.mark.prove(part="chaos")
 def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
     bank: Bookkeeper, cluster: Cluster, samefold: Samefold, tmp_path: Path
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
 
 
 @pytest.mark.parametrize(
-    "on", [pytest.param("local[2]", marks=pytest.mark.slow), pytest.param("cluster", marks=pytest.mark.prove("chaos"))]
+    "on", [pytest.param("local[2]", marks=pytest.mark.slow), pytest.param("cluster", marks=pytest.mark.prove(part="chaos"))]
 )
 def test_the_same_scripts_run_by_spark_submit(
     bank: Bookkeeper, request: pytest.FixtureRequest, tmp_path: Path, on: str

@@ -29,7 +29,7 @@ from tests.engine.spine import scalar, set_up
 
 pytestmark = pytest.mark.slow
 
-CHAOS = pytest.mark.prove("chaos")
+CHAOS = pytest.mark.prove(part="chaos")
 
 STARTS = """
 import os, signal, sys
