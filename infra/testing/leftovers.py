@@ -64,7 +64,7 @@ def _leaves_nothing_behind(
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     found = [f"process {pid}: {line}" for pid, line in left.items()]
-    if not request.node.get_closest_marker("keeps_its_port"):
+    if not (request.node.get_closest_marker("keeps_its_port") or "spark" in request.fixturenames):
         found += [f"a port that this process listens on: {port}" for port in _ports() - ports]
     found += [f"file {file}" for file in (_files(TEMPORARY) - files) | _files(_nowhere)]
     for file in _files(_nowhere):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
@@ -21,13 +20,11 @@ from infra.log.records import Command, Commit, Opening, Record, decode_event
 from infra.log.rule import read
 from infra.log.source import read_range
 from infra.settings import Settings
-from infra.testing import waiting
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.fold.plan import Plan
 from projections.engine.live.startup import Contract, ensure_started
 from projections.engine.store.commit import Batch, Committer, Fate, prepare
 from projections.engine.views.core_views import agent_views
-
-DEADLINE_S = waiting.DEADLINE_S
 
 
 def set_up(world: Settings) -> None:
@@ -195,11 +192,3 @@ def scalar(world: Settings, query: str, *parameters: Any) -> Any:
     with connect(world, "test") as db:
         row = db.execute(query, parameters).fetchone()
         return row[0] if row else None
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain: {what}"
-        time.sleep(0.02)  # between two looks; the deadline decides

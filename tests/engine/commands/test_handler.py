@@ -28,6 +28,7 @@ from infra.log.records import UnreadableRecord, encode
 from infra.log.topics import TopicChanged, TopicMissing, TopicUnfit
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
+from infra.testing.waiting import until
 from projections.engine.live.startup import ContractBroken
 from projections.engine.store.command_types import drop_other_types, live_types, own_types
 from projections.engine.store.event_types import record_event_types
@@ -48,7 +49,6 @@ from tests.engine.spine import (
     scalar,
     send,
     set_up,
-    until,
     withdraw,
 )
 
@@ -600,7 +600,7 @@ def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> 
         assert joined(world, starting.group, "h1")
         assert not starting.writers, "it is no member yet"
         send(world, open_account("after"))
-        until(lambda: len(commits(world)) == 1, "it decides", 60)
+        until(lambda: len(commits(world)) == 1, "it decides")
 
 
 @pytest.mark.slow

@@ -25,8 +25,9 @@ from commands.client import (
 from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
+from infra.testing.waiting import until
 from tests.engine.infra import fatal
-from tests.engine.spine import commits, deposit, handler, open_account, project, records_of, scalar, send, set_up, until
+from tests.engine.spine import commits, deposit, handler, open_account, project, records_of, scalar, send, set_up
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack

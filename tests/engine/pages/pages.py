@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from infra.testing.waiting import until
 from tests.engine.api.front import free_port
 from tests.engine.pages.test_change_a_read_model import typed
-from tests.engine.spine import until
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
 
 READS = {"history", "outbox", "policies"}
@@ -73,7 +73,7 @@ class Author:
                 return matches(shown[-1], expected)
 
             try:
-                until(is_shown, line, seconds=30)
+                until(is_shown, line)
             except AssertionError:
                 print(
                     shown[-1], self.service.samefold("policies").stdout, self.service.samefold("outbox", "list").stdout
@@ -95,7 +95,7 @@ class Author:
                 command, cwd=self.service.folder, env=self.service.environment, stdout=log, stderr=log
             )
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60) as client:
-            until(lambda: is_ready(client), "the service is ready", seconds=120)
+            until(lambda: is_ready(client), "the service is ready")
 
     def stop(self) -> None:
         if self.running is not None:

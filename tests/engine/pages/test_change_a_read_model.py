@@ -30,12 +30,12 @@ from demo.traffic import Traffic
 from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.pages.test_journey import table
-from tests.engine.spine import scalar, until
+from tests.engine.spine import scalar
 
 PAGE = (ROOT / "docs" / "change-a-read-model.md").read_text()
 PROMPT = re.compile(r"(?:old)?\$ ")
-LINE_S = 120
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -141,7 +141,7 @@ class Operator:
             _command(words),
             cwd=self.folders[prompt],
             env=self._environment(prompt),
-            timeout=LINE_S,
+            timeout=DEADLINE_S,
             capture_output=True,
             text=True,
             check=False,
@@ -194,7 +194,7 @@ class Operator:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         try:
-            until(holds, what, seconds=LINE_S)
+            until(holds, what)
         except AssertionError:
             print(self.log.read_text()[-5_000:])
             raise

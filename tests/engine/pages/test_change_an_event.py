@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from tests.engine.pages.pages import Author, blocks, matches
-from tests.engine.spine import until
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
 
 PAGE = (ROOT / "docs" / "change-an-event.md").read_text()
@@ -56,7 +56,7 @@ class Releaser(Author):
                 command, cwd=self.service.folder, env=self.service.environment, stdout=file, stderr=file
             )
         self.beside.append(process)
-        until(lambda: matches(log.read_text(), expected), expected, seconds=60)
+        until(lambda: matches(log.read_text(), expected), expected)
 
     def end(self) -> None:
         self.stop()

@@ -21,10 +21,11 @@ from infra.access import Access, Row
 from infra.domain_model.contexts import contexts
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api, Producer, everything, ready, serving
 from tests.engine.api.raw_http import Header, answer, connection, head
-from tests.engine.spine import set_up, until
+from tests.engine.spine import set_up
 
 PAGE = (ROOT / "docs" / "http-api.md").read_text()
 

@@ -33,10 +33,11 @@ from infra.log.rule import START, read
 from infra.log.source import read_range
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT, Samefold
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live.worker import Worker
 from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import agent_views
-from tests.engine.spine import DEADLINE_S, handler, send, until
+from tests.engine.spine import handler, send
 
 PAGE = (ROOT / "docs" / "journey.md").read_text()
 STREAM = "accounts/ada"

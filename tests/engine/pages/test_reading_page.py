@@ -20,9 +20,10 @@ from infra.errors import SamefoldError
 from infra.log import topics
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from projections.engine.views.token import Token
 from tests.engine.api.api import Api, everything
-from tests.engine.spine import send, until
+from tests.engine.spine import send
 
 PAGE = (ROOT / "docs" / "reading.md").read_text()
 BLOCKS = re.findall(r"^```(http|sse|jsonl)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from infra.testing.waiting import until
 from tests.engine.api.front import free_port
 from tests.engine.pages.curl import curl
-from tests.engine.spine import until
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()

@@ -21,7 +21,7 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Commit, EventRecord, Opening, encode
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
-from tests.engine.spine import until
+from infra.testing.waiting import until
 
 ON = "2026-01-01"
 
@@ -189,7 +189,7 @@ class Reader:
             self.keys.append(message.key().decode())
             self.ids.append(event["id"])
 
-    def wait(self, ids: Iterable[str], seconds: float = 60) -> None:
+    def wait(self, ids: Iterable[str]) -> None:
         """Wait until all of these have come."""
         wanted = set(ids)
 
@@ -197,7 +197,7 @@ class Reader:
             self.read()
             return wanted <= set(self.ids)
 
-        until(come, f"{len(wanted)} public events", seconds)
+        until(come, f"{len(wanted)} public events")
 
     def require_exactly(self, accepted: Iterable[str]) -> None:
         """Each of these once, and per stream in order."""

@@ -22,6 +22,7 @@ from infra.log.topics import TopicChanged, TopicUnfit
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
+from infra.testing.waiting import until
 from policies.engine.activations import (
     Activation,
     AlreadyLive,
@@ -42,7 +43,7 @@ from policies.engine.activations import (
 from policies.engine.policy import Policy, discover
 from projections.engine.store.positions import read_positions, set_generation
 from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives
-from tests.engine.spine import deposit, produce, send, set_up, until
+from tests.engine.spine import deposit, produce, send, set_up
 
 ACCOUNTS = [str(number) for number in range(6)]
 

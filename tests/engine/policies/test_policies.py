@@ -16,6 +16,7 @@ from domain.accounts import Deposit, MoneyDeposited, Withdraw
 from infra.database.connect import connect
 from infra.log.rule import START, Reading
 from infra.settings import Settings
+from infra.testing.waiting import until
 from policies.engine.activations import switch
 from policies.engine.policy import Policy, Send, discover
 from policies.engine.process import Policies
@@ -24,7 +25,7 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.event_context import At
 from projections.engine.views.view import Kind
 from tests.engine.api.api import agent
-from tests.engine.spine import beside, commits, deposit, handler, open_account, scalar, send, set_up, until
+from tests.engine.spine import beside, commits, deposit, handler, open_account, scalar, send, set_up
 
 DAY = date(2026, 1, 1)
 

@@ -22,6 +22,7 @@ from infra.log import topics
 from infra.observability import metrics
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
+from infra.testing.waiting import until
 from policies.engine import policy as declared
 from policies.engine.outbox import id_of, view_of
 from policies.engine.policy import Policy, Send
@@ -32,7 +33,6 @@ from projections.engine.store.commit import Committer, Fate, prepare
 from projections.engine.store.positions import lock_positions, read_positions, set_generation
 from projections.engine.views.event_context import At
 from tests.engine.bookkeeper import Bookkeeper, _ends, fold_all, folded_lives
-from tests.engine.spine import until
 
 DAY = date(2026, 1, 1)
 ACCOUNTS = [str(number) for number in range(6)]

@@ -21,6 +21,7 @@ from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.settings import Settings
 from infra.testing.fixtures import SEED
+from infra.testing.waiting import until
 from policies.engine.policy import discover
 from proofs.chaos import conftest, process_faults
 from proofs.chaos.field import Field
@@ -28,7 +29,7 @@ from proofs.chaos.ground import Ground
 from proofs.chaos.judge import Judge
 from proofs.chaos.policy_judge import is_at_rest
 from proofs.chaos.tail import Tail
-from tests.engine.spine import scalar, until
+from tests.engine.spine import scalar
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -36,7 +37,6 @@ ground = conftest.ground
 
 TRIES = 4
 """The other process may have all partitions just now."""
-WITHIN_S = 90.0
 TRANSFERS = 800
 AGO = 1_000
 """Records between the copy and the moment at which it is restored."""
@@ -83,18 +83,18 @@ def test_a_database_restored_to_an_older_copy_heals_while_transfers_run(ground: 
         postgres.start()
 
     with Crew(bank, tmp_path / "logs", handler_count=2, agent_count=2) as crew, moving.tail as tail:
-        until(lambda: are_policies_live(bank), "policies are live", WITHIN_S)
+        until(lambda: are_policies_live(bank), "policies are live")
         moving.open_accounts()
         moving.advance(0.2)
-        until(lambda: length(tail) > 500, "transfers run", WITHIN_S)
+        until(lambda: length(tail) > 500, "transfers run")
         copied(postgres.data, copy)
         then = length(tail)
         moving.advance(0.6)
-        until(lambda: length(tail) > then + AGO, "the log goes on", WITHIN_S)
+        until(lambda: length(tail) > then + AGO, "the log goes on")
         copied(copy, postgres.data)
         with Judge(bank, tail, None) as judge:
             moving.advance(1.0)
-            until(lambda: is_at_rest_in(bank), "all transfers have ended", WITHIN_S)
+            until(lambda: is_at_rest_in(bank), "all transfers have ended")
             judge.look(at_rest=True)
         crew.check()
     assert judge.violations == []

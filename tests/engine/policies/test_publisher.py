@@ -25,13 +25,14 @@ from infra.observability.metrics import REGISTRY
 from infra.processes.faultpoints import PUBLISHER
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
+from infra.testing.waiting import until
 from policies.engine.policy import BadPolicy
 from policies.engine.public_schema import asyncapi, publication, publication_of
 from policies.engine.publisher import Publisher
 from policies.engine.publishing import SOURCE, Position
 from projections.engine.views.token import Token
 from tests.engine.policies.publishers import Log, Process, publisher, reader
-from tests.engine.spine import delete, until
+from tests.engine.spine import delete
 
 PUBLISHES = "continues at offset"
 RAISES = """
@@ -212,7 +213,7 @@ def test_a_plain_consumer_sees_each_event_once_under_kills(world: Settings, tmp_
                 struck += running[name].says(PUBLISHES)
                 running[name].end()
                 one = running[name] = Process(world, tmp_path, name, point=point, nth=chance.randint(1, 3))
-                until(lambda one=one: one.says(PUBLISHES) or not one.runs, "it publishes", 60)  # type: ignore[misc]
+                until(lambda one=one: one.says(PUBLISHES) or not one.runs, "it publishes")  # type: ignore[misc]
                 until_then = time.monotonic() + chance.uniform(0.1, 0.7)
                 while one.runs and time.monotonic() < until_then:
                     for account in accounts:

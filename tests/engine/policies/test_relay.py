@@ -20,10 +20,11 @@ from infra.log.topics import TopicChanged, TopicMissing
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
+from infra.testing.waiting import until
 from policies.engine import relay as relay_engine
 from policies.engine.relay import Relay, read_unsent
 from policies.engine.sender import Row
-from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up, until
+from tests.engine.spine import beside, handler, open_account, project, records_of, scalar, send, set_up
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -30,9 +30,9 @@ from infra.errors import BadSettings
 from infra.observability.metrics import REGISTRY
 from infra.settings import Endpoint, Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from policies.engine import webhooks as webhooks_engine
 from policies.engine.webhooks import DELAYS_S, Webhooks
-from tests.engine.spine import until
 
 SECRET = "whsec_" + "c2VjcmV0" * 4
 QUICK_S = [0.05] * 500
@@ -211,7 +211,7 @@ def test_each_post_arrives_once_after_dedup_in_order_from_a_receiver_that_fails_
         for post in put(settings, endpoint, f"boxes/{number}", range(1, 6))
     ]
     with posting(settings):
-        until(empty(settings), "the outbox is empty", 100)
+        until(empty(settings), "the outbox is empty")
     for endpoint in settings.webhooks:
         assert in_order(receiver.got(endpoint))
     requests = receiver.got()
@@ -241,7 +241,7 @@ def test_none_is_lost_and_first_arrivals_are_in_order_when_senders_are_killed_an
             while len(senders) < 2:  # as in a rebalance, two have the same partitions
                 senders.append(subprocess.Popen([sys.executable, program, f"sender-{kills}", "0.05"], env=environment))
             before = len(receiver.got())
-            until(lambda seen=before: len(receiver.got()) > seen + 60 or not waiting(settings), "posts arrive", 60)  # type: ignore[misc]
+            until(lambda seen=before: len(receiver.got()) > seen + 60 or not waiting(settings), "posts arrive")  # type: ignore[misc]
             victim = senders.pop(random.randrange(2))
             victim.kill()
             victim.wait()
@@ -297,7 +297,7 @@ def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
 
     def look_up(host: Any, *more: Any, **named: Any) -> Any:
         if host in ("nowhere.test", b"nowhere.test"):
-            over.wait(30)
+            over.wait()
             raise socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution")
         return looked_up(host, *more, **named)
 
@@ -308,9 +308,9 @@ def test_names_that_nobody_resolves_do_not_hold_up_another_endpoint(
         put(settings, "slow", f"boxes/{number}", [1])
     try:
         with posting(settings):
-            until(lambda: sum(tried for tried, _ in waiting(settings).values()) >= 12, "its attempts time out", 30)
+            until(lambda: sum(tried for tried, _ in waiting(settings).values()) >= 12, "its attempts time out")
             put(settings, "fast", "boxes/1", [1])
-            until(lambda: len(receiver.got("fast")) == 1, "the fast endpoint has its post", 5)
+            until(lambda: len(receiver.got("fast")) == 1, "the fast endpoint has its post")
             over.set()
     finally:
         over.set()
@@ -363,7 +363,7 @@ def test_a_long_backlog_arrives_whole_and_in_order(world: Settings, receiver: Re
     for number in range(5):
         put(settings, "good", f"boxes/{number}", range(1, 251))
     with posting(settings):
-        until(empty(settings), "the outbox is empty", 60)
+        until(empty(settings), "the outbox is empty")
     assert in_order(receiver.got())
     versions = [request["body"]["version"] for request in receiver.got() if request["body"]["stream"] == "boxes/1"]
     assert all(later == earlier + 1 for earlier, later in pairwise(versions))

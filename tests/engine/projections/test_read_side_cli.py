@@ -13,10 +13,11 @@ import pytest
 from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
+from infra.testing.waiting import until
 from projections.engine.views.core_views import all_views
 from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives
 from tests.engine.projections.bankviews import live_table
-from tests.engine.spine import scalar, until
+from tests.engine.spine import scalar
 
 ACCOUNTS = [str(number) for number in range(12)]
 

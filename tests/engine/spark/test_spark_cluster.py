@@ -146,7 +146,8 @@ def test_a_driver_that_is_killed_harms_nothing_and_the_next_one_takes_its_place(
 
 
 @pytest.mark.parametrize(
-    "on", [pytest.param("local[2]", marks=pytest.mark.slow), pytest.param("cluster", marks=pytest.mark.prove(part="chaos"))]
+    "on",
+    [pytest.param("local[2]", marks=pytest.mark.slow), pytest.param("cluster", marks=pytest.mark.prove(part="chaos"))],
 )
 def test_the_same_scripts_run_by_spark_submit(
     bank: Bookkeeper, request: pytest.FixtureRequest, tmp_path: Path, on: str

@@ -17,7 +17,7 @@ import typer
 from infra import cli
 from infra.errors import SamefoldError
 from infra.testing.fixtures import ROOT, Samefold
-from tests.engine.spine import until
+from infra.testing.waiting import until
 
 HEAVY = {"aiokafka", "alembic", "confluent_kafka", "faust", "psycopg", "pydantic", "pyspark", "rich", "sqlalchemy"}
 

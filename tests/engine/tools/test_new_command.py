@@ -19,9 +19,10 @@ from demo import tree
 from demo.crew import Crew
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.pages.test_readme import blocks, section
-from tests.engine.spine import set_up, until
+from tests.engine.spine import set_up
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from projections.engine.views.core_views import OUTCOMES_VERSION
-from tests.engine.spine import until
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
@@ -109,7 +109,7 @@ def service(tree: Tree, folder: Path) -> Iterator[httpx.Client]:
         process = subprocess.Popen(command, cwd=tree.folder, env=tree.environment, stdout=log, stderr=log)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            until(lambda: process.poll() is not None or _is_ready(client), "the service is ready", seconds=120)
+            until(lambda: process.poll() is not None or _is_ready(client), "the service is ready")
             yield client
     finally:
         process.send_signal(signal.SIGINT)

@@ -20,9 +20,9 @@ import pytest
 
 from infra.dev.stack import Stack
 from infra.testing.fixtures import ROOT
+from infra.testing.waiting import until
 from tests.engine.api.front import free_port
 from tests.engine.infra.role_worlds import role_world
-from tests.engine.spine import until
 from tests.engine.tools.test_compose import OURS, SERVICES, make_secrets, mounted
 
 LINE = "from infra.cli import main; main()"
@@ -74,7 +74,7 @@ def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tm
             processes = [started(name) for name in lasting]
             try:
                 with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                    until(lambda: is_ready(client), "the service is ready", seconds=60)
+                    until(lambda: is_ready(client), "the service is ready")
                     body, key = {"overdraft_limit": 0, "on": "2026-11-21"}, {"Idempotency-Key": '"1"'}
                     assert (
                         client.post("/accounts/ada/open-account", json=body, headers=key).json()["outcome"]
