@@ -1,6 +1,7 @@
 """What Samefold's own tests share beside `infra.testing.fixtures`."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import pytest
 
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold, started
+from infra.testing.waiting import until
 from tests.engine.tools.service_trees import data, home, hotel, made, source  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def house(secure: "Secure", samefold: Samefold, tmp_path: Path) -> Iterator["Hou
 
     house = House(secure, tmp_path)
     house.settle(house.printed(samefold))
-    created = samefold("topics", "--create", settings=house.of("admin"))
-    assert created.returncode == 0, created.stderr
+    create = partial(samefold, "topics", "--create", settings=house.of("admin"))
+    until(lambda: create().returncode == 0, "a broker that has just started makes the topics")
     yield house
     secure.execute(f'drop database "{house.name}" with (force)')
