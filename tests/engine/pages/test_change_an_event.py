@@ -20,7 +20,7 @@ from tests.engine.tools.service_trees import SAMEFOLD, Tree
 
 PAGE = (ROOT / "docs" / "change-an-event.md").read_text()
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 
 class Releaser(Author):

@@ -10,7 +10,7 @@ from tests.engine.tools.service_trees import Tree
 
 PAGE = (ROOT / "docs" / "policies.md").read_text()
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 
 def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:

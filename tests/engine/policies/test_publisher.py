@@ -225,7 +225,7 @@ def test_a_plain_consumer_sees_each_event_once_under_kills(world: Settings, tmp_
                 one.end()
         assert struck >= 30
         with publisher(world, tmp_path, "p1"), publisher(world, tmp_path, "p2"):
-            public.wait(log.accepted, 90)
+            public.wait(log.accepted)
             log.deposit("last", count=2)
             public.wait(log.accepted)
             dirty.wait(log.accepted)

@@ -24,7 +24,7 @@ from infra.testing.waiting import until
 from projections.engine.views.core_views import OUTCOMES_VERSION
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.integration, pytest.mark.xdist_group("services")]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("services")]
 
 ENGINE_FILE = "projections/engine/live/reader.py"
 
