@@ -21,8 +21,10 @@ from infra.testing.waiting import until
 MARK = "TEST_STARTED_BY"
 """A process that a test starts inherits this variable; what fixtures of a module or of the run start does not have it."""
 PROC = Path("/proc")
-PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Python starts these once for a process and ends them with it."""
+KEEPERS = {"own_stack", "spark"}
+"""Fixtures of a module or of the run, for which a test may start something that they end."""
+NOT_ITS_OWN = (f"/samefold-{RUN}-", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""In the command lines of servers of the run's stacks, which a test may restart, and of what Python starts once for a process."""
 LISTENING = "0A"
 LOCKS = "samefold-*.lock"
 """They stay: of two processes that each lock a file of the same name, one before and one after its removal, both would hold it."""
@@ -48,7 +50,7 @@ def _leaves_nothing_behind(
     _nowhere: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[None]:
     """Begins before and ends after what only this test uses."""
-    if not PROC.is_dir():  # macOS
+    if not PROC.is_dir() or KEEPERS & set(request.fixturenames):  # the former on macOS
         yield
         return
     mark = f"{os.getpid()} {request.node.nodeid}"
@@ -64,7 +66,7 @@ def _leaves_nothing_behind(
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     found = [f"process {pid}: {line}" for pid, line in left.items()]
-    if not (request.node.get_closest_marker("keeps_its_port") or "spark" in request.fixturenames):
+    if not request.node.get_closest_marker("keeps_its_port"):
         found += [f"a port that this process listens on: {port}" for port in _ports() - ports]
     found += [f"file {file}" for file in (_files(TEMPORARY) - files) | _files(_nowhere)]
     for file in _files(_nowhere):
@@ -83,7 +85,7 @@ def _processes(pids: set[int], mark: str) -> dict[int, str]:
         with suppress(OSError):
             variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
             line = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            if f"{MARK}={mark}".encode() in variables and line and not any(own in line for own in PYTHONS_OWN):
+            if f"{MARK}={mark}".encode() in variables and line and not any(part in line for part in NOT_ITS_OWN):
                 found[pid] = line[:300]
     return found
 

@@ -193,7 +193,8 @@ def agent(world: Settings, name: str = "a1", agent: str = "core") -> Iterator[Ag
 def everything(world: Settings, **options: Any) -> Iterator[Api]:
     """Set up, with a handler and an agent that serve, and an API that says it is ready."""
     set_up(world)
-    with handler(world), agent(world), served(world, **options) as api:
+    patient = world.model_copy(update={"api_wait_s": world.api_max_wait_s})  # on a slow day answers take longer
+    with handler(world), agent(world), served(patient, **options) as api:
         yield api
 
 
