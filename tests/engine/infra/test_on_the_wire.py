@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from infra.dev.kafka import HOST
 from infra.errors import SamefoldError
 from infra.log import clients, names, topics
 from infra.log.acls import acls
-from infra.log.clients import KafkaRefused, ProducerRefused
+from infra.log.clients import KafkaRefused, KafkaUnavailable, ProducerRefused
 from infra.personal.keys import Keys
 from infra.personal.masters import new_line
 from infra.settings import Settings
@@ -324,7 +324,14 @@ def test_a_right_to_write_another_topic_is_none_for_events(house: House) -> None
 @pytest.mark.slow
 def test_keys_of_personal_values_need_the_rights_that_are_printed_with_them(house: House, tmp_path: Path) -> None:
     house.grant(personal=True)
-    topics.ensure_keys(house.of("admin"))
+
+    def is_made() -> bool:
+        with suppress(KafkaUnavailable):  # a test before this one may have restarted the broker
+            topics.ensure_keys(house.of("admin"))
+            return True
+        return False
+
+    until(is_made, "the topic of keys is there")
     master = master_key(tmp_path)
     for who in ("api", "operator", "send"):
         settings = house.of(who, master_key_file=master)
