@@ -1,4 +1,4 @@
-"""make test-all: a service of its own for minutes.
+"""make prove: a service of its own for minutes.
 
 `docs/change-a-read-model.md` is walked from the first line to the last, under load, with a reader who must never see less.
 
@@ -36,8 +36,6 @@ from tests.engine.spine import scalar
 
 PAGE = (ROOT / "docs" / "change-a-read-model.md").read_text()
 PROMPT = re.compile(r"(?:old)?\$ ")
-
-pytestmark = [pytest.mark.slow]
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -251,6 +249,7 @@ def operator(world: Settings, tmp_path: Path) -> Iterator[Operator]:
         someone.stop()
 
 
+@pytest.mark.prove(part="new-services")
 def test_the_page_from_the_first_line_to_the_last(operator: Operator) -> None:
     world, traffic, reader = operator.world, operator.traffic, operator.reader
     for language, block in blocks():

@@ -1,4 +1,4 @@
-"""make test-all: a whole service. `docs/personal-data.md` is walked from the first line to the last."""
+"""make test-all + prove: a whole service. `docs/personal-data.md` is walked from the first line to the last."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
     check_files(PAGE, hotel)
 
 
+@pytest.mark.prove(part="new-services")
 def test_the_page_from_the_first_line_to_the_last(author: Author) -> None:  # noqa: F811
     for language, block in blocks(PAGE):
         author.walk(language, block.replace(":8000", f":{author.port}"))

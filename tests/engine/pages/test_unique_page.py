@@ -1,4 +1,4 @@
-"""make test + test-all: one order of arrival; the others take longer.
+"""make test + test-all + prove: one order of arrival; the others take longer.
 
 `docs/unique.md` is walked from the first line to the last, and what it says is tried in every order of arrival.
 
@@ -33,7 +33,7 @@ def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
     check_files(PAGE, hotel)
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="new-services")
 @pytest.mark.integration
 @pytest.mark.xdist_group("services")
 def test_the_page_from_the_first_line_to_the_last(author: Author) -> None:  # noqa: F811

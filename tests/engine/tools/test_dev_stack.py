@@ -1,4 +1,4 @@
-"""make test + test-all: one stack of its own; kills and starts take longer.
+"""make test + test-all + prove: one stack of its own; kills and starts take longer.
 
 The embedded stack: idempotent, alone on loopback, whole again after kill -9, and gone when told to go."""
 
@@ -136,7 +136,13 @@ def test_a_folder_may_have_any_name_under_any_locale(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victims", [("kafka",), ("postgres",), ("kafka", "postgres")])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        *(pytest.param((one,), marks=pytest.mark.prove(part="chaos")) for one in ("kafka", "postgres")),
+        ("kafka", "postgres"),
+    ],
+)
 def test_killed_processes_come_back_with_their_data(own_stack: Stack, victims: tuple[str, ...]) -> None:
     own_stack.up()
     name = "kept-" + "-".join(victims)
@@ -221,7 +227,7 @@ def test_what_was_formatted_half_way_is_formatted_anew(own_stack: Stack) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["formatting", "broker"])
+@pytest.mark.parametrize("moment", ["formatting", pytest.param("broker", marks=pytest.mark.prove(part="chaos"))])
 def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, moment: str) -> None:
     reached: dict[str, Callable[[], object]] = {
         "formatting": own_stack.kafka.orphans,
@@ -354,7 +360,7 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path, samefold: Sa
     assert done.stderr.startswith(f"folder-unusable: The data folder {tmp_path}/file/data can't be written to")
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="chaos")
 def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
     own_stack.down()
     with socket.create_server(("127.0.0.1", 0)) as free:

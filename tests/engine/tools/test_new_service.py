@@ -1,4 +1,4 @@
-"""make test-all: one service that is made once.
+"""make test-all + prove: one service that is made once.
 
 A service of one's own: made by `samefold new`, grown by `samefold add`, run, and updated to a newer Samefold."""
 
@@ -73,6 +73,7 @@ def test_a_new_service_has_nothing_of_the_bank_and_its_own_name(hotel: Tree) -> 
     )
 
 
+@pytest.mark.prove(part="new-services")
 def test_the_readmes_context_and_view_are_a_service(hotel: Tree) -> None:
     shown = re.findall(r"^```python\n# (\S+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert [name for name, _ in shown] == ["domain/rooms.py", "projections/room_names.py"]
@@ -81,6 +82,7 @@ def test_the_readmes_context_and_view_are_a_service(hotel: Tree) -> None:
     hotel.check()
 
 
+@pytest.mark.prove(part="new-services")
 def test_without_the_bank_checks_and_tests_pass(source: Tree, home: Path, tmp_path: Path) -> None:
     """README's list of what to delete, and nothing else."""
     clone = Tree(Path(shutil.copytree(source.folder, tmp_path / "clone", symlinks=True)), home)
@@ -141,6 +143,7 @@ def test_one_command_runs_it_and_one_ctrl_c_ends_it(hotel: Tree, data: Path) -> 
         assert client.get("/views/room_names/12").json()["row"] == {"room": "12", "name": "Room 12"}
 
 
+@pytest.mark.prove(part="new-services")
 def test_what_the_readme_says_to_type_grows_a_running_service(hotel: Tree, data: Path) -> None:
     growing = (hotel.folder / "README.md").read_text().split("## Grow it")[1]
     first, after_restart = re.findall(r"^```console\n(.*?)^```", growing, re.MULTILINE | re.DOTALL)
@@ -164,6 +167,7 @@ def test_what_the_readme_says_to_type_grows_a_running_service(hotel: Tree, data:
         ]
 
 
+@pytest.mark.prove(part="new-services")
 def test_what_is_added_runs_and_a_newer_samefold_is_taken_over(source: Tree, hotel: Tree, data: Path) -> None:
     told = [
         hotel.samefold("add", "event", "RoomRenamed", "name:Text"),
@@ -298,6 +302,7 @@ def test_a_service_is_made_where_git_signs_commits_and_has_a_hook(source: Tree, 
     Tree(source.folder, tmp_path).samefold("new", str(tmp_path / "hotel"), "--context", "x_rays")
 
 
+@pytest.mark.prove(part="new-services")
 def test_a_core_table_that_is_new_comes_along(source: Tree, hotel: Tree, data: Path) -> None:
     newer = Tree(Path(shutil.copytree(source.folder, data / "newer", symlinks=True)), data)
     versions = newer.folder / "infra" / "database" / "migrations" / "versions"
