@@ -21,7 +21,7 @@ from infra.testing.waiting import until
 MARK = "TEST_STARTED_BY"
 """A process that a test starts inherits this variable; what fixtures of a module or of the run start does not have it."""
 PROC = Path("/proc")
-KEEPERS = {"own_stack", "spark"}
+KEEPERS = {"cluster", "field", "front", "ground", "misled", "own_stack", "releases", "service", "spark"}
 """Fixtures of a module or of the run, for which a test may start something that they end."""
 NOT_ITS_OWN = (f"/samefold-{RUN}-", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """In the command lines of servers of the run's stacks, which a test may restart, and of what Python starts once for a process."""

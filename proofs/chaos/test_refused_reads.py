@@ -169,7 +169,7 @@ def test_no_command_is_left_out_where_an_error_came_right_before_a_rebalance(gro
     assert decided(world) == ["open-ada", "next", "last"]
 
 
-@OTHERS
+@pytest.mark.slow
 def test_an_idle_handler_does_not_ask_for_what_is_beyond_the_end_after_an_error(
     ground: Ground, world: Settings
 ) -> None:
@@ -215,7 +215,7 @@ def test_a_command_that_a_read_has_passed_over_is_asked_for_again(ground: Ground
     assert decided(world) == ["open-ada", "first", "second", "third"]
 
 
-@OTHERS
+@pytest.mark.slow
 def test_nothing_is_left_out_of_a_tail_that_goes_on_after_an_error(ground: Ground, world: Settings) -> None:
     with serving(world, world):
         pass

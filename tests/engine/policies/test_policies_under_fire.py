@@ -31,7 +31,7 @@ from proofs.chaos.policy_judge import is_at_rest
 from proofs.chaos.tail import Tail
 from tests.engine.spine import scalar
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.prove(part="chaos")
 
 ground = conftest.ground
 

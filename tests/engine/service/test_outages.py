@@ -1,4 +1,4 @@
-"""make test-all + prove: processes wait at their start in the one, and live through a killed store in the other.
+"""make test-all: processes wait at their start, and live through a killed store.
 
 Kafka or PostgreSQL is not there: the processes wait, recover, and lose nothing. Under load, judged all the while, the stores
 stumble in `proofs/chaos/test_under_fire.py`.
@@ -82,7 +82,7 @@ def test_processes_that_start_before_kafka_and_postgresql_wait_for_them(
         stack.up()
 
 
-@pytest.mark.prove(part="chaos")
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["broker", "database"])
 def test_a_store_killed_in_the_middle_costs_time_only(
     store: str, world: Settings, stack: Stack, tmp_path: Path

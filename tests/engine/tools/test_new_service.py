@@ -253,6 +253,7 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
     assert "There is no access.py" in missing
 
 
+@pytest.mark.prove(part="new-services")
 def test_a_changed_file_that_is_gone_in_the_newer_samefold_is_listed(source: Tree, hotel: Tree, tmp_path: Path) -> None:
     gone = "infra/dev/prerequisites.sh"
     (hotel.folder / gone).write_text((hotel.folder / gone).read_text() + "\n# ours\n")
