@@ -106,7 +106,7 @@ def rings() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rings.json"
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-qq", "--rings", file],
+            [sys.executable, "-m", "pytest", "--collect-only", "-qq", f"--rings={file}"],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""make prove: with a few clients each kind of process is killed once; 500 find more by chance.
+"""make test-all + prove: with a few clients each kind of process is killed once; 500 find more by chance.
 
 Clients that trust nobody: each posts, at once reads what it wrote, asks until it has an answer, and notes everything,
 while the API, handlers and agents are killed with -9.

@@ -1,4 +1,4 @@
-"""make test-all: two faults that take minutes.
+"""make prove: two faults that take minutes.
 
 Policies as processes: frozen in a transaction, overtaken and woken; and on a database restored to an older copy.
 

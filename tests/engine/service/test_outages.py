@@ -1,4 +1,4 @@
-"""make test-all + prove: processes wait at their start, and live through a killed store.
+"""make test-all: processes wait at their start, and live through a killed store.
 
 Kafka or PostgreSQL is not there: the processes wait, recover, and lose nothing. Under load, judged all the while, the stores
 stumble in `proofs/chaos/test_under_fire.py`.
