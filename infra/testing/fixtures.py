@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from functools import cache
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -24,6 +23,7 @@ import hypothesis
 import pytest
 
 from infra.settings import PREFIX, Settings
+from infra.testing.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -223,17 +223,14 @@ def _execute(stack: "Stack", statement: str) -> None:
 
 def _delete_topics(stack: "Stack", name: re.Pattern[str]) -> None:
     """A broker with thousands of them is slow."""
-    admin = _admin(stack)
-    mine = [topic for topic in admin.list_topics(timeout=60).topics if name.search(topic)]
-    for deleted in admin.delete_topics(mine).values() if mine else ():
-        deleted.result(60)
+    from infra.log import topics
 
+    def delete(client: "AdminClient", within_s: float) -> None:
+        mine = [topic for topic in client.list_topics(timeout=within_s).topics if name.search(topic)]
+        for deleted in client.delete_topics(mine).values() if mine else ():
+            deleted.result(within_s)
 
-@cache
-def _admin(stack: "Stack") -> "AdminClient":
-    from infra.log import clients
-
-    return clients.admin(stack.settings())
+    topics.Admin(stack.settings(), DEADLINE_S).ask(delete)
 
 
 @pytest.fixture(scope="session")
