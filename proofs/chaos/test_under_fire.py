@@ -146,18 +146,17 @@ def others() -> list[tuple[How, Job]]:
     return list(zip(("frozen for 4 s", "killed", how), random.sample(JOBS, 3), strict=True))
 
 
-def in_one_way_or_all(way: tuple[How, Job]) -> pytest.MarkDecorator:
-    one = pytest.param([way], marks=pytest.mark.slow, id=way[0])
-    return pytest.mark.parametrize("ways", [one, pytest.param(None, marks=EACH, id="all")])
+@EACH
+def test_the_database_stumbles(field: Field) -> None:
+    stumbles = [partial(stumble, field, "database", how, job) for how, job in others()]
+    take_effect(field, [*stumbles, *(partial(one, field) for one in (terminate_sessions, shut_down_at_once))])
 
 
-@in_one_way_or_all(("killed", "send"))
-def test_the_database_stumbles(field: Field, ways: list[tuple[How, Job]] | None) -> None:
-    stumbles = [partial(stumble, field, "database", how, job) for how, job in ways or others()]
-    rest = [partial(one, field) for one in (terminate_sessions, shut_down_at_once)]
-    take_effect(field, [*stumbles, *([] if ways else rest)])
+@pytest.mark.slow
+def test_the_broker_stumbles(field: Field) -> None:
+    take_effect(field, [partial(stumble, field, "broker", "frozen for 4 s", "send")])
 
 
-@in_one_way_or_all(("frozen for 4 s", "send"))
-def test_the_broker_stumbles(field: Field, ways: list[tuple[How, Job]] | None) -> None:
-    take_effect(field, [partial(stumble, field, "broker", how, job) for how, job in ways or others()])
+@EACH
+def test_the_broker_stumbles_in_other_ways(field: Field) -> None:
+    take_effect(field, [partial(stumble, field, "broker", how, job) for how, job in others()])
