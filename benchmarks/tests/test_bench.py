@@ -1,4 +1,4 @@
-"""make test + test-all: judges need no run, but a log; one benchmark is run. A wrong end state makes a run void.
+"""make test + test-all + prove: judges need no run, but a log; one benchmark is run. A wrong end state makes a run void.
 
 All benchmarks are run in `test_bench_runs.py`.
 """
@@ -132,7 +132,7 @@ def test_what_a_handler_decided_is_checked_command_by_command(world: Settings, o
         check_decisions(world, start, describe(world, world.events_topic).end, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="bench-self")
 def test_a_log_that_the_benchmark_wrote_counts_whole_and_folds_to_the_ledger(world: Settings) -> None:
     """Also where another writer goes on with it."""
     spine.set_up(world)

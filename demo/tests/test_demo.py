@@ -1,4 +1,4 @@
-"""make test + test-all + prove: a wrong use takes no process, a small demo half a minute, whole ones minutes.
+"""make test + prove: a wrong use takes no process, a demo minutes.
 
 `samefold demo` on its own Kafka and PostgreSQL: what it proves, in words and as JSON, and that it leaves nothing running.
 """
@@ -31,7 +31,6 @@ from tests.engine.service.oracle import Verdict, judge
 
 LIMIT = Decimal(5_000)
 
-small = pytest.mark.slow
 whole = pytest.mark.prove(part="demos")
 on_its_own = pytest.mark.xdist_group("demo")
 """Two demos at once are twenty processes."""
@@ -170,7 +169,7 @@ def demo(samefold: Samefold, place: Settings, *arguments: str) -> tuple[dict[str
 @on_its_own
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("file", "kills"), [pytest.param("few", 1, marks=small), pytest.param("whole", 5, marks=whole)], indirect=["file"]
+    ("file", "kills"), [pytest.param("few", 1, marks=whole), pytest.param("whole", 5, marks=whole)], indirect=["file"]
 )
 def test_processes_are_killed_and_nothing_is_lost_or_doubled(
     file: Path, kills: int, place: Settings, samefold: Samefold

@@ -38,6 +38,7 @@ def pytest_configure() -> None:
     TEMPORARY.mkdir(exist_ok=True)
     TEMPORARY.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
     os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
+    os.environ["RUFF_NO_CACHE"] = "true"  # it would be where the test runs
 
 
 @pytest.hookimpl(trylast=True)

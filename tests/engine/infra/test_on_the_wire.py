@@ -1,4 +1,4 @@
-"""make test + test-all: TLS takes another Kafka and a PostgreSQL that npm has to fetch.
+"""make test + test-all + prove: TLS takes another Kafka and a PostgreSQL that npm has to fetch.
 
 Every process over TLS and SCRAM, each with the least rights: what works, and what is refused in which words.
 """

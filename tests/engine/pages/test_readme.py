@@ -1,4 +1,4 @@
-"""make test + test-all: one walk; its sequel takes longer.
+"""make test + prove: one walk; its sequel takes longer.
 
 README and the page on the first event are executed: what they tell a newcomer to type works, in that order."""
 
@@ -115,7 +115,7 @@ def test_the_page_from_the_first_command_to_the_last(newcomer: Newcomer) -> None
     _play(newcomer)
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="new-services")
 def test_a_new_event_on_what_the_page_left(newcomer: Newcomer) -> None:
     run, lines = _play(newcomer)
     _add_the_event(newcomer)

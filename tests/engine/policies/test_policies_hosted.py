@@ -1,4 +1,4 @@
-"""make test + test-all: one process; its kills take longer.
+"""make test + prove: one process; its kills take longer.
 
 A policy's agent is started again for as long as its process runs, and no end of it goes unnoticed."""
 
@@ -24,7 +24,7 @@ NOWHERE = Settings(kafka_bootstrap="127.0.0.1:1", database_url="postgresql://nob
 POLICY = Policy("greetings", 1, lambda _event, _at: (), frozenset())
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="chaos")
 def test_a_policy_that_fails_all_night_is_still_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     starts, hosted = 0, list[Policies]()
 

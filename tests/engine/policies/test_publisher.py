@@ -1,4 +1,4 @@
-"""make test + test-all: the main way; each refusal on the real stores takes longer.
+"""make test + test-all + prove: the main way; each refusal on the real stores takes longer.
 
 The publisher: each accepted event is public once and in order, and it stops by name where it can't go on."""
 
@@ -196,7 +196,7 @@ def test_a_kill_at_each_point_neither_loses_nor_doubles(world: Settings, tmp_pat
         assert (len(dirty.ids) > len(log.accepted)) == sent_twice
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="chaos")
 def test_a_plain_consumer_sees_each_event_once_under_kills(world: Settings, tmp_path: Path) -> None:
     """Two publishers are killed 36 times, at points and at random moments, while commits come in."""
     chance = random.Random(random.random())
@@ -267,8 +267,13 @@ def test_two_share_the_partitions(world: Settings, tmp_path: Path) -> None:
         public.require_exactly(log.accepted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", PUBLISHER[:3])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(PUBLISHER[0], marks=pytest.mark.slow),
+        *(pytest.param(point, marks=pytest.mark.prove(part="chaos")) for point in PUBLISHER[1:3]),
+    ],
+)
 def test_a_zombie_publishes_nothing(world: Settings, tmp_path: Path, point: str) -> None:
     """It is frozen for longer than its session and its transaction may last, overtaken, and woken."""
     log = Log(world)
