@@ -15,6 +15,8 @@ from proofs.model_read.explore import wander
 from proofs.model_read.scenarios import SCENARIOS
 
 MINUTES = 10
+pytestmark = pytest.mark.usefixtures("model_database")
+
 CHECKERS = [pytest.param(WRITE_SIDE, id="write"), pytest.param(READ_SIDE, id="read", marks=pytest.mark.integration)]
 MUTANTS = [
     pytest.param(checker.values[0], mutant, id=mutant.name, marks=checker.marks)

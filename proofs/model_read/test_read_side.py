@@ -12,6 +12,8 @@ from proofs.model_read.explore import search, wander
 from proofs.model_read.reader_world import ReaderWorld, log_with_holes, short_log
 from proofs.model_read.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.usefixtures("model_database")
+
 ANY_NUMBER = 10**6
 
 
