@@ -22,6 +22,8 @@ from proofs import patches
 from proofs.patches import ROOT, Patch
 
 MUTATIONS = patches.read(Path(__file__).with_suffix(".txt"))
+SLOWNESS = "0.25"
+"""A test that waits in vain has caught the mutation: it need not wait for as long as one that must never fail by chance."""
 FAILED = 1
 """pytest's exit code for tests that ran and failed; any other says nothing about the mutation."""
 
@@ -37,7 +39,7 @@ def survives(mutation: Patch) -> str | None:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.facts["tests"].split()],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": folder},
+            env=os.environ | {"PYTHONPATH": folder, "TEST_SLOWNESS": SLOWNESS},
             capture_output=True,
             text=True,
             check=False,
