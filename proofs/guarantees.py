@@ -79,18 +79,15 @@ def _of(page: str) -> Iterator[Guarantee]:
                 tests: tuple[Test, ...] = (Test("proofs/test_models.py", MODEL_TEST),)
                 mutants = len([one for one in cells[2].split(";") if one.strip()]) if len(cells) > 2 else 0
             else:
-                tests = tuple(Test(_path(file), test or word) for file, test, word in NAMED.findall(cells[-1]))
+                tests = tuple(Test(_paths()[file], test or word) for file, test, word in NAMED.findall(cells[-1]))
                 mutants = sum(any(_proves(mutation.facts["tests"], test) for test in tests) for mutation in MUTATIONS)
             text = cells[1] if page == "security" else cells[0]
             yield Guarantee(page, text, tests, mutants)
 
 
-def _path(name: str) -> str:
-    return _paths()[name]
-
-
 @cache
 def _paths() -> dict[str, str]:
+    """Of each module of tests, by its name."""
     found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("test_*.py"))
     return {path.name: str(path.relative_to(ROOT)) for path in found}
 

@@ -93,11 +93,8 @@ def _group(item: pytest.Item) -> str | None:
     """The tests that one worker runs: what they share would be made twice."""
     if item.get_closest_marker("xdist_group"):
         return None
-    for costly in (
-        "spark",
-        "service",
-        "ground",
-    ):  # the last one: so many processes that two such tests at once starve each other
+    # the last one starts so many processes that two such tests at once starve each other
+    for costly in ("spark", "service", "ground"):
         if costly in getattr(item, "fixturenames", ()):
             return costly
     defined: dict[str, list[pytest.FixtureDef[object]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
