@@ -43,7 +43,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    shutil.rmtree(TEMPORARY, ignore_errors=True)
+    is_whole_run = str(os.getpid()) == RUN  # a worker that is interrupted leaves its folder
+    for folder in SYSTEMS.glob(f"sf-{RUN}-*") if is_whole_run else [TEMPORARY]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

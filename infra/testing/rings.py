@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -144,8 +143,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_unconfigure() -> None:
     """Workers that are interrupted end without their fixtures: what they left is ended here."""
     from infra.dev.stack import Stack
+    from infra.testing.leftovers import SYSTEMS
 
     if str(os.getpid()) == RUN:
-        for folder in (in_memory() or Path(tempfile.gettempdir())).glob(f"samefold-{RUN}-*"):
+        memory = in_memory()
+        places = [memory] if memory else SYSTEMS.glob(f"sf-{RUN}-*")  # the temporary folders of all workers
+        for folder in (found for place in places for found in place.glob(f"samefold-{RUN}-*")):
             Stack(folder).down()
             shutil.rmtree(folder, ignore_errors=True)
