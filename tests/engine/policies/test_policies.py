@@ -54,7 +54,7 @@ def running(world: Settings, *policies: Policy, name: str = "p1", **more: Any) -
     with beside(run, stop, name):
         agents = [policy.agent for policy in policies]
         query = "select count(distinct agent) from positions where agent = any(%s)"
-        until(lambda: scalar(world, query, agents) == len(agents), "the policies are live")
+        until(lambda: made and scalar(world, query, agents) == len(agents), "the policies are live")
         yield made[0]
 
 
