@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
@@ -261,7 +261,11 @@ def _offsets(
 ) -> dict[int, int]:
     wanted = {TopicPartition(name, partition): which for partition in partitions}
     asked = client.list_offsets(wanted, request_timeout=within_s, **options)
-    return {partition.partition: future.result(within_s).offset for partition, future in asked.items()}
+    found = {partition.partition: future.result(within_s).offset for partition, future in asked.items()}
+    if OFFSET_INVALID in found.values():
+        # what librdkafka (2.16) gives instead of an error where the time-out passed while the process was frozen
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    return found
 
 
 def ends(topic: Topic, admin: Admin, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED) -> dict[int, int]:
