@@ -31,17 +31,7 @@ from infra.settings import Settings
 from infra.testing.waiting import until
 from projections.engine.store.positions import channel
 from projections.engine.views.token import Token
-from tests.engine.api.api import (
-    Api,
-    Producer,
-    agent,
-    appended,
-    everything,
-    fresh,
-    named,
-    problem,
-    served,
-)
+from tests.engine.api.api import Api, Producer, agent, appended, everything, fresh, named, problem, served
 from tests.engine.api.raw_http import INTERNALS, SECRET
 from tests.engine.spine import commits, handler, project, scalar, send, set_up, withdraw
 

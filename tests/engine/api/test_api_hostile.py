@@ -26,18 +26,7 @@ from infra.testing.fixtures import SEED
 from infra.testing.waiting import SLOWNESS, until
 from tests.engine.api.api import serving
 from tests.engine.api.front import Front, front_of, new_name
-from tests.engine.api.raw_http import (
-    HOST,
-    Header,
-    Reply,
-    answer,
-    ask,
-    connection,
-    has_answer,
-    head,
-    post,
-    pour,
-)
+from tests.engine.api.raw_http import HOST, Header, Reply, answer, ask, connection, has_answer, head, post, pour
 
 MB = 1024 * 1024
 ACCOUNT = "accounts/hostile"
@@ -430,8 +419,7 @@ async def at_once(front: Front, account: str, number: int) -> Counter[int]:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.prove(part="chaos"))],
+    "number", [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.prove(part="chaos"))]
 )
 def test_many_requests_at_once_have_an_answer_each(front: Front, account: str, number: int) -> None:
     """What is too much is refused by 429, and the process finds no fault with its stores; memory stays flat."""

@@ -25,8 +25,8 @@ class Authority:
         made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.pem = _pem(made.add_extension(use, critical=True).sign(self._key, hashes.SHA256()))
 
-    def write(self, folder: Path, name: str, *, expired: bool = False) -> Path:
-        """Write `<name>.pem`, key and certificate of a server on 127.0.0.1, `<name>.crt` and `<name>.key`; the first."""
+    def write(self, folder: Path, name: str, *, expired: bool = False) -> None:
+        """Write `<name>.pem`, key and certificate of a server on 127.0.0.1, and each of them as `<name>.key` and `<name>.crt`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
         ends = -DAY / 2 if expired else DAY
@@ -40,7 +40,6 @@ class Authority:
             file = folder / f"{name}.{suffix}"
             file.write_text(text)
             file.chmod(0o600)
-        return folder / f"{name}.pem"
 
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, begins: datetime.timedelta, ends: datetime.timedelta

@@ -107,10 +107,9 @@ class Secure(Stack):
         self.certificates = folder / "certificates"
         self.certificates.mkdir()
         self.certificates.chmod(0o711)
-        self.authority = Authority("the right one")
+        self.certify(Authority("the right one"))
         self.ca = self.write("ca.pem", self.authority.pem)
         self.wrong_ca = self.write("wrong-ca.pem", Authority("another one").pem)
-        self.authority.write(self.certificates, "postgres")
         ports = {name: _free_port() for name in ("TLS", "EXPIRED")}
         self.tls, self.expired = (f"{HOST}:{port}" for port in ports.values())
         more = {
@@ -121,12 +120,17 @@ class Secure(Stack):
         for name in map(str.lower, ports):
             of = f"listener.name.{name}"
             more[f"{of}.ssl.keystore.type"] = "PEM"
-            keystore = self.authority.write(self.certificates, name, expired=name == "expired")
-            more[f"{of}.ssl.keystore.location"] = str(keystore)
+            more[f"{of}.ssl.keystore.location"] = str(self.certificates / f"{name}.pem")
             more[f"{of}.scram-sha-512.sasl.jaas.config"] = f"{SCRAM} required;"
         fronts = [Front(port, port, name, "SASL_SSL") for name, port in ports.items()]
         self.kafka = Kafka(self.kafka.folder, self.kafka.jvm, fronts=fronts, more=more)
         self.postgres: SecurePostgres = SecurePostgres(self.postgres.folder, self.certificates)
+
+    def certify(self, authority: Authority) -> None:
+        """Give all servers certificates of this authority. Kafka reads them when it starts."""
+        self.authority = authority
+        for name in ("postgres", "tls", "expired"):
+            authority.write(self.certificates, name, expired=name == "expired")
 
     def write(self, name: str, text: str) -> Path:
         file = self.certificates / name
