@@ -49,7 +49,6 @@ def front(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def account(front: Front) -> str:
-    """An open account's stream."""
     return front.open()
 
 
@@ -174,7 +173,7 @@ REFUSED: dict[tuple[int, str], list[bytes]] = {
         *deposits("If-Match", *words('"" abc 3 * "abc" "-1" "+1" "1.0" "1e0" "1_0" W/"1"'), "", '" 1"', '"1", "2"'),
         *deposits("If-Match", f'"{2**63}"', f'"{"9" * 5_000}"', '"\u0661"'.encode(), b'"\xb9"'),
         *deposits("If-None-Match", '"1"'),
-        *deposits("Correlation-Id", ""),
+        *deposits("Correlation-Id", b"", b"x" * 201, b"a\xe9", b"a\tb"),
         deposit(("If-Match", '"1"'), ("If-None-Match", "*")),
         # twice
         *(deposit(("Idempotency-Key", '"a"'), ("Idempotency-Key", key)) for key in ('"a"', '"b"')),

@@ -27,6 +27,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
 from api.health import SUBJECTS
+from api.server import HEADERS
 from infra.errors import SamefoldError
 from infra.log import topics
 from infra.observability.logs import EventFormatter
@@ -190,6 +191,7 @@ def test_of_any_error_a_client_is_told_the_code_and_an_id_and_the_log_the_rest(
     # why no command may be appended now is what the process knew before, and has logged
     answers = [answer for answer in answers if "appended" not in answer.json()]
     for answer in answers:
+        assert all(answer.headers[name] == value for name, value in HEADERS), "as every answer has them"
         assert answer.headers["Correlation-Id"] == answer.json()["correlation_id"]
     by_id = {event["correlation_id"]: event for event in events if SECRET in json.dumps(event)}
     assert {answer.json()["correlation_id"] for answer in answers} <= by_id.keys()

@@ -39,9 +39,8 @@ from policies.engine.policy import agent_of
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import agent
 from tests.engine.api.front import free_port
-from tests.engine.infra.certificates import Authority
 from tests.engine.infra.role_worlds import RoleWorld
-from tests.engine.infra.secure import PASSWORD, House, Secure
+from tests.engine.infra.secure import PASSWORD, Authority, House, Secure
 from tests.engine.pages.pages import is_ready
 from tests.engine.policies.test_webhooks import Receiver, put, receiver, with_endpoints  # noqa: F401  # a fixture
 from tests.engine.spawned import spawned
@@ -107,7 +106,6 @@ def test_the_page_shows_what_is_printed(samefold: Samefold) -> None:
 
 
 def test_no_right_reaches_further_than_its_process() -> None:
-    """Only the handler may write the log, only admin creates topics, only archive deletes, and no group is another's."""
     found = [*acls(Settings(), {"core"}, {"policy_a"}, public=True, personal=True)]
     by = {(one.name, operation, one.process) for one in found for operation in one.operations}
     assert {who for name, operation, who in by if (name, operation) == ("events", "Write")} == {"handler"}
