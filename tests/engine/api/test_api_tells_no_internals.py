@@ -26,6 +26,7 @@ from fastapi.routing import APIRoute
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import SecretStr
 
+from api import services
 from api.health import SUBJECTS
 from api.server import HEADERS
 from infra.errors import SamefoldError
@@ -114,6 +115,7 @@ def test_of_a_store_that_is_not_as_it_should_be(
     situation: str, shared_world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(services, "POOL_WAIT_S", 0.5)
     code, change = NOT_THERE[situation]
     with serving(change(shared_world)) as api:
         until(lambda: "database" in api.services.stores.failures, "it notices")
