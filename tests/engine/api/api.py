@@ -49,7 +49,6 @@ class Api:
         return self.post(name, "open-account", key=name, overdraft_limit=limit)
 
     def opened(self, limit: int = 0) -> str:
-        """A new account."""
         answer = self.open(name := fresh(), limit)
         assert answer.status_code == 200, answer.text
         return name
@@ -199,5 +198,4 @@ def everything(world: Settings, **options: Any) -> Iterator[Api]:
 
 
 def ready(api: Api) -> None:
-    """Wait until the API has checked both stores and finds nothing wrong."""
     until(lambda: api.services.stores.seen is not None and not api.services.stores.failures, "the API finds all well")

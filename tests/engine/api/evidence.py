@@ -58,12 +58,10 @@ class Witnesses:
 
 
 def told(stream: str, key: str, status: int, body: Mapping[str, Any]) -> Told:
-    """What an answer's JSON says."""
     return Told(stream, key, status, body.get("code"), body.get("version"), body.get("appended"))
 
 
 def witnesses(world: Settings, stream: str = "") -> Witnesses:
-    """Of all streams, or of one."""
     log: dict[Key, list[Commit]] = defaultdict(list)
     topic = describe(world, world.events_topic)
     for partition, end in topic.end.items():

@@ -35,7 +35,7 @@ from infra.testing.fixtures import Samefold
 from infra.testing.waiting import SLOWNESS, until
 from projections.engine.views.core_views import all_views, command_key
 from tests.engine.api.api import Api, Named, appended, everything, fresh, problem
-from tests.engine.api.test_api_live import subscribed
+from tests.engine.api.test_api_views import subscribed
 from tests.engine.domain.customers import CUSTOMERS, Register
 from tests.engine.spine import commits, scalar, send
 

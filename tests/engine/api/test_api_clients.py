@@ -108,7 +108,6 @@ class Client:
             await self._post(kind, key, data | {"cents": 2_000}, expected)
 
     async def _post(self, kind: str, key: str, data: Answer, expected: int | None) -> int:
-        """The command's final status."""
         headers = {"Idempotency-Key": f'"{key}"'} | ({} if expected is None else {"If-Match": f'"{expected}"'})
         while True:
             answer = await self._ask("POST", f"/{self.stream}/{kind}", headers, data)
@@ -162,7 +161,6 @@ async def run_all(url: str, notes: Notes, clients: int, turns: int) -> None:
 
 
 def never_so(seen: list[Seen], log: Witnesses) -> list[Seen]:
-    """Reads of a balance that never was."""
     balances: dict[str, dict[int, int]] = {}
     commits = sorted((one for of_key in log.log.values() for one in of_key), key=lambda one: one.version)
     for one in commits:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import confluent_kafka
 import httpx
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -23,25 +24,15 @@ from api.commands import router_of
 from api.notifications import Notifications
 from api.outcomes import REJECTED
 from commands.outcomes import outcomes_query
-from domain.language import Refusal
 from infra.access import Access
 from infra.database.connect import connect
-from infra.domain_model.contexts import RECORDED, BadContext, contexts, refusals_of
+from infra.domain_model.contexts import RECORDED, BadContext, contexts
+from infra.log.partitioner import partition_of
 from infra.settings import Settings
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.store.positions import channel
 from projections.engine.views.token import Token
-from tests.engine.api.api import (
-    Api,
-    Producer,
-    agent,
-    appended,
-    everything,
-    fresh,
-    named,
-    problem,
-    served,
-)
+from tests.engine.api.api import Api, Producer, agent, appended, everything, fresh, named, problem, served
 from tests.engine.api.raw_http import INTERNALS, SECRET
 from tests.engine.spine import commits, handler, project, scalar, send, set_up, withdraw
 
@@ -144,22 +135,6 @@ def test_a_command_may_expect_a_version(api: Api, shared_world: Settings) -> Non
     assert balance(shared_world, name) == 5
 
 
-def test_a_client_that_does_not_want_to_wait_asks_later(api: Api) -> None:
-    name = api.opened()
-    answer = deposit(api, name, 5, "later", Prefer="respond-async")
-    assert (answer.status_code, answer.json()["outcome"]) == (202, "pending")
-    assert answer.headers["Preference-Applied"] == "respond-async"
-    assert answer.headers["Location"] == f"/outcomes/accounts/{name}/later"
-    outcome = api.get(answer.headers["Location"], Prefer="wait=20")
-    assert (outcome.status_code, outcome.json()["outcome"], outcome.json()["version"]) == (200, "accepted", 2)
-
-
-def test_an_outcome_that_is_not_there_may_come_yet(api: Api) -> None:
-    answer = api.get("/outcomes/accounts/nobody/k1", Prefer="wait=0")
-    problem(answer, 404, "no-outcome")
-    assert answer.headers["Retry-After"] == "1"
-
-
 @pytest.mark.slow
 def test_when_the_wait_has_passed_the_command_is_in_the_log_and_is_answered_later(world: Settings) -> None:
     set_up(world)
@@ -181,9 +156,6 @@ def test_when_the_wait_has_passed_the_command_is_in_the_log_and_is_answered_late
         # and an agent that comes later answers those who wait
         with handler(world), agent(world):
             assert api.post("y", "open-account", {"Prefer": "wait=60"}, overdraft_limit=0).status_code == 200
-
-
-# nothing was done
 
 
 def test_equal_paths_are_one_path(api: Api) -> None:
@@ -232,7 +204,6 @@ def test_commands_are_refused_while_the_read_model_is_too_far_behind(world: Sett
 
 @pytest.mark.slow
 def test_many_who_wait_cost_a_query_a_beat(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred at once are answered with fewer queries."""
     asked: list[int] = []
     query = outcomes_query
 
@@ -245,6 +216,24 @@ def test_many_who_wait_cost_a_query_a_beat(api: Api, monkeypatch: pytest.MonkeyP
     with ThreadPoolExecutor(100) as pool:
         assert {answer.status_code for answer in pool.map(api.open, [fresh() for _ in range(100)])} == {200}
     assert 0 < len(asked) < 75
+
+
+@pytest.mark.slow
+def test_a_record_that_unpacks_to_a_thousand_times_its_size_has_no_effect(world: Settings) -> None:
+    """No client of the API can send one; who may write to the topics can."""
+    size, errors = 64 * 1024 * 1024, list[object]()
+    at = "accounts/bomb", partition_of("accounts/bomb", world.partitions)
+    of_bombs = {"bootstrap.servers": world.kafka, "compression.type": "gzip", "message.max.bytes": 2 * size}
+    producer = confluent_kafka.Producer(of_bombs)
+    with everything(world) as api:
+        for topic in (world.commands_topic, world.events_topic):
+            # as bytes of a record, a thousandth of what the topic's limit looks at
+            producer.produce(topic, bytes(size), *at, on_delivery=lambda error, _: errors.append(error))
+        assert producer.flush(DEADLINE_S) == 0
+        assert errors == [None, None]
+        api.post("bomb", "open-account", {"Prefer": "respond-async"}, "b", overdraft_limit=0)
+        until(lambda: api.get("/outcomes/accounts/bomb/b").status_code == 200, "what is behind them is decided")
+        assert api.get("/views/balances/bomb").json()["row"]["account"] == "bomb"
 
 
 # appends that fail
@@ -335,17 +324,6 @@ def test_a_context_may_not_be_called_as_something_else_of_the_api() -> None:
 
 def test_every_code_that_a_handler_rejects_with_is_a_kind_of_problem() -> None:
     assert REJECTED.keys() == RECORDED
-
-
-def test_a_refusal_may_not_have_a_code_that_means_something_else() -> None:
-    class Failed(Refusal):
-        """It did not work."""
-
-    def decide(_: Any, __: Any) -> list[Any]:
-        raise Failed
-
-    with pytest.raises(BadContext, match="'failed', which is taken"):
-        refusals_of(replace(contexts()["accounts"], decide=decide))
 
 
 # how an outcome is found

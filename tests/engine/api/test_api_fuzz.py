@@ -1,4 +1,4 @@
-"""make test-all: hundreds of generated requests take seconds.
+"""make test-all + prove: hundreds of generated requests take seconds; walks through what the document links find more by chance.
 
 schemathesis reads the API's own document and asks what it allows, and what it does not: answers must be those it promises.
 """
@@ -14,7 +14,6 @@ from itertools import count
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-import httpx
 import hypothesis
 import jsonschema_rs
 import pytest
@@ -36,6 +35,7 @@ from infra.testing.fixtures import SEED
 from infra.testing.waiting import SLOWNESS
 from tests.engine.api.api import Api
 from tests.engine.api.evidence import Told, contradictions, told, witnesses
+from tests.engine.api.test_api_views import subscribed
 
 EXAMPLES = 6
 """Of each operation, valid and invalid each."""
@@ -191,7 +191,6 @@ def operations(document: Document) -> Iterator[Operation]:
 
 
 def has_input(document: Document, operation: Operation) -> bool:
-    """Whether there is anything to be got wrong."""
     return bool({"parameters", "requestBody"} & document["paths"][operation.path][operation.method].keys())
 
 
@@ -226,6 +225,7 @@ def test_the_document_s_own_examples_work(document: Document, asked: Asked) -> N
     assert not {400, 422} & (asked.statuses - before).keys()
 
 
+@pytest.mark.prove(part="chaos")
 @pytest.mark.parametrize("views", [False, True], ids=["commands", "views"])
 def test_one_thing_after_another_as_the_document_links_them(document: Document, asked: Asked, views: bool) -> None:
     """Apart, because a walk through both begins with the views and stays there."""
@@ -253,15 +253,12 @@ def test_states_that_are_sent_live_are_as_the_document_has_them(document: Docume
     content = document["paths"]["/views/balances/{account}/live"]["get"]["responses"]["200"]["content"]
     schema = content[EVENT_STREAM]["itemSchema"]["properties"]["data"]["contentSchema"]
     schema |= {"components": document["components"]}  # which it refers to
-    states = {who: first_state(f"{api.url}/views/balances/{who}/live") for who in ("somebody", "nobody")}
+    states = {}
+    for who in ("somebody", "nobody"):
+        with subscribed(api, f"/views/balances/{who}/live") as live:
+            states[who] = live.next().data
     assert states["somebody"]["row"]["cents"] == 0
     assert "row" not in states["nobody"]
     for state in states.values():
         jsonschema_rs.validate(schema, state)
     assert not jsonschema_rs.is_valid(schema, {"row": {}, "position": "1"})
-
-
-def first_state(url: str) -> Any:
-    with httpx.stream("GET", url, timeout=TIMEOUT_S) as answer:
-        data = next(line for line in answer.iter_lines() if line.startswith("data:"))
-        return json.loads(data.removeprefix("data:"))

@@ -103,10 +103,3 @@ def test_a_holder_is_told_of_its_own_accounts_only(api: Api, document: Document,
     assert owners.keys() == {"ada"}
     assert {path.split("/")[2] for path, _ in asked.shown if path.startswith("/views/")} <= {"balances", "statement"}
     assert asked.statuses[403] > 0
-
-
-def test_a_teller_is_told_of_all(api: Api, document: Document, keys: Keys) -> None:
-    asked = asked_as(api, document, bearer(keys.token(sub="tess")))
-    owners = Counter(row["owner"] for path, shown in asked.shown for row in rows(path, shown) if "owner" in row)
-    assert set(HOLDERS) <= owners.keys()
-    assert 401 not in asked.statuses

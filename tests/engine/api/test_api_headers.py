@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -18,8 +18,8 @@ from infra.errors import BadSettings
 from infra.observability import metrics
 from infra.settings import Settings
 from tests.engine.api.api import Api, problem, serving
+from tests.engine.api.front import free_port
 from tests.engine.api.raw_http import ask, connection, head, post
-from tests.engine.api.test_api_health import nowhere
 
 PAGE = "https://bank.example.com"
 VERSIONS = re.compile(r"uvicorn|starlette|fastapi|python|wsgi|httptools", re.IGNORECASE)
@@ -32,7 +32,6 @@ def with_cors(shared_world: Settings) -> Iterator[Api]:
 
 
 def answers(api: Api) -> dict[str, httpx.Headers]:
-    """The headers of answers of every kind."""
     client, port = api.client, api.server.port
     opened = api.open("headers")
     row = client.get("/views/balances/headers", params={"after": opened.json()["position"]})
@@ -81,32 +80,6 @@ def test_every_answer_tells_browsers_to_keep_and_guess_nothing_and_no_version(ap
     assert "frame-ancestors 'none'" in kept["Content-Security-Policy"]
 
 
-def test_a_defect_is_answered_with_them_too(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    with failing(api, monkeypatch):
-        answer = api.get("/views")
-    problem(answer, 500, "defect")
-    assert all(answer.headers[name] == value for name, value in HEADERS)
-
-
-@contextmanager
-def failing(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("a defect")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(api.services.views, "parked", fail)
-        yield
-
-
-def test_the_page_of_the_document_loads_from_here_alone(api: Api) -> None:
-    page = api.client.get("/docs").text
-    sources = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
-    assert len(sources) >= 3
-    assert [one for one in sources if not one.startswith("/")] == []
-    for one in sources:
-        assert api.client.get(one).status_code == 200, one
-
-
 def test_tls_for_later_requests_is_asked_for_where_it_is_configured(shared_world: Settings) -> None:
     with serving(shared_world.model_copy(update={"api_hsts_s": 31_536_000})) as api:
         for answer in (api.client.get("/health/live").headers, ask(api.server.port, b"nonsense\r\n\r\n").headers):
@@ -121,9 +94,13 @@ def test_without_configured_origins_a_preflight_is_an_unknown_method(api: Api) -
 def test_pages_of_configured_origins_read_answers_and_errors_and_send_no_cookies(
     with_cors: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with failing(with_cors, monkeypatch):
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(with_cors.services.views, "parked", fail)
         defect = with_cors.client.get("/views", headers={"Origin": PAGE})
-    assert defect.status_code == 500
+    problem(defect, 500, "defect")
     for answer in (defect, with_cors.client.get("/nothing", headers={"Origin": PAGE})):
         assert answer.headers["Access-Control-Allow-Origin"] == PAGE
         assert {"ETag", "Samefold-Position", "Correlation-Id", "Retry-After", "Location"} <= set(
@@ -162,7 +139,7 @@ def test_what_is_no_origin_is_refused_at_the_start(origins: str) -> None:
 
 @pytest.mark.keeps_its_port
 def test_a_port_of_metrics_tells_no_version_whatever_is_asked() -> None:
-    port = nowhere()
+    port = free_port()
     metrics.serve(Settings(metrics_port=port))
     for request, status in (
         (head("GET", "/metrics"), 200),
@@ -180,7 +157,7 @@ def test_a_port_of_metrics_tells_no_version_whatever_is_asked() -> None:
 @pytest.mark.keeps_its_port
 def test_a_port_of_metrics_serves_the_next_client_however_many_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "SCRAPE_S", 0.5)
-    port = nowhere()
+    port = free_port()
     metrics.serve(Settings(metrics_port=port))
     with ExitStack() as stack:
         silent = [stack.enter_context(connection(port)) for _ in range(3 * metrics.MAX_SCRAPERS)]

@@ -5,7 +5,6 @@ Live and ready: each check fails for its own reason, says why and what to do, an
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from infra.testing.waiting import until
 from tests.engine.api.api import Api, agent, problem, serving
 from tests.engine.spine import handler, set_up
 
-PASSWORD = "correct-horse-battery"
 CHECKS = {*SUBJECTS, "looks", "positions"}
 
 
@@ -44,7 +42,6 @@ def asked(api: Api) -> tuple[int, dict[str, Any]]:
 
 
 def failing(api: Api) -> dict[str, str]:
-    """The codes of the checks that fail."""
     status, checks = asked(api)
     found = {name: check["code"] for name, check in checks.items() if not check["ok"]}
     assert set(checks) == CHECKS
@@ -60,13 +57,6 @@ def changed(world: Settings, change: str, back: str) -> Iterator[None]:
             yield
         finally:
             db.execute(back)
-
-
-def nowhere() -> int:
-    """A port on which no process listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_a_probe_asks_no_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,18 +26,7 @@ from infra.testing.fixtures import SEED
 from infra.testing.waiting import SLOWNESS, until
 from tests.engine.api.api import serving
 from tests.engine.api.front import Front, front_of, new_name
-from tests.engine.api.raw_http import (
-    HOST,
-    Header,
-    Reply,
-    answer,
-    ask,
-    connection,
-    has_answer,
-    head,
-    post,
-    pour,
-)
+from tests.engine.api.raw_http import HOST, Header, Reply, answer, ask, connection, has_answer, head, post, pour
 
 MB = 1024 * 1024
 ACCOUNT = "accounts/hostile"
@@ -60,7 +49,6 @@ def front(shared_world: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def account(front: Front) -> str:
-    """An open account's stream."""
     return front.open()
 
 
@@ -185,7 +173,7 @@ REFUSED: dict[tuple[int, str], list[bytes]] = {
         *deposits("If-Match", *words('"" abc 3 * "abc" "-1" "+1" "1.0" "1e0" "1_0" W/"1"'), "", '" 1"', '"1", "2"'),
         *deposits("If-Match", f'"{2**63}"', f'"{"9" * 5_000}"', '"\u0661"'.encode(), b'"\xb9"'),
         *deposits("If-None-Match", '"1"'),
-        *deposits("Correlation-Id", ""),
+        *deposits("Correlation-Id", b"", b"x" * 201, b"a\xe9", b"a\tb"),
         deposit(("If-Match", '"1"'), ("If-None-Match", "*")),
         # twice
         *(deposit(("Idempotency-Key", '"a"'), ("Idempotency-Key", key)) for key in ('"a"', '"b"')),
@@ -430,8 +418,7 @@ async def at_once(front: Front, account: str, number: int) -> Counter[int]:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.prove(part="chaos"))],
+    "number", [pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.prove(part="chaos"))]
 )
 def test_many_requests_at_once_have_an_answer_each(front: Front, account: str, number: int) -> None:
     """What is too much is refused by 429, and the process finds no fault with its stores; memory stays flat."""

@@ -18,12 +18,13 @@ import pytest
 from api import server, stores
 from api.server import server_of
 from infra.database.connect import connect
+from infra.dev.process import Service
 from infra.log import clients, topics
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.token import Token
-from tests.engine.api.api import agent, everything, problem, ready, served, serving
+from tests.engine.api.api import everything, problem, ready, served, serving
 from tests.engine.api.front import api_process, listening_port
 from tests.engine.api.raw_http import answer, connection, head, post
 from tests.engine.spine import handler, scalar, set_up
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 
 JSON = ("Content-Type", "application/json")
+SESSIONS = """
+select count(*) from pg_stat_activity
+where datname = current_database() and starts_with(application_name, 'samefold front')
+"""
 
 
 def answered(answer: httpx.Response, *expected: str) -> bool:
@@ -45,36 +50,32 @@ def answered(answer: httpx.Response, *expected: str) -> bool:
 
 
 @pytest.mark.slow
-def test_it_starts_while_both_stores_are_away_and_finds_them(world: Settings, stack: Stack) -> None:
-    set_up(world)
-    stack.down()
-    try:
-        with serving(world) as api:
-            assert api.client.get("/health/live").status_code == 200
-            until(lambda: "database" in api.services.stores.failures, "it notices")
-            assert answered(api.open("one"), "kafka-unavailable", "database-unavailable")
-            stack.up()
-            with handler(world), agent(world):
-                ready(api)
-                assert api.open("one").status_code == 200
-    finally:
-        stack.up()
+def test_stores_that_go_away_are_told_at_once_and_found_again(world: Settings, stack: Stack) -> None:
+    """One after the other, and both, also by a process that starts meanwhile."""
 
+    def kill(service: Service) -> None:
+        server = service.process()
+        assert server is not None
+        server.kill()
+        server.wait(DEADLINE_S)
 
-@pytest.mark.slow
-def test_a_store_that_goes_away_is_told_at_once_and_found_again(world: Settings, stack: Stack) -> None:
-    with everything(world) as api:
+    with everything(world) as api, ExitStack() as afterwards:
+        afterwards.callback(stack.up)
         assert api.open("one").status_code == 200
-        for service, code in ((stack.kafka, "kafka-unavailable"), (stack.postgres, "database-unavailable")):
-            server = service.process()
-            assert server is not None
-            server.kill()
-            server.wait(DEADLINE_S)
-            try:
-                until(lambda code=code: answered(api.open("two"), code), f"it says {code}")  # type: ignore[misc]
-            finally:
-                stack.up()
-            until(lambda: api.open("two").status_code == 200, "it takes commands again")
+        kill(stack.postgres)
+        until(lambda: answered(api.open("two"), "database-unavailable"), "it notices")
+        stack.up()
+        until(lambda: api.open("two").status_code == 200, "it takes commands again")
+        kill(stack.kafka)
+        until(lambda: answered(api.open("three"), "kafka-unavailable"), "it notices")
+        kill(stack.postgres)
+        with serving(world, "late") as late:
+            assert late.client.get("/health/live").status_code == 200
+            until(lambda: "database" in late.services.stores.failures, "it notices")
+            assert answered(late.open("three"), "kafka-unavailable", "database-unavailable")
+            stack.up()
+            for one in (api, late):
+                until(lambda one=one: one.open("three").status_code == 200, "it takes commands")  # type: ignore[misc]
 
 
 @pytest.mark.slow
@@ -138,6 +139,7 @@ def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Sett
                 one.sendall(request)
             in_progress = f"samefold_http_requests_in_progress {len(waiting) + 1}.0"
             until(lambda: in_progress in client.get("/metrics").text, "all of them wait")
+        assert scalar(world, SESSIONS) >= 4
         running.send_signal(signal.SIGTERM)
         until(lambda: not listens(port), "it stops")
         opened[2].sendall(late[-1:])
@@ -147,6 +149,8 @@ def test_it_ends_soon_when_told_and_answers_every_request_that_waits(world: Sett
             assert (reply.status, reply.is_problem, reply.json["code"]) == (expected[0], True, expected[1])
             assert reply.headers["retry-after"] == "1"
         assert running.wait(DEADLINE_S) == 0
+        # PostgreSQL takes a moment to end a session whose client has gone
+        until(lambda: scalar(world, SESSIONS) == 0, "no connection is left")
     assert "Traceback" not in (tmp_path / "api.log").read_text()
 
 
@@ -201,15 +205,3 @@ def test_a_port_that_is_taken_is_named(world: Settings, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, api_process(world, log, taken.getsockname()[1]) as running:
         assert running.wait(DEADLINE_S) == 1
     assert "can't listen on port" in log.read_text()
-
-
-@pytest.mark.slow
-def test_no_connection_is_left_behind(world: Settings) -> None:
-    set_up(world)
-    ours = (
-        "select count(*) from pg_stat_activity where datname = current_database() and starts_with(application_name, %s)"
-    )
-    with served(world):
-        assert scalar(world, ours, "samefold api") >= 4
-    # PostgreSQL takes a moment to end a session whose client has gone
-    until(lambda: scalar(world, ours, "samefold api") == 0, "no connection is left")

@@ -31,8 +31,7 @@ from infra.testing.fixtures import Samefold, world_of
 from infra.testing.waiting import DEADLINE_S, until
 from policies.engine import webhooks as webhooks_engine
 from tests.engine.api.api import Api, serving, unfolded
-from tests.engine.api.test_api_live import subscribed
-from tests.engine.api.test_api_views import folded, get
+from tests.engine.api.test_api_views import folded, get, subscribed
 from tests.engine.domain.customers import CUSTOMERS
 from tests.engine.policies.test_webhooks import Receiver, posting, put, receiver, with_endpoints  # noqa: F401  # a fixture
 from tests.engine.spine import command, open_account, outcomes, produce, project
@@ -65,7 +64,6 @@ class Bank(NamedTuple):
         return post
 
     def deposit(self, account: str, purpose: str) -> None:
-        """Open an account, and pay in for that purpose."""
         folded(self.world, open_account(account))
         self.folded(f"accounts/{account}", "Deposit", cents=5, on="2026-01-02", details={"purpose": purpose})
 

@@ -56,7 +56,6 @@ def manifest(world: Settings) -> list[ArchiveFile]:
 
 
 def archived_records(world: Settings) -> list[Record]:
-    """All records that the archive holds, by partition and offset."""
     partitions = range(world.partitions)
     read = (batch for p in partitions for batch, _ in read_archived(world, world.events_topic, p, 0))
     return [record for batch in read for record in batch]
@@ -79,7 +78,6 @@ def on_disk(world: Settings) -> set[str]:
 
 
 def trim_all(world: Settings) -> int:
-    """All that may be trimmed; how many records went."""
     topic, cuts = plan_trim(world)
     return sum(cut.records for cut in trim_log(world, topic, cuts))
 

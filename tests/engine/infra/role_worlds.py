@@ -43,7 +43,6 @@ class RoleWorld:
 
     @contextmanager
     def connected(self, role: str = "") -> Iterator[Connection]:
-        """As a role, by default as the administrator."""
         with connect(self.of(role) if role else self.admin, "test") as db:
             yield db
 

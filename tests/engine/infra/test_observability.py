@@ -29,14 +29,15 @@ from infra.log.partitioner import partition_of
 from infra.log.records import Command, Record, encode
 from infra.log.source import history_of
 from infra.observability import metrics
-from infra.processes.supervisor import Child, Supervisor, exporter, handlers
+from infra.processes.supervisor import Supervisor, exporter, handlers
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
 from projections.engine.store.commit import Fate
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api
-from tests.engine.api.test_api_health import CHECKS, PASSWORD, nowhere
+from tests.engine.api.front import free_port
+from tests.engine.api.test_api_health import CHECKS
 from tests.engine.purse import PURSE
 from tests.engine.spine import beside, open_account, produce, send, set_up
 
@@ -48,7 +49,6 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def values(text: str) -> dict[tuple[str, Labels], float]:
-    """All samples, by name and labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -57,8 +57,6 @@ def values(text: str) -> dict[tuple[str, Labels], float]:
 
 
 class Counted:
-    """What was counted since."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
         self._before = self._now()
@@ -214,7 +212,7 @@ def test_each_process_of_a_supervisor_tells_its_metrics_on_a_port_of_its_own(wor
 def two_free_ports() -> int:
     """The first of two that lie together."""
     for _ in range(100):
-        port = nowhere()
+        port = free_port()
         with socket.socket() as one, socket.socket() as two, suppress(OSError, OverflowError):
             one.bind(("127.0.0.1", port))
             two.bind(("127.0.0.1", port + 1))
@@ -241,14 +239,6 @@ def test_a_correlation_id_goes_from_the_request_into_the_commit_and_back(api: Ap
     found = list(history_of(shared_world, "accounts/related"))
     assert [commit.get("correlation_id") for commit in found] == [given["Correlation-Id"]] * 2 + [None]
     assert "correlation_id" not in found[2], "none, and not null"
-
-
-@pytest.mark.parametrize("value", [b"", b"x" * 201, b"a\xe9", b"a\tb"])
-def test_a_correlation_id_that_can_not_be_kept_is_refused(api: Api, shared_world: Settings, value: bytes) -> None:
-    answer = api.client.post("/accounts/unrelated/open-account", json=OPEN, headers=[(b"Correlation-Id", value)])
-    assert answer.status_code == 400
-    assert "Correlation-Id" not in answer.headers
-    assert list(history_of(shared_world, "accounts/unrelated")) == []
 
 
 LINE = {"stream": "purse/a", "id": "f", "type": "Fill", "data": {"cents": 5, "note": ""}}
@@ -286,40 +276,3 @@ def test_ids_that_can_not_be_kept_are_refused_at_each_door(tmp_path: Path, wrong
     commit = commit_of(Command("f", "purse/a", "Fill", body, None, given["correlation_id"], given["causation_id"]))
     assert commit["reason"]["code"] == "malformed"
     assert not BOTH.keys() & commit.keys()
-
-
-# ── a process's log ──
-
-
-@pytest.mark.slow
-def test_all_that_a_process_logs_is_events_and_none_holds_a_secret(tmp_path: Path) -> None:
-    port, away = nowhere(), nowhere()
-    settings = Settings(
-        kafka_bootstrap=f"127.0.0.1:{away}",
-        database_url=f"postgresql://me:{PASSWORD}@127.0.0.1:{away}/nothing",
-        log_level="DEBUG",
-        log_format="json",
-    )
-    api = Child("api", "api", ("--name", "api", "--port", str(port)))
-    running = Supervisor([api], settings.environment(), tmp_path)
-    with beside(running.run, running.stop):
-        until(lambda: answers(port, b"GET /health/live HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"), "it serves")
-        assert ("process_start_time_seconds", ()) in values(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
-        assert b"400" in answers(port, b"GET / HTTP/1.1\r\n" + PASSWORD.encode() + b"\r\n{}\r\n\r\n")
-        ready = f"http://127.0.0.1:{port}/health/ready"
-        until(lambda: "database-unavailable" in httpx.get(ready).text, "it has looked for the database")
-    lines = (tmp_path / "api.log").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    assert {"uvicorn.error", "api.stores"} <= {event["logger"] for event in events}
-    assert all({"time", "level", "logger", "message"} <= event.keys() for event in events)
-    assert [line for line in lines if PASSWORD in line] == []
-
-
-def answers(port: int, request: bytes) -> bytes:
-    """What a server says to these bytes; nothing where there is none."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-            connection.sendall(request)
-            return connection.recv(10_000)
-    except OSError:
-        return b""

@@ -1,13 +1,17 @@
-"""make test: pure. What stands in the topics: written and read back the same, the envelope first, everything else refused."""
+"""make test: pure. What stands in the topics: written and read back the same, the envelope first, everything else refused; and in
+which partition: as Kafka's Java clients compute it, since where a stream lives must not depend on who produces.
+"""
 
 import json
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from aiokafka import partitioner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.log.partitioner import murmur2, partition_of
 from infra.log.records import (
     ENVELOPE,
     Command,
@@ -127,3 +131,26 @@ def test_nothing_else_is_a_command(value: bytes) -> None:
 def test_the_brokers_time_is_aware_and_in_utc() -> None:
     assert time_of(757_382_400_123) == datetime(1994, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC)
     assert time_of(0).tzinfo is UTC
+
+
+# Kafka's own UtilsTest.testMurmur2
+GOLDEN = {
+    "21": -973932308,
+    "foobar": -790332482,
+    "a-little-bit-long-string": -985981536,
+    "a-little-bit-longer-string": -1486304829,
+    "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    "abc": 479470107,
+}
+
+
+@pytest.mark.parametrize(("key", "expected"), GOLDEN.items())
+def test_the_hash_is_javas_and_the_partition_is_the_positive_one_modulo_their_number(key: str, expected: int) -> None:
+    assert (murmur2(key.encode()) + 2**31) % 2**32 - 2**31 == expected
+    for partitions in (1, 2, 3, 8, 4096):
+        assert partition_of(key, partitions) == (expected & 0x7FFFFFFF) % partitions
+
+
+@given(st.binary())
+def test_it_is_the_hash_that_agents_would_produce_with(key: bytes) -> None:
+    assert murmur2(key) == partitioner.murmur2(key) & 0xFFFFFFFF
