@@ -276,6 +276,11 @@ def test_a_process_whose_door_would_be_open_does_not_start(
     assert (done.returncode, "SAMEFOLD_AUTH=jwt" in done.stderr) == (2, True)
 
 
+def test_whoever_starts_no_api_needs_no_issuer(tmp_path: Path) -> None:
+    """As `samefold dev up` in a new folder, which makes one."""
+    assert Settings(auth="jwt", data_dir=tmp_path).jwt_issuer is None
+
+
 def test_the_services_own_tests_ask_without_a_token(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEFOLD_AUTH", "jwt")
     monkeypatch.setenv("SAMEFOLD_API_HOST", "0.0.0.0")
