@@ -194,7 +194,7 @@ def test_parked_streams_stay_with_their_table(bank: Bookkeeper) -> None:
     _as_if_never_parked(world, "sums", views)
 
 
-# ── what it refuses, and what it shows ──
+# ── what it refuses ──
 
 
 def test_only_what_is_parked_in_a_live_table_of_this_code(bank: Bookkeeper) -> None:

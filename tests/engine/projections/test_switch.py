@@ -74,9 +74,6 @@ def _switch(world: Settings, builds: list[Build], give_up_s: float = 20) -> Swit
         return switch(world, db, builds, all_views(), give_up_s=give_up_s)
 
 
-# ── the fence ──
-
-
 def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> None:
     world = bank.world
     _ready(world, "balances")

@@ -74,9 +74,6 @@ def _asked(world: Settings, query: str) -> Counter[Any]:
         return Counter(db.execute(query.encode()).fetchall())
 
 
-# ── every kind of view, on every engine ──
-
-
 def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
     """Rows of the live fold, kept when it stood at a position, against those folded later from the log."""
     world = bank.world
