@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from commands.decision import Versioned, decide
-from commands.intake import Intake, fingerprint_of, receive
+from commands.intake import Intake, Received, fingerprint_of, receive
 from commands.overlay import Overlay
 from infra.domain_model.storable import comparable
 from infra.log.records import Command, Commit, Record, decode_event, encode
@@ -55,14 +55,16 @@ KEPT = st.builds(
 )
 
 
-def _commits(number: int, history: list[Kept]) -> tuple[list[Commit], list[Versioned]]:
+def _received(n: int, kept: Kept) -> Received:
+    command = Command(str(n), "hoard/1", "Keep", msgspec.Raw(msgspec.json.encode(Keep(kept=kept))))
+    return receive(Record(0, n, 0, b"hoard/1", encode(command)), INTAKE)
+
+
+def _commits(history: list[Kept]) -> tuple[list[Commit], list[Versioned]]:
     """The commits of commands that keep these, as a handler decides them; and its states after them."""
     commits, states = [], [Versioned(0, HOARD.initial)]
-    stream = f"hoard/{number}"
     for n, kept in enumerate(history):
-        command = Command(str(n), stream, "Keep", msgspec.Raw(msgspec.json.encode(Keep(kept=kept))))
-        received = receive(Record(0, n, 0, stream.encode(), encode(command)), INTAKE)
-        decided = decide(received, states[-1], epoch=0, seq=1, max_bytes=1_000_000)
+        decided = decide(_received(n, kept), states[-1], epoch=0, seq=1, max_bytes=1_000_000)
         commit = decode_event(Record(0, n, 0, None, decided.value))
         assert isinstance(commit, Commit)
         if commit.reason is None:
@@ -86,7 +88,7 @@ def _folded(counted: list[Counted], held: Held) -> StreamState:
 @given(st.lists(KEPT, min_size=1, max_size=3))
 def test_every_fold_of_any_history_is_what_its_json_gives_back(history: list[Kept]) -> None:
     """And so what the database does, in which `proofs/test_one_fold.py` stores such states."""
-    commits, states = _commits(1, history)
+    commits, states = _commits(history)
     assume(commits)
     log = [Counted(n, 0, commit) for n, commit in enumerate(commits)]
     overlay, held = Overlay(), Held(PLAN)
@@ -112,14 +114,11 @@ def test_a_number_that_is_not_finite_enters_nowhere(number: str) -> None:
 
 
 def test_a_state_that_can_not_be_stored_is_a_recorded_answer() -> None:
-    commits, states = _commits(1, [Kept(careless=True, weight=1e300), Kept(count=5)])
+    unstorable = Kept(careless=True, weight=1e300)
+    commits, states = _commits([unstorable, Kept(count=5)])
     assert [commit.version for commit in commits] == [1]
     assert states[-1].state.count == 5
-    command = Command(
-        "a", "hoard/1", "Keep", msgspec.Raw(msgspec.json.encode(Keep(kept=Kept(careless=True, weight=1e300))))
-    )
-    received = receive(Record(0, 0, 0, b"hoard/1", encode(command)), INTAKE)
-    answer = decide(received, Versioned(0, HOARD.initial), epoch=0, seq=1, max_bytes=1_000_000).commit
+    answer = decide(_received(0, unstorable), Versioned(0, HOARD.initial), epoch=0, seq=1, max_bytes=1_000_000).commit
     assert answer.reason is not None
     assert answer.reason.code == "failed"
     assert "Lost: State can't be stored: JSON does not give back its value.total (inf)" in answer.reason.message

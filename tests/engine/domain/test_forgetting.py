@@ -20,7 +20,6 @@ from infra.database.connect import Connection, connect
 from infra.log import clients, topics
 from infra.log.records import UnreadableRecord
 from infra.log.topics import TopicChanged, TopicUnfit
-from infra.personal import tokens
 from infra.personal.keys import (
     BadSubject,
     DataKey,
@@ -208,15 +207,6 @@ def test_who_is_forgotten_stays_so_to_all_and_nobody_else_is(vault: Vault, way: 
         vault.put_back(EMPTY)
 
 
-def test_forgetting_tells_what_it_destroyed_and_a_stranger_gets_no_key_either(vault: Vault) -> None:
-    token = tokens.sealed("Ada", *vault.key(ADA), command_id="1", number=0)
-    assert vault.keys.forget(vault.db, ADA) == (ADA, 1, False)
-    assert tokens.opened_text(token, vault.started().keys_for(vault.db, tokens.key_ids(token))) == "(forgotten)"
-    assert vault.keys.forget(vault.db, BOB) == (BOB, 0, False)
-    with pytest.raises(SubjectForgotten):
-        vault.key(BOB)
-
-
 def test_a_key_made_beside_forgetting_is_not_used(vault: Vault) -> None:
     vault.at("key made", lambda: vault.another(lambda keys, db: keys.forget(db, ADA)))
     with pytest.raises(SubjectForgotten):
@@ -364,19 +354,6 @@ def test_keys_differ_and_are_wrapped_in_the_topic_and_not_shown(vault: Vault) ->
     assert adas.key.hex() not in repr(adas)
     stored = [record.value or b"" for record in records_of(vault.settings, vault.settings.keys_topic)]
     assert not any(adas.key in value for value in stored)
-
-
-@pytest.mark.slow
-def test_many_subjects_get_their_keys_at_once(vault: Vault) -> None:
-    """Each by itself would take some requests to Kafka, one after the other."""
-    vault.forget(BOB)
-    names = {f"customers/{number}" for number in range(2_000)}
-    before = topics.ensure_keys(vault.settings).end[0]
-    made = vault.keys.keys_of(vault.db, names | {BOB})
-    assert made.pop(BOB) is None
-    assert len({one.id for one in made.values() if one}) == len(made) == len(names)
-    assert vault.keys.keys_of(vault.db, names) == made == vault.started().keys_of(vault.db, names)
-    assert topics.ensure_keys(vault.settings).end[0] == before + len(names)
 
 
 def test_requests_that_need_new_keys_at_once_ask_kafka_together(vault: Vault) -> None:

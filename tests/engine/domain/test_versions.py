@@ -135,13 +135,6 @@ def test_a_body_of_each_version_becomes_the_class_of_today(stored: str, body: by
     assert decode_event(LATER, stored, msgspec.Raw(body)) == NOW
 
 
-def test_the_version_decides_not_what_the_body_looks_like() -> None:
-    """This body fits version 2 as well: of version 1, its currency is what the step makes it."""
-    body = b'{"cents":5,"currency":"EUR"}'
-    assert decode_event(LATER, "Filled", body) == NOW
-    assert decode_event(LATER, "Filled/2", body) == Filled(amount=5, currency="EUR")
-
-
 def test_the_version_decides_where_two_versions_have_the_same_fields() -> None:
     """Version 1 was in kilograms."""
     kind, read = measured(lambda body: {"grams": 1_000 * body["grams"]}, grams=int)

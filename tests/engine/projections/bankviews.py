@@ -25,6 +25,8 @@ from tests.engine.spine import scalar
 
 __all__ = ["make_tables"]
 
+ACCOUNTS = [str(number) for number in range(20)]
+
 IMPORTS = """
 from domain.accounts import AccountOpened, FeeCharged, MoneyDeposited, MoneyWithdrawn, State, change
 """

@@ -1,4 +1,4 @@
-"""make test-all: each takes sessions or processes that end.
+"""make test-all + prove: each takes sessions or processes that end.
 
 `samefold rebuild --abandon` ends who builds the same view, frozen or not, who does no harm when he wakes up.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -29,19 +28,12 @@ from projections.engine.rebuild.dropping import NotDroppable, drop_tables, dropp
 from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
-from tests.engine.bookkeeper import Bookkeeper, fold_all, folded_lives, live_agent
-from tests.engine.projections.bankviews import build_states, live_table, rows
+from tests.engine.bookkeeper import Bookkeeper, fold_all, live_agent
+from tests.engine.projections.bankviews import ACCOUNTS, build_states, live_table, rows
 from tests.engine.projections.builders import LOADED, STAGES, SWITCHED, ended, struck
 from tests.engine.spine import scalar
 
 pytestmark = pytest.mark.slow
-
-ACCOUNTS = [str(number) for number in range(20)]
-
-
-@pytest.fixture
-def bank(world: Settings) -> Bookkeeper:
-    return folded_lives(world, ACCOUNTS, 5)
 
 
 @pytest.fixture(autouse=True)
@@ -49,24 +41,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "CLAIM_S", 0.2)
 
 
-def test_it_says_who_builds_where_and_since_when(bank: Bookkeeper) -> None:
+def test_it_says_who_builds_ends_him_and_takes_his_place(bank: Bookkeeper) -> None:
     world = bank.world
-    with connect(world, session_name("rebuild")) as other:
-        begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
-        with pytest.raises(BuildAlive) as refused:
-            rebuild(world, ["balances"], all_views())
-    assert re.search(
-        rf"by another process: samefold rebuild, pid {os.getpid()} on \S+, since \d{{4}}-.*, session \d+\.",
-        str(refused.value),
-    )
-    assert "samefold rebuild balances --abandon" in refused.value.hint
-
-
-def test_it_ends_who_builds_and_takes_his_place(bank: Bookkeeper) -> None:
-    world = bank.world
+    who = rf"by another process: samefold rebuild, pid {os.getpid()} on \S+, since \d{{4}}-.*, session \d+\."
     with connect(world, session_name("rebuild")) as other, connect(world, "another view") as unconcerned:
         begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
         claim(unconcerned, "statement")
+        with pytest.raises(BuildAlive, match=who) as refused:
+            rebuild(world, ["balances"], all_views())
+        assert "samefold rebuild balances --abandon" in refused.value.hint
         result = rebuild(world, ["balances"], all_views(), end_others=True)
         assert result.tables == {"balances": "balances_v2_r3"}
         assert build_states(world, "balances")["balances_v2_r2"] == "abandoned"
@@ -77,13 +60,6 @@ def test_it_ends_who_builds_and_takes_his_place(bank: Bookkeeper) -> None:
 
 def test_it_ends_nobody_where_nobody_builds(bank: Bookkeeper) -> None:
     assert rebuild(bank.world, ["balances"], all_views(), end_others=True).tables == {"balances": "balances_v2_r2"}
-
-
-def test_a_dead_builders_place_is_taken_without_it(bank: Bookkeeper) -> None:
-    world = bank.world
-    with connect(world, session_name("rebuild")) as other:
-        begin(other, [all_views()["balances"]], world.events_topic, {}, "core")
-    assert rebuild(world, ["balances"], all_views()).tables == {"balances": "balances_v2_r3"}
 
 
 def test_a_session_that_does_not_end_is_told(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +110,6 @@ def test_one_that_is_ended_before_it_has_a_table_says_who_ended_it(bank: Bookkee
     assert f"build-abandoned: Another process ended this one: samefold rebuild, pid {os.getpid()} on " in why
 
 
-def test_and_that_it_was_ended_when_nobody_is_left_to_name(bank: Bookkeeper) -> None:
-    with frozen_builder(bank.world, BEFORE_IT_HAS_A_TABLE[1]) as frozen:
-        rebuild(bank.world, ["balances"], all_views(), end_others=True)
-        assert "build-abandoned: Another process ended this one.\n" in ended(frozen)[2]
-    assert verify(bank.world, all_views()).differences == 0
-
-
 @pytest.mark.parametrize("command", ["switch", "views drop", "archive trim"])
 def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str, tmp_path: Path) -> None:
     """Each waits for a lock in the midst of what it does."""
@@ -170,13 +139,20 @@ def test_whoever_claims_a_view_says_who_ended_it(bank: Bookkeeper, command: str,
             done.result(DEADLINE_S)
 
 
-def test_a_database_that_stops_is_not_taken_for_another_process(
-    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+ENDED = {
+    "another process that is gone": ("once", BuildAbandoned, r"^Another process ended this one\."),
+    "a database that stops": ("again", SessionEnded, "ended this session"),
+}
+
+
+@pytest.mark.parametrize(("start", "error", "said"), ENDED.values(), ids=ENDED)
+def test_who_ended_a_session_is_told(
+    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, start: str, error: type[Exception], said: str
 ) -> None:
     """PostgreSQL ends sessions with the same words when it is stopped; started again, it is not the server it was."""
     world = bank.world
     monkeypatch.setattr(claims, "ENDED_S", 0.2)
-    starts = iter(["once", "again"])
+    starts = iter(["once", start])
     monkeypatch.setattr(claims, "_server", lambda _: next(starts))
 
     def is_ended() -> None:
@@ -184,7 +160,7 @@ def test_a_database_that_stops_is_not_taken_for_another_process(
             db.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
             connection.execute("select 1")
 
-    with pytest.raises(SessionEnded, match="ended this session"):
+    with pytest.raises(error, match=said):
         is_ended()
 
 
@@ -203,6 +179,7 @@ def test_one_that_had_switched_is_not_undone(bank: Bookkeeper) -> None:
     assert verify(world, all_views()).differences == 0
 
 
+@pytest.mark.prove("chaos")
 def test_beside_an_agent_that_goes_on(bank: Bookkeeper) -> None:
     """Two who both insist, under load: one is ended, the other's table is live."""
     world = bank.world

@@ -37,7 +37,7 @@ from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live.agent import what_it_knows
 from tests.engine.api import api
 from tests.engine.bookkeeper import DAY, Bookkeeper
-from tests.engine.spine import commits, delete, handler, open_account, send, set_up
+from tests.engine.spine import delete, set_up
 
 
 class Log(Bookkeeper):
@@ -127,22 +127,6 @@ def test_it_starts_folds_and_ends_on_sigterm(log: Log, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_share_the_partitions_and_one_that_was_killed_comes_back(log: Log, tmp_path: Path) -> None:
-    accounts = [f"x{number}" for number in range(12)]
-    with agent(log.world, tmp_path, "a1") as one, agent(log.world, tmp_path, "a2") as two:
-        until(lambda: one.says("has partitions [") and two.says("has partitions ["), "both have partitions")
-        for account in accounts:
-            log.deposit(account, 2)
-        until(lambda: transactions(log.world) == dict.fromkeys(accounts, 1), "both fold")
-        one.process.kill()
-        one.process.wait(DEADLINE_S)
-        with agent(log.world, tmp_path, "a1"):
-            for account in accounts:
-                log.deposit(account, 2)
-            until(lambda: transactions(log.world) == dict.fromkeys(accounts, 3), "all is folded once")
-
-
-@pytest.mark.slow
 def test_it_holds_while_another_set_is_live(log: Log, tmp_path: Path) -> None:
     with agent(log.world, tmp_path) as one:
         log.deposit("a", 2)
@@ -208,35 +192,6 @@ def test_it_stands_right_before_what_it_does_not_know_until_newer_code_has_folde
         until(lambda: transactions(log.world) == more | {accounts[other]: 1}, "the older one goes on alone")
         assert old.process.poll() is None
         assert old.log.read_text().count("unknown-event") == len(where), "each was said once"
-
-
-@pytest.mark.slow
-def test_an_idle_one_tells_a_restored_database_again_which_events_it_folds(world: Settings, tmp_path: Path) -> None:
-    """A handler would wait for ever: it opens nothing before it knows, and without a record nothing else wakes the agent."""
-    set_up(world)
-    known = rows(world, "select type from event_types")
-    send(world, open_account("ada"))
-    with agent(world, tmp_path), connect(world, "test") as db:
-        with handler(world):
-            until(lambda: rows(world, "select account from balances_v2") == [("ada",)], "it folds")
-        db.execute("delete from event_types")
-        send(world, open_account("bob"))
-        with handler(world):
-            until(lambda: len(commits(world)) == 2, "it is decided")
-        assert {*rows(world, "select type from event_types")} == {*known}
-
-
-@pytest.mark.slow
-def test_it_waits_out_a_database_that_drops_its_connections(log: Log, tmp_path: Path) -> None:
-    with agent(log.world, tmp_path):
-        for count in range(1, 5):
-            log.deposit("a", 1)
-            until(lambda count=count: transactions(log.world) == {"a": count - 1}, "it folds")  # type: ignore[misc]
-            rows(
-                log.world,
-                "select pg_terminate_backend(pid) from pg_stat_activity "
-                "where application_name = 'samefold a1' and datname = current_database()",
-            )
 
 
 def _another_topic(log: Log) -> None:
@@ -309,16 +264,27 @@ def test_a_rebalance_that_completes_while_it_leaves_the_group_is_ignored(
         until(lambda: Consumer.made == 2, "it joins again")
 
 
+def test_an_idle_one_tells_a_restored_database_again_which_events_it_folds(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler would wait for ever: it opens nothing before it knows, and without a record nothing else wakes the agent."""
+    monkeypatch.setattr("projections.engine.live.agent.CHECK_S", 0.1)
+    set_up(log.world)
+    known = {*rows(log.world, "select type from event_types")}
+    with api.agent(log.world), connect(log.world, "test") as db:
+        for moment in ("it starts", "it is idle"):
+            db.execute("delete from event_types")
+            until(lambda: {*rows(log.world, "select type from event_types")} == known, moment)
+
+
 @pytest.mark.slow
 def test_code_older_than_the_database_folds_what_is_live_of_its_own_and_nothing_else(log: Log, tmp_path: Path) -> None:
-    log.deposit("a", 2)
-    with agent(log.world, tmp_path) as one:
-        until(lambda: transactions(log.world) == {"a": 1}, "it folds")
+    set_up(log.world)
     with connect(log.world, "test") as db:
         db.execute("insert into alembic_version values ('9999')")
-    log.deposit("a", 1)
+    log.deposit("a", 2)
     with agent(log.world, tmp_path) as one:
-        until(lambda: transactions(log.world) == {"a": 2}, "the newer code's views are not live yet")
+        until(lambda: transactions(log.world) == {"a": 1}, "the newer code's views are not live yet")
     with connect(log.world, "test") as db:
         db.execute("update live set version = 3 where view = 'balances'")
     with agent(log.world, tmp_path) as one:
@@ -345,15 +311,6 @@ def _is_made(settings: Settings) -> bool:
     except (KafkaException, SamefoldError):
         return False
     return True
-
-
-@pytest.mark.slow
-def test_it_ends_at_once_when_kafka_is_not_there(log: Log, tmp_path: Path) -> None:
-    nowhere = log.world.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"})
-    with agent(nowhere, tmp_path) as one:
-        until(lambda: one.says("starting in the group"), "it is there")
-        one.process.send_signal(signal.SIGTERM)
-        assert one.ends() == 0
 
 
 def test_the_group_is_named_after_the_set_and_the_events_that_are_known() -> None:

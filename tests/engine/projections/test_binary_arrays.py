@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,46 +41,40 @@ def lists_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     )
 
 
-LONG, SHORT = st.integers(-(2**63), 2**63 - 1), st.integers(-(2**15), 2**15 - 1)
+DAY_0 = datetime(2000, 1, 1, tzinfo=UTC)
+ARRAYS: dict[str, tuple[Callable[[Any], BinaryArray], int, st.SearchStrategy[Any], Callable[[Any], bytes]]] = {
+    "bigints": (binary_arrays.bigints, 20, st.integers(-(2**63), 2**63 - 1), partial(struct.pack, ">q")),
+    "smallints": (binary_arrays.smallints, 21, st.integers(-(2**15), 2**15 - 1), partial(struct.pack, ">h")),
+    "bools": (type_of(Scalar.BOOL).pack, 16, st.booleans(), partial(struct.pack, ">?")),
+    "dates": (
+        type_of(Scalar.DATE).pack,
+        1082,
+        st.dates(),
+        lambda day: struct.pack(">i", (day - DAY_0.date()).days),
+    ),
+    "times": (
+        type_of(Scalar.DATETIME).pack,
+        1184,
+        st.datetimes(timezones=st.just(UTC)),
+        lambda time: struct.pack(">q", (time - DAY_0) // timedelta(microseconds=1)),
+    ),
+    "texts": (binary_arrays.texts, 25, st.text(st.characters(exclude_categories=["Cs"]), max_size=5), str.encode),
+}
+"""What packs them, PostgreSQL's number of the type, its values, and how it documents one."""
 
 
-@given(values=lists_of(LONG))
-def test_bigints(values: list[int | None]) -> None:
-    array = binary_arrays.bigints(values)
-    assert array.data == one_by_one(array, 20, [None if v is None else struct.pack(">q", v) for v in values])
-
-
-@given(values=lists_of(SHORT))
-def test_smallints(values: list[int | None]) -> None:
-    array = binary_arrays.smallints(values)
-    assert array.data == one_by_one(array, 21, [None if v is None else struct.pack(">h", v) for v in values])
-
-
-@given(values=lists_of(st.booleans()))
-def test_bools(values: list[bool | None]) -> None:
-    array = type_of(Scalar.BOOL).pack(values)
-    assert array.data == one_by_one(array, 16, [None if v is None else struct.pack(">?", v) for v in values])
-
-
-@given(values=lists_of(st.dates()))
-def test_dates(values: list[date | None]) -> None:
-    array = type_of(Scalar.DATE).pack(values)
-    days = [None if v is None else struct.pack(">i", (v - date(2000, 1, 1)).days) for v in values]
-    assert array.data == one_by_one(array, 1082, days)
-
-
-@given(values=lists_of(st.datetimes(timezones=st.just(UTC))))
-def test_times(values: list[datetime | None]) -> None:
-    array = type_of(Scalar.DATETIME).pack(values)
-    since = datetime(2000, 1, 1, tzinfo=UTC)
-    ticks = [None if v is None else struct.pack(">q", (v - since) // timedelta(microseconds=1)) for v in values]
-    assert array.data == one_by_one(array, 1184, ticks)
-
-
-@given(values=lists_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=5)))
-def test_texts(values: list[str | None]) -> None:
-    array = binary_arrays.texts(values)
-    assert array.data == one_by_one(array, 25, [None if v is None else v.encode() for v in values])
+@pytest.mark.parametrize(("pack", "element", "values", "cell"), ARRAYS.values(), ids=ARRAYS)
+@given(data=st.data())
+def test_an_array_is_what_postgresql_documents(
+    pack: Callable[[Any], BinaryArray],
+    element: int,
+    values: st.SearchStrategy[Any],
+    cell: Callable[[Any], bytes],
+    data: st.DataObject,
+) -> None:
+    some = data.draw(lists_of(values))
+    array = pack(some)
+    assert array.data == one_by_one(array, element, [None if value is None else cell(value) for value in some])
 
 
 @pytest.mark.parametrize("count", [1, 100])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.engine.projections.hot_path import FIGURES, VERSION, Cost, counted
+from tests.engine.projections.hot_path import FIGURES, VERSION, Cost
 
 ALLOWED = 1.03
 
@@ -34,16 +34,3 @@ def test_a_commit_costs_no_more_than_it_did(now: dict[str, Cost], path: str) -> 
             f"{path}: {is_now:.3f} times the {what} of the reference, {was:.3f} before; "
             "if it is worth that, `python -m tests.engine.projections.hot_path` writes the new figure down"
         )
-
-
-def test_the_count_sees_one_more_instruction_and_one_more_call() -> None:
-    def once() -> None:
-        len("")
-
-    def twice() -> None:
-        len("")
-        len("")
-
-    one, two = counted(once), counted(twice)
-    assert two.c_calls == one.c_calls + 1
-    assert two.instructions > one.instructions

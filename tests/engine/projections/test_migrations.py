@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from demo import tree
 from infra.database import migrate, revisions
 from infra.database.connect import DatabaseBehind, DatabaseRefused, connect
 from infra.database.migrate import SchemaDrift, ViewChangedShape
@@ -188,13 +187,6 @@ def test_a_changed_state_asks_for_a_raised_state_version(world: Settings, monkey
     assert "STATE_VERSION" in refused.value.hint
 
 
-def test_what_people_query_is_no_drift(world: Settings) -> None:
-    migrate.upgrade(world)
-    with connect(world, "test") as db:
-        db.execute("create view by_hand as select * from balances_v2")
-    migrate.check(world)
-
-
 def test_the_commands(world: Settings, samefold: Samefold) -> None:
     behind = samefold("db", "check", settings=world)
     assert behind.returncode == 1
@@ -209,13 +201,18 @@ def test_the_commands(world: Settings, samefold: Samefold) -> None:
 
 
 def test_two_migrations_that_follow_the_same_one_are_both_named_with_what_to_type(
-    world: Settings, scripts: Path
+    world: Settings, scripts: Path, samefold: Samefold
 ) -> None:
     migrate.upgrade(world)
     before = revisions.heads()[VIEWS]
     for whose in ("mine", "theirs"):
         text = f"revision = '{whose}'\ndown_revision = '{before}'\n\n\ndef upgrade() -> None: ...\n"
         (scripts / f"9001_{whose}.py").write_text(text)
+    for words in (("db", "upgrade"), ("run", "all")):
+        told = samefold(*words, settings=world)
+        assert told.returncode == 1
+        assert "9001_mine.py and 9001_theirs.py" in " ".join(told.stderr.split())
+        assert "Traceback" not in told.stderr
     hints = set()
     with connect(world, "test") as db:
         for act in (
@@ -258,31 +255,6 @@ def test_migrations_that_make_no_line_are_named(scripts: Path) -> None:
     assert revisions.heads()[VIEWS] == "9002"
 
 
-@pytest.mark.slow_but("db upgrade")
-@pytest.mark.parametrize("arguments", [("db", "upgrade"), ("run", "all")], ids=" ".join)
-def test_every_command_tells_of_two_migrations_that_follow_the_same_one(
-    world: Settings, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    tree.make(tmp_path / "tree")
-    versions = tmp_path / "tree" / "projections" / "migrations"
-    for whose in ("mine", "theirs"):
-        (versions / f"9001_{whose}.py").write_text(
-            f"revision = '{whose}'\ndown_revision = '{revisions.heads()[VIEWS]}'\n"
-        )
-    told = subprocess.run(
-        [sys.executable, "-c", "from infra.cli import main; main()", *arguments],
-        env=os.environ | world.environment() | tree.environment(tmp_path / "tree"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert told.returncode == 1
-    assert "9001_mine.py and 9001_theirs.py" in " ".join(told.stderr.split())
-    assert "Traceback" not in told.stderr
-
-
 def test_a_service_without_views_has_no_newest_migration_of_theirs(world: Settings, scripts: Path) -> None:
     for file in scripts.glob("*.py"):
         file.unlink()
@@ -292,11 +264,17 @@ def test_a_service_without_views_has_no_newest_migration_of_theirs(world: Settin
         revisions.require_schema(db)
 
 
-def test_the_first_migration_is_written_without_a_database(world: Settings, scripts: Path) -> None:
-    """Its tables are those that autogenerate would write: nothing is left to do after it."""
+@pytest.mark.slow_but("False")
+@pytest.mark.parametrize("with_database", [False, True])
+def test_the_first_migration_is_the_branchs_beginning(world: Settings, scripts: Path, with_database: bool) -> None:
+    """Without a database its tables are those that autogenerate would write: nothing is left to do after it."""
     for file in scripts.glob("*.py"):
         file.unlink()
-    written = migrate.revise_without_database("first tables")
+    if with_database:
+        migrate.upgrade(world)
+        written = migrate.revise(world, "first tables")
+    else:
+        written = migrate.revise_without_database("first tables")
     assert written is not None
     assert written.parent == scripts
     migrate.upgrade(world)
@@ -304,58 +282,42 @@ def test_the_first_migration_is_written_without_a_database(world: Settings, scri
     assert "balances_v2" in tables(world)
 
 
-@pytest.mark.slow
-def test_the_first_migration_is_the_branchs_beginning_with_a_database_too(world: Settings, scripts: Path) -> None:
-    for file in scripts.glob("*.py"):
-        file.unlink()
-    migrate.upgrade(world)
-    migrate.revise(world, "first tables")
-    migrate.upgrade(world)
-    migrate.check(world)
-
-
 LATER = (
     "streams_accounts_v2, streams_standing_orders_v1, streams_transfers_v1, transfers_v1, "
     "balances_v2, statement_v2, streams_accounts_v3"
 )
 """What the sample's migrations make after the first one."""
+OF_THE_CORE = "event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations"
+OLDER = {
+    "transfers": ([VIEWS], LATER, "9c41f0d2be67", "streams_accounts_v1", "('accounts/1', 1, '{}', 0)"),
+    "the branches": (  # core migration 0001 used to make the bank's tables, too
+        [CORE, VIEWS],
+        f"{LATER}, {OF_THE_CORE}, command_outcomes_v2, command_outcomes_v3",
+        "0005",
+        "balances_v1",
+        "('1', 1, 1, current_date, current_date, 1, null, 0)",
+    ),
+}
 
 
-def test_a_database_from_before_transfers_goes_on(world: Settings) -> None:
+@pytest.mark.parametrize(("branches", "later", "was", "table", "row"), OLDER.values(), ids=OLDER)
+def test_a_database_from_before_them_goes_on(
+    world: Settings, branches: list[str], later: str, was: str, table: str, row: str
+) -> None:
     migrate.upgrade(world)
+    gone = [revisions.heads()[branch] for branch in branches]
     with connect(world, "test") as db:
-        db.execute(f"drop table {LATER} cascade")
-        db.execute("delete from alembic_version where version_num = %s", (revisions.heads()[VIEWS],))
-        db.execute("insert into alembic_version values ('9c41f0d2be67')")
-        db.execute("insert into streams_accounts_v1 values ('accounts/1', 1, '{}', 0)")
-    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match=r"at migration .*9c41f0d2be67"):
+        db.execute("delete from alembic_version where version_num = any(%s)", (gone,))
+        db.execute("insert into alembic_version values (%s)", (was,))
+        db.execute(f"drop table {later} cascade".encode())
+        db.execute(f"insert into {table} values {row}".encode())
+    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match=f"at migration .*{was}"):
         revisions.require_schema(db)
     migrate.upgrade(world)
     migrate.check(world)
     assert set(LATER.split(", ")) <= tables(world)
     with connect(world, "test") as db:
-        assert db.execute("select count(*) from streams_accounts_v1").fetchone() == (1,)
-
-
-def test_a_database_from_before_the_branches_goes_on(world: Settings, scripts: Path) -> None:
-    """Core migration 0001 used to make the bank's tables, too."""
-    [bank] = scripts.glob("*_the_banks_tables.py")
-    migrate.upgrade(world)
-    with connect(world, "test") as db:
-        db.execute("delete from alembic_version")
-        db.execute(
-            "drop table event_types, personal_keys, forgotten_subjects, keys_position, outbox, activations, "
-            f"command_outcomes_v2, command_outcomes_v3, {LATER} cascade"
-        )
-        db.execute("insert into alembic_version values ('0005')")
-        db.execute("insert into balances_v1 values ('1', 1, 1, current_date, current_date, 1, null, 0)")
-    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration 0005, this code needs"):
-        revisions.require_schema(db)
-    migrate.upgrade(world)
-    migrate.check(world)
-    with connect(world, "test") as db:
-        assert db.execute("select count(*) from balances_v1").fetchone() == (1,)
-    assert "if_not_exists" in bank.read_text()
+        assert db.execute(f"select count(*) from {table}".encode()).fetchone() == (1,)
 
 
 def test_a_core_table_that_was_changed_by_hand_is_no_migration_of_yours(world: Settings, scripts: Path) -> None:

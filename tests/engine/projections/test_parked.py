@@ -1,11 +1,11 @@
-"""make test + test-all: a replay takes a moment; agents beside it take longer.
+"""make test + test-all: a replay takes a moment; one beside a busy agent takes longer.
 
 Parked streams: replayed in order with corrected code, or dropped for good; nothing of them is lost or counted twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,28 +13,24 @@ import pytest
 from domain.accounts import AccountOpened, Details, Event, MoneyDeposited, MoneyWithdrawn
 from infra.database.connect import connect
 from infra.settings import Settings
-from infra.testing.waiting import until
-from projections.engine.operate.replaying import NotParked, _Replay, drop, parked_events, replay
+from projections.engine.operate.replaying import NotParked, _Replay, drop, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
-from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.parking import parked_streams
-from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import NotLive, verify
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent
+from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.engine.projections.bankviews import (
     BROKEN,
     CORRECTED,
     PARKING,
     STILL_BROKEN,
-    a_batch_around,
-    behind,
     build_states,
     make_tables,
     parking,
     rows,
     start_over,
 )
+from tests.engine.projections.test_verify import change, found_by
 from tests.engine.spine import scalar, set_up
 
 KINDS = list(PARKING)
@@ -83,16 +79,6 @@ def _as_if_never_parked(world: Settings, name: str, views: Mapping[str, View]) -
     assert _parked(world).get(f"{name}_v1") is None
 
 
-def test_poison_parks_the_stream_for_that_view_and_nothing_else(bank: Bookkeeper) -> None:
-    world = bank.world
-    assert _parked(world) == {f"{name}_v1": ("accounts/1", 3) for name in sorted(KINDS)}
-    assert scalar(world, "select cents from sums where account = '1'") == 100, "as before the poison"
-    assert scalar(world, "select count(*) from moves where account = '1'") == 1
-    assert scalar(world, "select cents from balances where account = '1'") == 1125, "views that can take it go on"
-    assert scalar(world, "select count(*) from moves where account = '2'") > 1, "other streams go on"
-    assert verify(world, parking(BROKEN)).differences == 0
-
-
 def test_a_replay_with_corrected_code_leaves_no_trace(bank: Bookkeeper) -> None:
     world, views = bank.world, parking(CORRECTED)
     for name in KINDS:
@@ -136,31 +122,6 @@ def test_a_drop_leaves_one_event_out_for_good_and_replays_the_rest(bank: Bookkee
     for name in KINDS:
         assert rows(world, f"{name}_v1_r2") == rows(world, f"{name}_v1"), "a later build honours the skips"
         _as_if_never_parked(world, name, parking(CORRECTED))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("act", [replay, drop])
-def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: Callable[..., object]) -> None:
-    world, views = bank.world, parking(CORRECTED)
-    bank.commit("1", deposited(7))
-    bank.flush()
-    fate = a_batch_around(world, views, lambda: [act(world, views[name], "accounts/1") for name in KINDS])
-    assert fate == BatchResult(Fate.FENCED)
-    fold_all(world, views)
-    assert verify(world, views).differences == 0
-
-
-@pytest.mark.slow
-def test_beside_a_live_agent(bank: Bookkeeper) -> None:
-    world, views = bank.world, parking(CORRECTED)
-    with live_agent(world, views):
-        for name in KINDS:
-            bank.life(ACCOUNTS, 3)
-            replay(world, views[name], "accounts/1")
-            bank.life(ACCOUNTS, 3)
-        until(lambda: behind(world) == 0, "the agent catches up")
-    assert _parked(world) == {}
-    assert verify(world, views).differences == 0
 
 
 @pytest.mark.slow
@@ -233,7 +194,7 @@ def test_parked_streams_stay_with_their_table(bank: Bookkeeper) -> None:
     _as_if_never_parked(world, "sums", views)
 
 
-# ── what it refuses, and what it shows ──
+# ── what it refuses ──
 
 
 def test_only_what_is_parked_in_a_live_table_of_this_code(bank: Bookkeeper) -> None:
@@ -244,17 +205,30 @@ def test_only_what_is_parked_in_a_live_table_of_this_code(bank: Bookkeeper) -> N
         replay(bank.world, replace(views["sums"], version=2), "accounts/1")
 
 
-def test_what_is_parked_is_shown_from_the_log(bank: Bookkeeper) -> None:
-    world = bank.world
-    with connect(world, "test") as db:
-        one = next(one for one in parked_streams(db, live_only=True) if one.view == "sums")
-        positions = read_positions(db, "core", world.events_topic)
-    assert positions is not None
-    events = parked_events(world, one, positions.readings[one.partition])
-    assert [(version, kind) for version, kind, _ in events] == [
-        (3, "MoneyDeposited"),
-        (4, "MoneyWithdrawn"),
-        (5, "MoneyDeposited"),
-        (6, "MoneyDeposited"),
-    ]
-    assert b"poison" in events[0][2]
+# ── what verify finds ──
+
+
+def test_what_is_parked_on_record_is_no_difference(bank: Bookkeeper) -> None:
+    assert verify(bank.world, parking(BROKEN)).differences == 0
+    assert verify(bank.world, parking(CORRECTED)).differences == 0, "also for the code that could take it"
+
+
+def test_poison_that_is_not_on_record_is_a_difference(bank: Bookkeeper) -> None:
+    change(bank.world, "delete from parked where view = 'sums'")
+    [difference] = found_by(verify(bank.world, parking(BROKEN)))
+    assert (difference.view, difference.what) == ("sums", "poison")
+    assert difference.key["stream"] == "accounts/1"
+
+
+SKIP_ALL = (
+    "insert into skips (view, stream, version, through, partition, reason) "
+    "select v, 'accounts/1', 1, 1000, 0, '' from unnest(array['sums', 'moves', 'totals']) v"
+)
+
+
+def test_rows_that_are_missing_without_a_record_and_skipped_ones_that_are_there_are_differences(
+    bank: Bookkeeper,
+) -> None:
+    for statement in ("delete from parked", SKIP_ALL):  # what was folded before the poison is there, and then too much
+        change(bank.world, statement)
+        assert {one.view for one in found_by(verify(bank.world, parking(CORRECTED)))} == set(KINDS)

@@ -5,24 +5,20 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from psycopg import errors
 
 from infra.database.connect import connect
 from infra.database.migrate import check
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
-from projections.engine.rebuild.builds import builds_of, remove_table
 from projections.engine.rebuild.rebuild import go_to, rebuild
-from projections.engine.rebuild.switch import SetDiffers, switch
 from projections.engine.views import sql_views as people
 from projections.engine.views.core_views import all_views
-from projections.engine.views.sql_views import ViewInUse, is_in_sql_view, replace_sql_view
+from projections.engine.views.sql_views import ViewInUse, replace_sql_view
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import Bookkeeper, fold_all
-from tests.engine.projections.bankviews import BALANCES_2, make_tables, view, with_views
-from tests.engine.spine import scalar, set_up
+from tests.engine.bookkeeper import Bookkeeper
+from tests.engine.projections.bankviews import ACCOUNTS, BALANCES_2, make_tables, view, with_views
+from tests.engine.spine import scalar
 
-ACCOUNTS = [str(number) for number in range(12)]
 WAITS = "select count(*) from pg_locks where not granted and relation = 'balances'::regclass"
 OTHER_TYPES = """
     VERSION = 3
@@ -34,15 +30,6 @@ OTHER_TYPES = """
     def evolve(row: Balance | None, event: MoneyDeposited, at: At) -> Balance | None:
         return Balance(at.id, "much")
 """
-
-
-@pytest.fixture
-def bank(world: Settings) -> Bookkeeper:
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 6)
-    fold_all(world)
-    return keeper
 
 
 def _columns(world: Settings, name: str) -> list[str]:
@@ -63,7 +50,7 @@ def _built(world: Settings, body: str) -> dict[str, View]:
 def test_every_view_has_one_from_the_first_start_on(bank: Bookkeeper) -> None:
     for name, one in all_views().items():
         assert _columns(bank.world, name) == [column.name for column in one.columns], "_partition stays hidden"
-    assert scalar(bank.world, "select count(*) from statement") == 6 * len(ACCOUNTS)
+    assert scalar(bank.world, "select count(*) from statement") == 5 * len(ACCOUNTS)
     check(bank.world)
 
 
@@ -108,35 +95,6 @@ def test_a_column_of_another_type_is_cast_when_it_is_read(bank: Bookkeeper) -> N
     assert scalar(bank.world, "select cents from balances where account = '3'").lstrip("-").isdigit()
     go_to(bank.world, [], new)
     assert scalar(bank.world, "select cents from balances where account = '3'") == "much"
-
-
-@pytest.mark.slow
-def test_the_switch_refuses_a_table_that_people_would_not_see(
-    bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = bank.world
-    rebuild(world, ["balances"], all_views(), make_live=False)
-    with connect(world, "test") as db:
-        [build] = [build for build in builds_of(db, ["balances"]) if build.state == "ready"]
-        replace_sql_view(db, "balances", without=build.table)
-        assert not is_in_sql_view(db, "balances", build.table)
-        monkeypatch.setattr("projections.engine.rebuild.switch.replace_sql_view", lambda *_: None)
-        with pytest.raises(SetDiffers, match="SQL view"):
-            switch(world, db, [build], all_views())
-        monkeypatch.undo()
-        assert switch(world, db, [build], all_views()).tables == {"balances": "balances_v2_r2"}
-
-
-def test_a_table_leaves_it_before_it_is_dropped(bank: Bookkeeper) -> None:
-    world = bank.world
-    rebuild(world, ["balances"], all_views())
-    with connect(world, "test") as db:
-        old = next(build for build in builds_of(db, ["balances"]) if build.state == "old")
-        with pytest.raises(errors.DependentObjectsStillExist):
-            db.execute(f"drop table {old.table}".encode())
-        remove_table(db, old, keep=False)
-    assert scalar(world, "select to_regclass('balances_v2')") is None
-    assert scalar(world, "select count(*) from balances") == len(ACCOUNTS)
 
 
 def test_a_long_query_delays_it_and_others_do_not_queue_up_behind(bank: Bookkeeper) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
@@ -11,8 +10,7 @@ import pytest
 
 from infra.errors import SamefoldError
 from infra.log.records import Record
-from infra.log.rule import START, Reading
-from infra.testing.fixtures import SEED
+from infra.log.rule import START
 from projections.engine.fold.errors import UnknownEvent
 from projections.engine.fold.fold import NOTHING_BLOCKED
 from projections.engine.live import reader as reader_module
@@ -85,55 +83,11 @@ def test_what_is_there_is_applied_at_once_and_what_comes_meanwhile_afterwards() 
     assert machine.done(machine.turn, applied({0: 8, 1: 2}), 0) == []
 
 
-def test_nothing_is_fetched_before_the_positions_are_known() -> None:
-    machine = Reader(CODE, batch=10, max_age=0)
-    machine.assigned([0])
-    assert machine.fetching == []
-    assert machine.records(0, some(0, [0]), 1, 0) == []
-    machine.positions(machine.turn, positions_at({0: 0}))
-    assert machine.fetching == [0]
-
-
-def test_a_hole_that_is_there_again_after_a_seek_is_the_logs_own() -> None:
+@pytest.mark.parametrize("offsets", [[8, 9], [5, 6, 7]], ids=["the log's own", "a fetch that was lost"])
+def test_a_hole_right_after_a_seek_is_believed_when_it_is_there_again(offsets: list[int]) -> None:
     machine = reading({0: 5})
     assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
-    assert taken(machine.records(0, some(0, [8, 9]), 10, 0)) == {0: [8, 9]}
-
-
-def test_a_fetch_lost_right_after_a_seek_is_no_hole_of_the_log() -> None:
-    machine = reading({0: 5})
-    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
-    assert taken(machine.records(0, some(0, [5, 6, 7]), 8, 0)) == {0: [5, 6, 7]}
-
-
-def test_a_hole_that_ends_elsewhere_after_a_seek_is_sought_again() -> None:
-    machine = reading({0: 5})
-    assert machine.records(0, some(0, [8, 9]), 10, 0) == [Seek(0, 5)]
-    assert machine.records(0, some(0, [7, 8]), 10, 0) == [Seek(0, 5)]
-
-
-def test_any_other_hole_is_a_lost_fetch_and_sought_again() -> None:
-    machine = reading({0: 5})
-    machine.records(0, some(0, [5]), 20, 0)
-    assert machine.records(0, some(0, [8, 9]), 20, 0) == [Seek(0, 6)]
-    assert machine.records(0, some(0, [6, 7, 8]), 9, 0) == []
-    assert taken(machine.done(machine.turn, applied({0: 6}), 0)) == {0: [6, 7, 8]}
-
-
-def test_a_hole_within_a_fetch_cuts_it() -> None:
-    machine = reading({0: 5})
-    actions = machine.records(0, some(0, [5, 6, 8, 9]), 7, 0)
-    assert actions[0] == Seek(0, 7)
-    assert taken(actions[1:]) == {0: [5, 6]}
-    assert machine.records(0, some(0, [8, 9]), 10, 0) == []  # still missing after the seek: it is a hole
-    assert taken(machine.done(machine.turn, applied({0: 7}), 0)) == {0: [8, 9]}
-
-
-def test_records_that_were_had_already_are_passed_over() -> None:
-    machine = reading({0: 5})
-    assert taken(machine.records(0, some(0, [3, 4, 5]), 6, 0)) == {0: [5]}
-    machine.done(machine.turn, applied({0: 6}), 0)
-    assert machine.records(0, some(0, [4, 5]), 6, 0) == []
+    assert taken(machine.records(0, some(0, offsets), 10, 0)) == {0: offsets}
 
 
 def test_another_live_set_holds_until_it_is_this_ones() -> None:
@@ -200,20 +154,6 @@ def test_an_agent_that_has_never_run_holds() -> None:
     assert isinstance(hold, Hold)
 
 
-@pytest.mark.parametrize("fate", [Fate.FENCED, Fate.UNKNOWN, Fate.AWAY])
-def test_whatever_is_not_applied_drops_everything_and_asks_for_the_positions(fate: Fate) -> None:
-    machine = reading({0: 0, 1: 0})
-    machine.records(0, some(0, [0]), 1, 0)
-    machine.records(1, some(1, [0, 1]), 2, 0)
-    before = machine.turn
-    (ask,) = machine.done(machine.turn, BatchResult(fate), 0)
-    assert ask == ReadPositions(machine.turn, 0)
-    assert machine.turn != before
-    assert machine.fetching == []
-    assert machine.positions(ask.turn, positions_at({0: 1, 1: 0})) == [Seek(0, 1), Seek(1, 0)]
-    assert taken(machine.records(1, some(1, [0]), 1, 0)) == {1: [0]}
-
-
 def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
     machine = reading({0: 0})
     pauses = []
@@ -226,23 +166,6 @@ def test_two_that_fence_each_other_ask_less_and_less_often() -> None:
     assert pauses[0] == 0
     assert pauses[1] > 0
     assert reader_module.BACKOFF_S[1] / 2 <= pauses[-1] <= reader_module.BACKOFF_S[1]
-
-
-def test_facts_of_an_earlier_turn_are_void() -> None:
-    machine = reading({0: 0})
-    machine.records(0, some(0, [0]), 1, 0)
-    old = machine.turn
-    machine.assigned([0])
-    assert machine.done(old, applied({0: 1}), 0) == []
-    assert machine.positions(old, positions_at({0: 9})) == []
-    assert machine.away(old) == []
-    assert machine.positions(machine.turn, positions_at({0: 1})) == [Seek(0, 1)]
-
-
-def test_without_partitions_nothing_is_asked() -> None:
-    machine = reading({0: 0})
-    assert machine.assigned([]) == []
-    assert machine.fetching == []
 
 
 def test_a_batch_waits_for_more_only_while_more_is_known_to_come_and_only_so_long() -> None:
@@ -335,86 +258,3 @@ def test_a_fence_in_one_lane_drops_what_the_others_have() -> None:
     assert machine.fetching == []
     assert machine.positions(before + 1, positions_at({0: 0, 1: 1})) == [Seek(0, 0), Seek(1, 1)]
     assert taken(machine.records(1, some(1, [1]), 2, 0)) == {1: [1]}
-
-
-class Hostile:
-    """A log, a database position and a consumer that loses fetches, repeats them, and is given partitions at any time."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
-        self.log = [offset for offset in range(200) if offset % 17]  # with holes of its own
-        self.position = 0
-        self.applied: list[int] = []
-        self.sought = 0
-        self.delivered = False
-        """Whether anything came since the last seek."""
-        self.machine = Reader(CODE, batch=7, max_age=0.0)
-        self.pending: list[Action] = []
-
-    def step(self) -> None:
-        match self.chance.randrange(8):
-            case 0 if self.chance.random() < 0.1:
-                self.do(self.machine.assigned([0]))
-            case 1 if self.delivered:
-                self.sought += self.chance.randrange(3)  # records that were fetched and never handed over
-            case 6 if self.delivered:
-                self.sought = max(self.sought - self.chance.randrange(5), 0)  # or handed over twice
-            case 2 if self.chance.random() < 0.2:
-                self.apply([offset for offset in self.log if offset >= self.position][:3])  # another worker was faster
-            case 3 | 4 | 5:
-                self.fetch()
-            case _:
-                self.act()
-
-    def fetch(self) -> None:
-        if self.machine.fetching != [0]:
-            return
-        found = [offset for offset in self.log if offset >= self.sought][: self.chance.randrange(1, 6)]
-        if found:
-            self.sought, self.delivered = found[-1] + 1, True
-            self.do(self.machine.records(0, some(0, found), self.log[-1] + 1, 0))
-
-    def do(self, actions: list[Action]) -> None:
-        """Seeks take place at once, as the reader demands; all else takes its time."""
-        for action in actions:
-            if isinstance(action, Seek):
-                self.sought, self.delivered = action.offset, False
-            else:
-                self.pending.append(action)
-
-    def act(self) -> None:
-        if not self.pending:
-            self.do(self.machine.tick(0))
-            return
-        match self.pending.pop(0):
-            case ReadPositions(turn=turn):
-                self.do(self.machine.positions(turn, positions_at({0: self.position})))
-            case Apply(turn=turn, takes=takes):
-                ((was, records),) = takes.values()
-                fate = Fate.APPLIED if was.next_offset == self.position else Fate.FENCED
-                if fate is Fate.APPLIED:
-                    self.apply([record.offset for record in records])
-                done = BatchResult(fate, {0: Reading(self.position, -1, 0, -1)})
-                self.do(self.machine.done(turn, done, 0))
-            case other:
-                raise AssertionError(other)
-
-    def apply(self, offsets: list[int]) -> None:
-        self.applied += offsets
-        self.position = offsets[-1] + 1 if offsets else self.position
-
-
-@pytest.mark.parametrize("walk", range(30))
-def test_every_record_is_applied_once_and_in_order_whatever_the_consumer_does(walk: int) -> None:
-    world = Hostile(random.Random(SEED + walk))
-    world.do(world.machine.assigned([0]))
-    for _ in range(3_000):
-        world.step()
-        if world.position > world.log[-1]:
-            break
-    for _ in range(3_000):  # the faults stop
-        if world.position > world.log[-1]:
-            break
-        world.act()
-        world.fetch()
-    assert world.applied == world.log

@@ -67,11 +67,7 @@ def test_the_first_start_begins_every_partition_and_points_to_every_table(world:
         ]
         assert builds[0][3] == {"command_outcomes": 3, "purses": 1, "streams_purse": 1}
         assert db.execute("select * from purses").fetchall() == []  # the SQL view for people
-
-
-def test_later_starts_change_nothing(world: Settings) -> None:
-    with opened(world) as (db, some):
-        assert started(db, some) == started(db, some)
+        assert started(db, some) == positions, "later starts change nothing"
         assert count(db, "builds") == 3
 
 
@@ -148,25 +144,6 @@ def test_an_agent_whose_views_are_live_elsewhere_does_not_start_by_itself(world:
         alone = {"moves": view(MOVES, "moves")}
         make_tables(world, alone)
         assert ensure_started(db, "slow", alone, CONTRACT) is not None
-
-
-def test_positions_tell_what_is_parked_and_skipped_in_the_live_tables(world: Settings) -> None:
-    with opened(world, moves=MOVES) as (db, some):
-        started(db, some)
-        insert = "insert into parked (table_name, stream, view, partition, since_offset, since_version, error) values "
-        db.execute(
-            f"{insert} ('purses_v1', 'purse/a', 'purses', 0, 7, 3, ''), ('purses_v0', 'purse/b', 'purses', 0, 7, 3, '')"
-        )
-        db.execute(
-            "insert into skips (view, stream, version, through, partition, reason) values "
-            "('moves', 'purse/a', 2, 2, 0, ''), ('moves', 'purse/a', 5, 9, 0, ''), ('gone', 'purse/a', 1, 1, 0, '')"
-        )
-        positions = read_positions(db, "core", "events")
-        assert positions is not None
-        assert positions.blocked.parked == {("purses", "purse/a"): 3}
-        assert {key: sorted(spans) for key, spans in positions.blocked.skips.items()} == {
-            ("moves", "purse/a"): [(2, 2), (5, 9)]
-        }
 
 
 def test_the_difference_of_two_sets_names_the_cure() -> None:

@@ -1,36 +1,27 @@
-"""make test + test-all: a switch takes a second; agents and readers beside it take longer.
+"""make test + test-all: a switch takes a second; rebuilds at once and waits take longer.
 
 The switch: readers and agents go over together, nobody sees an older state, and nothing is folded twice or not at all.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
-from commands import release
-from commands.handler import Handler
-from commands.snapshots import SnapshotReader
-from commands.writer import Snapshot
-from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import TransactionTimedOut, connect
-from infra.log.topics import Admin
 from infra.processes import faultpoints
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild import build_locks as claims
-from projections.engine.rebuild import builds as engine_builds
 from projections.engine.rebuild import switch as switch_module
-from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim
-from projections.engine.rebuild.builds import Build, abandon, builds_of
-from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere
+from projections.engine.rebuild.build_locks import BuildAlive, claim
+from projections.engine.rebuild.builds import Build, builds_of
+from projections.engine.rebuild.catch_up import Ahead, Group
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import (
@@ -43,36 +34,26 @@ from projections.engine.rebuild.switch import (
     pointers,
     switch,
 )
-from projections.engine.store.command_types import CommandType
 from projections.engine.store.commit import BatchResult, Fate, prepare
 from projections.engine.store.event_types import foldable_types, own_event_types
 from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, folded_lives, live_agent
+from tests.engine.bookkeeper import Bookkeeper, fold_all, live_agent
 from tests.engine.projections.bankviews import (
+    ACCOUNTS,
     BALANCES_2,
-    BROKEN,
-    PARKING,
     a_batch_around,
     behind,
     build_states,
     live_table,
     make_tables,
-    parking,
     rows,
     view,
     with_views,
 )
-from tests.engine.spine import beside, commits, handler, open_account, scalar, send, set_up
-
-ACCOUNTS = [str(number) for number in range(20)]
-
-
-@pytest.fixture
-def bank(world: Settings) -> Bookkeeper:
-    return folded_lives(world, ACCOUNTS, 5)
+from tests.engine.spine import scalar, set_up
 
 
 def _differences(world: Settings, views: dict[str, View] | None = None) -> int:
@@ -93,9 +74,6 @@ def _switch(world: Settings, builds: list[Build], give_up_s: float = 20) -> Swit
         return switch(world, db, builds, all_views(), give_up_s=give_up_s)
 
 
-# ── the fence ──
-
-
 def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> None:
     world = bank.world
     _ready(world, "balances")
@@ -103,45 +81,6 @@ def test_an_agent_that_read_before_the_switch_is_fenced(bank: Bookkeeper) -> Non
     fate = a_batch_around(world, agent_views("core"), lambda: go_to(world, ["balances"], all_views()))
     assert fate == BatchResult(Fate.FENCED)
     fold_all(world)
-    assert _differences(world) == 0
-
-
-# ── readers ──
-
-
-class Reader:
-    """Asks for the number of movements on all accounts, over and over; it must never fall."""
-
-    def __init__(self, world: Settings) -> None:
-        self.world = world
-        self.counts = [0]
-        self.fell: list[tuple[int, int]] = []
-        self.stopped = threading.Event()
-
-    def run(self) -> None:
-        with connect(self.world, "test reader") as db:
-            while not self.stopped.is_set():
-                [(count,)] = db.execute("select coalesce(sum(transactions), 0)::bigint from balances").fetchall()
-                if count < self.counts[-1]:
-                    self.fell.append((self.counts[-1], count))
-                self.counts.append(count)
-
-
-@pytest.mark.slow
-def test_no_reader_sees_an_older_state_whatever_switches_forth_and_back(bank: Bookkeeper) -> None:
-    world = bank.world
-    reader = Reader(world)
-    with live_agent(world), beside(reader.run, reader.stopped.set, "reader"):
-        for number in range(4):
-            bank.life(ACCOUNTS, 3, DAY + timedelta(days=number))
-            if number % 2:
-                go_to(world, ["balances"], all_views())
-            else:
-                rebuild(world, ["balances"], all_views())
-        until(lambda: behind(world) == 0, "the agent catches up")
-        before = len(reader.counts)
-        until(lambda: len(reader.counts) > before, "the reader goes on")
-    assert reader.fell == []
     assert _differences(world) == 0
 
 
@@ -170,20 +109,8 @@ def test_going_back_to_the_older_version_with_the_older_code(bank: Bookkeeper) -
     assert _differences(world, new) == 0
 
 
-class OfNewerCode(SnapshotReader):
-    """Of handlers that know a command and an event more, whose views are no longer live."""
-
-    shows_this_code = False
-
-    def read(self) -> Snapshot:
-        unfoldable = {"accounts.MoneyDeposited/2"} - foldable_types(self.connection)
-        unrecorded = frozenset({CommandType("accounts", "Steal")})
-        return replace(super().read(), newer=frozenset(), unrecorded=unrecorded, unfoldable=frozenset(unfoldable))
-
-
-@pytest.mark.slow
 def test_after_going_back_no_handler_waits_for_one_that_can_not_decide(world: Settings) -> None:
-    """The newer agents had recorded their events. Its handlers wait for its views, and are no reason for the others to wait."""
+    """Nobody is said to fold the newer code's events: its handlers wait for its views, and would be left the decisions."""
     set_up(world)
     old, new = agent_views("core"), with_views({"balances": view(BALANCES_2, "balances")})
     make_tables(world, new)
@@ -192,21 +119,6 @@ def test_after_going_back_no_handler_waits_for_one_that_can_not_decide(world: Se
         db.execute("insert into event_types (type) values ('accounts.MoneyDeposited/2')")
         go_to(world, ["balances"], old)
         assert foldable_types(db) == own_event_types()
-    newer = Handler(world, "newer")
-    states, _, types = newer.group.rpartition(".")
-    newer.group = f"{states}.1{types}"
-
-    def snapshots() -> SnapshotReader:
-        connection = Handler._snapshots(newer).connection
-        newer._reader = OfNewerCode(connection, world.events_topic)
-        return newer._reader
-
-    newer._snapshots = snapshots  # type: ignore[method-assign]
-    send(world, open_account("ada"))
-    with handler(world, "newer", running=newer):
-        until(lambda: newer.group in release.alive(Admin(world), world.group_prefix), "it is there, and waits")
-        with handler(world):
-            until(lambda: len(commits(world)) == 1, "the older code decides")
 
 
 def test_what_the_live_agents_fold_stays_recorded_when_no_view_changes_its_version(world: Settings) -> None:
@@ -216,24 +128,6 @@ def test_what_the_live_agents_fold_stays_recorded_when_no_view_changes_its_versi
         db.execute("insert into event_types (type) values ('accounts.MoneyDeposited/2')")
         rebuild(world, ["balances"], agent_views("core"))
         assert foldable_types(db) == {*own_event_types(), "accounts.MoneyDeposited/2"}
-
-
-def test_there_must_be_a_table_to_go_to(bank: Bookkeeper) -> None:
-    with pytest.raises(NoBuild, match="balances"):
-        go_to(bank.world, ["balances"], all_views())
-
-
-def test_a_journal_goes_back_with_the_states_that_it_is_told(bank: Bookkeeper) -> None:
-    world = bank.world
-    rebuild(world, ["statement"], all_views())
-    assert live_table(world, "streams_accounts") == "streams_accounts_v3_r2"
-    bank.life(ACCOUNTS, 5)
-    fold_all(world)
-    assert go_to(world, ["statement"], all_views()).tables == {
-        "statement": "statement_v2",
-        "streams_accounts": "streams_accounts_v3",
-    }
-    assert _differences(world) == 0
 
 
 def test_a_journal_does_not_go_back_behind_its_states(bank: Bookkeeper) -> None:
@@ -370,31 +264,6 @@ def test_a_switch_that_stood_still_for_too_long_says_so_and_has_changed_nothing(
     assert live_table(bank.world, "statement") != was
 
 
-@pytest.mark.slow
-def test_poison_and_refused_rows_met_while_catching_up_are_parked_for_the_new_table(bank: Bookkeeper) -> None:
-    world = bank.world
-    refused = """
-    ON_POISON = "park"
-
-    class Line(NamedTuple):
-        account: Key[str]
-        line: Key[int]
-
-    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Line]:
-        yield Line(at.id, 10**30 if event.details.purpose == "poison" else at.version)
-    """
-    new = parking(BROKEN) | {"lines": view(refused, "lines")}
-    make_tables(world, new)
-    rebuild(world, ["lines", *PARKING], new, make_live=False)
-    bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
-    bank.life(ACCOUNTS, 2)
-    fold_all(world)
-    go_to(world, [], new)
-    parked = scalar(world, "select array_agg(table_name || ' ' || stream order by table_name) from parked")
-    assert parked == [f"{name}_v1 accounts/1" for name in sorted(["lines", *PARKING])]
-    assert _differences(world, new) == 0
-
-
 # ── what it refuses ──
 
 
@@ -406,32 +275,6 @@ def test_a_table_ahead_of_a_position_is_refused(bank: Bookkeeper) -> None:
     with pytest.raises(Ahead, match="partition 1"):
         _switch(world, [build])
     assert live_table(world, "balances") == "balances_v2"
-
-
-def test_a_build_that_somebody_moved_or_abandoned_is_left_alone(bank: Bookkeeper) -> None:
-    world = bank.world
-    [build] = _ready(world, "balances")
-    with connect(world, "test") as db:
-        stale = Group("core", all_views(), [build])
-        db.execute("update build_positions set next_offset = next_offset - 1 where partition = 1")
-        with pytest.raises(MovedElsewhere), db.transaction():
-            stale.check(engine_builds.lock_builds(db, stale.ids))
-        abandon(db, build)
-        with pytest.raises(BuildAbandoned), db.transaction():
-            stale.check(engine_builds.lock_builds(db, stale.ids))
-
-
-def test_catching_up_never_goes_beyond_the_agent(bank: Bookkeeper) -> None:
-    world = bank.world
-    [build] = _ready(world, "balances")
-    bank.life(ACCOUNTS, 1)  # in the log, but not folded by the agent
-    group = Group("core", all_views(), [build])
-    with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
-        prepare(db)
-        end = {p: reading.next_offset + 1 for p, reading in group.at.items()}
-        with pytest.raises(Ahead):
-            group.catch_up(db, tail, _ends(group.at, end))
-    assert _differences(world) == 0
 
 
 def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
@@ -491,26 +334,6 @@ def test_a_view_moves_to_an_agent_of_its_own_without_showing_less(bank: Bookkeep
     assert _differences(world, moved) == 0
 
 
-def test_a_view_does_not_move_to_an_agent_that_is_behind(bank: Bookkeeper) -> None:
-    world = bank.world
-    first = with_views({"daily_totals": replace(all_views()["daily_totals"], agent="reports", version=2)})
-    make_tables(world, first)
-    rebuild(world, [], first)
-    bank.life(ACCOUNTS, 1)
-    fold_all(world, {name: one for name, one in first.items() if one.agent == "core"})  # `reports` stands still
-    second = {**first, "statement": replace(all_views()["statement"], version=3)}
-    second["balances"] = replace(all_views()["balances"], agent="reports", version=3)
-    make_tables(world, second)
-    builds = _ready(world, "balances", "statement", views=second)
-    with connect(world, "test") as db, pytest.raises(SwitchTimedOut):
-        switch(world, db, builds, second, give_up_s=1)
-    assert live_table(world, "balances") == "balances_v2"
-    _bring(world, "reports", "core")
-    with connect(world, "test") as db:
-        assert len(switch(world, db, builds, second, give_up_s=20).tables) == 3
-    assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
-
-
 def _bring(world: Settings, agent: str, other: str) -> None:
     """Have an agent stand where another one does."""
     with connect(world, agent) as db:
@@ -522,7 +345,7 @@ def _bring(world: Settings, agent: str, other: str) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.slow_but("8")
 @pytest.mark.parametrize("few", [8, 10_000])
 def test_more_than_one_read_gives_is_never_switched_to(
     bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch, few: int
@@ -555,6 +378,7 @@ def test_more_than_one_read_gives_is_never_switched_to(
     monkeypatch.setattr(_Switch, "_attempt", frozen)
     with connect(world, "test") as db:
         switched = switch(world, db, builds, second, give_up_s=20)
+    assert live_table(world, "balances") == "balances_v3"
     assert len(switched.tables) == 3
     assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0
     assert switched.commits == 2 * 10 * len(ACCOUNTS), "each build took all of it"

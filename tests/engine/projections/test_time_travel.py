@@ -40,6 +40,7 @@ from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all
 from tests.engine.infra.archives import banks
 from tests.engine.projections.bankviews import (
+    ACCOUNTS,
     BROKEN,
     PARKING,
     build_states,
@@ -53,22 +54,7 @@ from tests.engine.projections.bankviews import (
 from tests.engine.projections.builders import LOADED, killed
 from tests.engine.spine import delete, records_of, scalar, set_up
 
-ACCOUNTS = [str(number) for number in range(20)]
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-
-
-@pytest.fixture
-def bank(world: Settings) -> Bookkeeper:
-    """Some life on 20 accounts, with void records and a second epoch, all folded."""
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 5)
-    for partition in range(world.partitions):
-        keeper.garbage(partition)
-        keeper.open(partition)
-    keeper.life(ACCOUNTS, 2, DAY + timedelta(days=5))
-    fold_all(world)
-    return keeper
 
 
 def _look(
@@ -86,9 +72,6 @@ def _live_rows(world: Settings) -> dict[str, list[Any]]:
 def _asked(world: Settings, query: str) -> Counter[Any]:
     with connect(world, "test") as db:
         return Counter(db.execute(query.encode()).fetchall())
-
-
-# ── every kind of view, on every engine ──
 
 
 def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
@@ -169,27 +152,24 @@ def _from_a_clock(world: Settings, *times: int) -> None:
         assert producer.flush(10) == 0
 
 
-@pytest.mark.slow
-def test_a_clock_that_went_back_does_not_move_the_cut(world: Settings) -> None:
-    set_up(world)
-    _from_a_clock(world, 1000, 3000, 2000, 4000)
-    for time_ms, cut in ((999, 0), (1000, 1), (2500, 1), (2999, 1), (3000, 3), (3999, 3), (4000, 4)):
-        assert _look(world, _at(time_ms), "balances").positions[0] == cut, time_ms
-
-
-@pytest.mark.parametrize("answer", [4, None])
-@pytest.mark.slow_but("4")
-def test_each_records_time_is_looked_at_whatever_the_brokers_index_says(
-    world: Settings, monkeypatch: pytest.MonkeyPatch, answer: int | None
+def test_a_clock_that_went_back_does_not_move_the_cut_whatever_the_brokers_index_says(
+    world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the broker says is an offset of a later record, perhaps not the first: of what was trimmed it knows none."""
+    """What the index says is an offset of a later record, perhaps not the first: of what was trimmed it knows none."""
     set_up(world)
     _from_a_clock(world, 1000, 3000, 2000, 4000, 5000)
-    monkeypatch.setattr(topics, "offsets_at", lambda *_: {} if answer is None else {0: answer})
-    assert _look(world, _at(2500), "balances").positions[0] == 1
-    # without the look, the index decides
-    monkeypatch.setattr(Cut, "before", lambda _, records: list(records))
-    assert _look(world, _at(2500), "balances").positions[0] == (answer or 5)
+
+    def cut(time_ms: int) -> int:
+        return _look(world, _at(time_ms), "balances").positions[0]
+
+    for time_ms, at in ((999, 0), (1000, 1), (2500, 1), (2999, 1), (3000, 3), (3999, 3), (4000, 4)):
+        assert cut(time_ms) == at, time_ms
+    for answer in ({0: 4}, dict[int, int]()):
+        monkeypatch.setattr(topics, "offsets_at", lambda *_, answer=answer: answer)
+        assert cut(2500) == 1
+        with monkeypatch.context() as patch:  # without the look, the index decides
+            patch.setattr(Cut, "before", lambda _, records: list(records))
+            assert cut(2500) == answer.get(0, 5)
 
 
 @pytest.mark.slow
@@ -328,29 +308,22 @@ def test_what_was_not_migrated_yet_can_be_looked_at(bank: Bookkeeper, name: str,
 
 
 @pytest.mark.slow
-def test_poison_is_parked_for_the_table_and_skips_are_left_out(bank: Bookkeeper) -> None:
+def test_a_drop_leaves_what_was_seen_as_it_was_and_is_left_out_of_what_is_seen_then(bank: Bookkeeper) -> None:
     world, views = bank.world, parking(BROKEN)
-    at = {partition: reading.next_offset for partition, reading in fold_all(world).items()}
     bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
     bank.life(["1", "2"], 2)
     make_tables(world, views)
     fold_all(world)
     rebuild(world, [], views)
-    before = _look(world, at, *PARKING, views=views).tables
-    after = _look(world, {}, *PARKING, views=views).tables
-    with connect(world, "test") as db:
-        parked = {name for (name,) in db.execute("select table_name from parked").fetchall()}
-    assert parked == {*(f"{name}_v1" for name in PARKING), *after.values()}, (
-        "before the poison there was nothing to park"
-    )
-    for name in PARKING:
-        was = rows(world, after[name])
-        assert not {before[name], after[name]} & {*drop(world, views[name], "accounts/1").abandoned}
-        assert rows(world, after[name]) == was, "what was dropped since is in what was seen then"
+    seen = _look(world, {}, *PARKING, views=views).tables
+    for name, table in seen.items():
+        was = rows(world, table)
+        assert table not in drop(world, views[name], "accounts/1").abandoned
+        assert rows(world, table) == was
         skipping = _look(world, {}, name, views=views).tables[name]
         assert rows(world, skipping) == rows(world, live_table(world, name)) != was
-        drop_tables(world, droppable(world, name, after[name]), views[name])
-    assert scalar(world, "select count(*) from parked") == 0
+        drop_tables(world, droppable(world, name, table), views[name])
+    assert scalar(world, "select count(*) from parked") == 0, "what was parked for the tables is gone with them"
 
 
 # ── builders that die, and several at once ──

@@ -19,9 +19,8 @@ from projections.engine.rebuild import load as loader
 from projections.engine.rebuild.builds import Build, begin
 from projections.engine.rebuild.load import Loaded, Part, PartWriter, load, parts
 from projections.engine.views.core_views import agent_views, all_views, code_set
-from tests.engine.bookkeeper import Bookkeeper, fold_all
+from tests.engine.bookkeeper import folded_lives
 from tests.engine.projections.bankviews import rows
-from tests.engine.spine import set_up
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +31,7 @@ ACCOUNTS = [str(number) for number in range(10)]
 def part(world: Settings) -> tuple[Part, Build]:
     """A journal's part, which others wait 100 ms for at a time."""
     world = world.model_copy(update={"lock_timeout_ms": 100})
-    set_up(world)
-    keeper = Bookkeeper(world)
-    keeper.life(ACCOUNTS, 4)
-    fold_all(world)
+    folded_lives(world, ACCOUNTS, 4)
     views = {"statement": all_views()["statement"]}
     with connect(world, "test") as db:
         made, pin = begin(db, list(views.values()), world.events_topic, code_set(agent_views("core")), "core")

@@ -31,6 +31,10 @@ EVOLVE = """
     def evolve(row: Row | None, event: Filled, at: At) -> Row | None:
         return row
 """
+DELTA = "    def delta(event: Filled, at: At) -> Iterable[Row]: ..."
+ENTITY = ROW + EVOLVE
+JOURNAL = ROW + "    def rows(event: Filled, after: State, at: At) -> Iterable[Row]: ..."
+SUMMARY = ROW + DELTA
 
 
 def test_the_annotations_say_everything() -> None:
@@ -45,95 +49,72 @@ def test_the_annotations_say_everything() -> None:
     assert (entity.on_poison, entity.agent) == ("stop", "core")
 
 
+def with_cents(column: str, source: str = ENTITY) -> str:
+    """Its second column is this."""
+    return source.replace("cents: int", column)
+
+
 def _with_more(count: int, kind: str) -> str:
-    return ROW + "".join(f"        c{number}: {kind}\n" for number in range(count)) + EVOLVE
+    return with_cents("cents: int\n" + "".join(f"        c{number}: {kind}\n" for number in range(count)))
 
 
 BAD = {
-    "no version": ("\n    VERSION = None" + ROW + EVOLVE, "no VERSION"),
+    "no version": ("\n    VERSION = None" + ENTITY, "no VERSION"),
     "no function": (ROW, "exactly one of evolve, rows and delta"),
-    "two functions": (
-        ROW + EVOLVE + "    def delta(event: Filled, at: At) -> Iterable[Row]:\n        return []",
-        "has evolve and delta",
-    ),
-    "other parameters": (ROW + "    def evolve(row: Row | None, event: Filled) -> Row | None: ...", "other parameters"),
-    "no event annotation": (ROW + "    def evolve(row: Row | None, event, at: At) -> Row | None: ...", "subscription"),
-    "event is Any": (ROW + "    def evolve(row: Row | None, event: Any, at: At) -> Row | None: ...", "subscription"),
-    "no row annotation": (ROW + "    def evolve(row, event: Filled, at: At): ...", "which row it makes"),
-    "journal returns a row": (
-        ROW + "    def rows(event: Filled, after: State, at: At) -> Row: ...",
-        "which row it makes",
-    ),
-    "annotation not imported": (
-        ROW + "    def evolve(row: Row | None, event: Nowhere, at: At) -> Row | None: ...",
-        "can't be resolved",
-    ),
-    "row's annotation not imported": (ROW.replace("cents: int", "cents: Nowhere") + EVOLVE, "annotation of Row"),
-    "version zero": ("\n    VERSION = 0" + ROW + EVOLVE, "VERSION = 0"),
-    "event of no context": (
-        ROW + "    def evolve(row: Row | None, event: Filled | Row, at: At) -> Row | None: ...",
-        "subscribes to Row",
-    ),
+    "two functions": (ENTITY + DELTA, "has evolve and delta"),
+    "other parameters": (ENTITY.replace(", at: At", ""), "other parameters"),
+    "no event annotation": (ENTITY.replace("event: Filled", "event"), "subscription"),
+    "event is Any": (ENTITY.replace("Filled", "Any"), "subscription"),
+    "no row annotation": (ENTITY.replace("row: Row | None", "row").replace(" -> Row | None", ""), "which row it makes"),
+    "journal returns a row": (JOURNAL.replace("Iterable[Row]", "Row"), "which row it makes"),
+    "annotation not imported": (ENTITY.replace("Filled", "Nowhere"), "can't be resolved"),
+    "row's annotation not imported": (with_cents("cents: Nowhere"), "annotation of Row"),
+    "version zero": ("\n    VERSION = 0" + ENTITY, "VERSION = 0"),
+    "event of no context": (ENTITY.replace("Filled", "Filled | Row"), "subscribes to Row"),
     "row a dataclass": (
         "import dataclasses\n@dataclasses.dataclass(frozen=True, slots=True)\nclass Row:\n    purse: Key[str]\n"
-        + EVOLVE.replace("\n    ", "\n"),
+        + dedent(EVOLVE),
         "not a NamedTuple",
     ),
-    "row any class": (ROW.replace("(NamedTuple)", "") + EVOLVE, "not a NamedTuple"),
+    "row any class": (ENTITY.replace("(NamedTuple)", ""), "not a NamedTuple"),
     "row without types": (
         "\n    import collections\n    Row = collections.namedtuple('Row', 'purse')" + EVOLVE,
         "not a NamedTuple",
     ),
     "row derived from another": (
-        ROW + "\n    class More(Row):\n        more: int\n" + EVOLVE.replace("Row", "More"),
+        f"{ROW}\n    class More(Row):\n        more: int\n{EVOLVE.replace('Row', 'More')}",
         "not a NamedTuple",
     ),
     "row a plain tuple": (EVOLVE.replace("Row", "tuple"), "not a NamedTuple"),
     **{
         f"a column of {kind}": (
-            "from proofs.one_fold.values import Level, Mixed\n"
-            + dedent(ROW.replace("cents: int", f"cents: {kind}") + EVOLVE),
+            "from proofs.one_fold.values import Level, Mixed\n" + dedent(with_cents(f"cents: {kind}")),
             "column 'cents' has the type",
         )
         for kind in REFUSED_COLUMNS
     },
     "enum that can't be stored": (
-        '\n    class Odd(Enum):\n        NUL = "a\\0"\n' + ROW.replace("cents: int", "cents: Odd") + EVOLVE,
+        '\n    class Odd(Enum):\n        NUL = "a\\0"\n' + with_cents("cents: Odd"),
         "'cents'",
     ),
     "more columns of a key than PostgreSQL has room for": (_with_more(32, "Key[int]"), "too many columns"),
     "more columns than PostgreSQL has room for": (_with_more(251, "int"), "too many columns"),
-    "column in capitals": (ROW.replace("cents: int", "Cents: int") + EVOLVE, "can't be the name of a column"),
-    "column that PostgreSQL has itself": (ROW.replace("cents: int", "xmin: int") + EVOLVE, "can't be the name"),
-    "column that PostgreSQL would cut": (ROW.replace("cents: int", f"{'ä' * 32}: int") + EVOLVE, "can't be the name"),
-    "nullable key": (ROW.replace("Key[str]", "Key[str | None]") + EVOLVE, "can't be None"),
-    "no key": (ROW.replace("Key[str]", "str") + EVOLVE, "has no key"),
-    "key that is no id": (ROW.replace("Key[str]", "Key[int]") + EVOLVE, "can't be the stream's id"),
-    "two keys without key()": (ROW.replace("cents: int", "cents: Key[str]") + EVOLVE, "can't be the stream's id"),
-    "key() with other parameters": (ROW + EVOLVE + "    def key(at): ...", "`key` has other parameters"),
-    "sum in an entity": (ROW.replace("cents: int", "cents: Sum[int]") + EVOLVE, "only a summary"),
-    "plain column in a summary": (
-        ROW + "    def delta(event: Filled, at: At) -> Iterable[Row]: ...",
-        "how it combines",
-    ),
-    "summary of nothing": (
-        ROW.replace("cents: int", "cents: Key[int]") + "    def delta(event: Filled, at: At) -> Iterable[Row]: ...",
-        "sums up nothing",
-    ),
-    "sum of text": (
-        ROW.replace("cents: int", "cents: Sum[str]") + "    def delta(event: Filled, at: At) -> Iterable[Row]: ...",
-        "is a sum of str",
-    ),
-    "journal after something else": (
-        ROW + "    def rows(event: Filled, after: int, at: At) -> Iterable[Row]: ...",
-        "not the state",
-    ),
-    "journal of another agent": (
-        '\n    AGENT = "slow"' + ROW + "    def rows(event: Filled, after: State, at: At) -> Iterable[Row]: ...",
-        "only 'core' keeps the states",
-    ),
-    "unknown poison policy": ('\n    ON_POISON = "ignore"' + ROW + EVOLVE, "ON_POISON"),
-    "agent with a strange name": ('\n    AGENT = "The Agent"' + ROW + EVOLVE, "AGENT"),
+    "column in capitals": (with_cents("Cents: int"), "can't be the name of a column"),
+    "column that PostgreSQL has itself": (with_cents("xmin: int"), "can't be the name"),
+    "column that PostgreSQL would cut": (with_cents(f"{'ä' * 32}: int"), "can't be the name"),
+    "nullable key": (ENTITY.replace("Key[str]", "Key[str | None]"), "can't be None"),
+    "no key": (ENTITY.replace("Key[str]", "str"), "has no key"),
+    "key that is no id": (ENTITY.replace("Key[str]", "Key[int]"), "can't be the stream's id"),
+    "two keys without key()": (with_cents("cents: Key[str]"), "can't be the stream's id"),
+    "key() with other parameters": (ENTITY + "    def key(at): ...", "`key` has other parameters"),
+    "sum in an entity": (with_cents("cents: Sum[int]"), "only a summary"),
+    "plain column in a summary": (SUMMARY, "how it combines"),
+    "summary of nothing": (with_cents("cents: Key[int]", SUMMARY), "sums up nothing"),
+    "sum of text": (with_cents("cents: Sum[str]", SUMMARY), "is a sum of str"),
+    "journal after something else": (JOURNAL.replace("State", "int"), "not the state"),
+    "journal of another agent": ('\n    AGENT = "slow"' + JOURNAL, "only 'core' keeps the states"),
+    "unknown poison policy": ('\n    ON_POISON = "ignore"' + ENTITY, "ON_POISON"),
+    "agent with a strange name": ('\n    AGENT = "The Agent"' + ENTITY, "AGENT"),
 }
 
 
@@ -173,14 +154,9 @@ def test_a_view_of_two_contexts_says_its_key() -> None:
 
 
 def test_shapes_tell_columns_and_keys_apart() -> None:
-    shapes = {
-        view(ROW + EVOLVE).shape,
-        view(ROW.replace("cents: int", "cents: int | None") + EVOLVE).shape,
-        view(ROW.replace("cents: int", "cents: str") + EVOLVE).shape,
-        view(ROW.replace("cents: int", "pence: int") + EVOLVE).shape,
-    }
-    assert len(shapes) == 4
-    assert view(ROW + EVOLVE).shape == view(ROW + EVOLVE).shape
+    columns = ("cents: int", "cents: int | None", "cents: str", "pence: int")
+    assert len({view(with_cents(column)).shape for column in columns}) == 4
+    assert view(ENTITY).shape == view(ENTITY).shape
 
 
 class Colour(Enum):
