@@ -13,10 +13,8 @@ import pytest
 
 from commands.decision import Decided, Versioned, decide
 from commands.intake import MAX_MESSAGE, Received, reason
-from domain.accounts import AccountOpened, MoneyWithdrawn, OpenAccount, Withdraw
-from domain.accounts import State as Account
 from domain.language import fact
-from infra.domain_model.contexts import Context, contexts
+from infra.domain_model.contexts import Context
 from infra.log.records import Commit, EventRecord, Reason, Record, decode_event
 from tests.engine.purse import PURSE, Fill, Filled, Spend, Spent, State
 
@@ -278,22 +276,3 @@ def test_a_defects_message_is_bounded_and_printable() -> None:
     why = rejection(decided(purse(raises(ValueError("\x1b[2J" + "x" * 10_000)))))
     assert len(why.message) == MAX_MESSAGE
     assert why.message.isprintable()
-
-
-# The sample domain through the same door.
-
-
-def test_the_sample_bank_decides_and_its_dates_are_stored() -> None:
-    accounts = contexts()["accounts"]
-    day = date(1993, 1, 31)
-    opened = decided(
-        received(OpenAccount(overdraft_limit=200, on=day), accounts, stream="accounts/1"), Versioned(0, Account())
-    )
-    assert opened.commit.events == [
-        EventRecord("AccountOpened", msgspec.Raw(b'{"overdraft_limit":200,"on":"1993-01-31","owner":""}'))
-    ]
-    assert opened.after == Versioned(1, accounts.evolve(Account(), AccountOpened(overdraft_limit=200, on=day)))
-    withdrawn = decided(received(Withdraw(cents=200, on=day), accounts, stream="accounts/1"), opened.after)
-    assert withdrawn.after.state == accounts.evolve(opened.after.state, MoneyWithdrawn(cents=200, on=day))
-    refused = decided(received(Withdraw(cents=1, on=day), accounts, stream="accounts/1"), withdrawn.after)
-    assert rejection(refused, withdrawn.after).code == "insufficient-funds"
