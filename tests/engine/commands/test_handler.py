@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import psycopg
 import pytest
@@ -52,36 +54,55 @@ from tests.engine.spine import (
     withdraw,
 )
 
+HERE = partition_of("accounts/ada", 4)
 
-def test_commands_become_commits_and_rows(world: Settings) -> None:
+
+@pytest.fixture
+def world(world: Settings) -> Settings:
     set_up(world)
+    return world
+
+
+def decided(world: Settings, count: int) -> None:
+    """Wait until the log has so many commits."""
+    until(lambda: len(commits(world)) == count, f"{count} commits")
+
+
+def serve(world: Settings, count: int) -> None:
+    """Run a handler until the log has so many commits."""
+    with handler(world):
+        decided(world, count)
+
+
+def test_commands_become_commits_and_rows_and_commits_beyond_the_limit_are_rejected(world: Settings) -> None:
+    details = dict.fromkeys(("operation", "purpose", "counter_bank", "counter_account"), "x" * 200)
     send(
         world,
         open_account("ada", limit=100),
+        command("accounts/ada", "big", "Deposit", cents=1, on="2026-01-01", details=details),
         deposit("ada", "d1", 500),
         withdraw("ada", "w1", 601),
         withdraw("ada", "w2", 600),
     )
-    with handler(world):
-        until(lambda: len(commits(world)) == 4, "four commits")
+    serve(world.model_copy(update={"max_commit_bytes": 1_024}), 5)
     assert [(c.command_id, c.outcome, c.version, c.reason and c.reason.code) for c in commits(world)] == [
         ("open-ada", "accepted", 1, None),
+        ("big", "rejected", 1, "too-large"),
         ("d1", "accepted", 2, None),
         ("w1", "rejected", 2, "insufficient-funds"),
         ("w2", "accepted", 3, None),
     ]
-    assert project(world) == 4
+    assert project(world) == 5
     assert scalar(world, "select cents from balances_v2 where account = 'ada'") == -100
 
 
 def test_a_repeated_command_keeps_its_first_answer_whether_the_read_model_shows_it_yet_or_not(world: Settings) -> None:
-    set_up(world)
     with handler(world):
         send(
             world, open_account("ada"), deposit("ada", "d1", 500), deposit("ada", "d1", 500), withdraw("ada", "w1", 900)
         )
         send(world, withdraw("ada", "w1", 900), deposit("ada", "d2", 1))
-        until(lambda: len(commits(world)) == 4, "answers from the overlay add nothing")
+        decided(world, 4)
         project(world)
         send(world, deposit("ada", "d3", 1))
         until(lambda: commits(world)[-1].command_id == "d3", "the overlay is evicted by this batch")
@@ -91,17 +112,16 @@ def test_a_repeated_command_keeps_its_first_answer_whether_the_read_model_shows_
 
 
 def test_commands_are_told_apart_by_their_streams_and_by_where_the_id_begins(world: Settings) -> None:
-    set_up(world)
     opened = [
         command(f"accounts/{name}", ident, "OpenAccount", overdraft_limit=0, on="2026-01-01")
         for name, ident in (("ada", "1"), ("ad", "a1"), ("bob", "1"))
     ]
     with handler(world):
         send(world, *opened)
-        until(lambda: len(commits(world)) == 3, "each is decided")
+        decided(world, 3)
         assert project(world) == 3
         send(world, *opened, *(deposit(name, "d", 1) for name in ("ada", "ad", "bob")))
-        until(lambda: len(commits(world)) == 6, "what was repeated has its answer")
+        decided(world, 6)
     assert project(world) == 3
     assert [one.outcome for one in outcomes(world, [(one.stream, one.id) for one in opened]).values()] == 3 * [
         "accepted"
@@ -109,60 +129,50 @@ def test_commands_are_told_apart_by_their_streams_and_by_where_the_id_begins(wor
 
 
 def test_the_next_handler_goes_on_where_the_log_says_not_where_the_group_says(world: Settings) -> None:
-    set_up(world)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 50)))
-    with handler(world, "first"):
-        until(lambda: len(commits(world)) == 50, "all decided")
+    serve(world, 50)
     send(world, *(deposit("ada", f"d{n}", n) for n in range(50, 80)))
-    with handler(world, "second"):
-        until(lambda: len(commits(world)) == 80, "the rest decided")
+    serve(world, 80)
     assert [c.command_id for c in commits(world)] == ["open-ada", *(f"d{n}" for n in range(1, 80))]
     assert [c.version for c in commits(world)] == list(range(1, 81))
     assert project(world) == 80
 
 
 def test_a_garbage_command_is_a_recorded_rejection_and_later_ones_go_on(world: Settings) -> None:
-    set_up(world)
-    partition = partition_of("accounts/ada", world.partitions)
     send(world, open_account("ada"))
     for value in (b"\x00\xff garbage", b"", None, b'{"samefold":"command/9"}', b"[" * 100_000):
-        produce(world, world.commands_topic, partition, b"accounts/ada", value)
+        produce(world, world.commands_topic, HERE, b"accounts/ada", value)
     send(world, deposit("ada", "d1", 5))
-    with handler(world):
-        until(lambda: len(commits(world)) == 7, "garbage answered, the deposit decided")
+    serve(world, 7)
     assert [c.reason.code for c in commits(world) if c.reason] == ["malformed"] * 5
-    assert {c.stream for c in commits(world) if c.reason} == {reserved_stream(partition)}
+    assert {c.stream for c in commits(world) if c.reason} == {reserved_stream(HERE)}
     assert commits(world)[-1].command_id == "d1"
     project(world)
     assert scalar(world, "select count(*) from command_outcomes_v3 where code = 'malformed'") == 5
 
 
 def test_a_command_from_a_client_with_another_partitioner_is_rejected_as_misrouted(world: Settings) -> None:
-    set_up(world)
     wrong = next(
         n for n in map(str, range(40)) if _crc32_partition(world, f"accounts/{n}") != partition_of(f"accounts/{n}", 4)
     )
     stream = f"accounts/{wrong}"
     produce(world, world.commands_topic, _crc32_partition(world, stream), stream.encode(), encode(open_account(wrong)))
     with handler(world):
-        until(lambda: len(commits(world)) == 1, "an answer")
+        decided(world, 1)
         [rejected] = commits(world)
         assert rejected.reason is not None
         assert rejected.reason.code == "misrouted"
         send(world, open_account(wrong))
-        until(lambda: len(commits(world)) == 2, "the same command, sent properly, is decided")
+        decided(world, 2)
     project(world)
     assert outcomes(world, [(stream, f"open-{wrong}")])[stream, f"open-{wrong}"].outcome == "accepted"
 
 
 def _crc32_partition(world: Settings, stream: str) -> int:
-    import zlib
-
     return zlib.crc32(stream.encode()) % world.partitions
 
 
 def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world: Settings) -> None:
-    set_up(world)
     names = ["o'brien; drop table live; --", '"quoted" \\ back', "🏦 emoji", "ü" * 90, "a b\tc".replace("\t", " ")]
     for name in names:
         send(world, open_account(name), deposit(name, f"'; {name}", 7))
@@ -178,8 +188,7 @@ def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world:
         command("accounts/x", "long", "Deposit", cents=1, on="2026-01-01", details={"purpose": "x" * 10_000}),
     ]
     send(world, *wrong)
-    with handler(world):
-        until(lambda: len(commits(world)) == 2 * len(names) + len(wrong), "every command has an answer")
+    serve(world, 2 * len(names) + len(wrong))
     project(world)
     assert scalar(world, "select array_agg(account order by account) from balances_v2 where cents = 7") == sorted(names)
     answers = outcomes(world, [(c.stream, c.id) for c in wrong])
@@ -187,32 +196,15 @@ def test_hostile_names_and_values_reach_the_rows_unharmed_or_are_rejected(world:
     assert len(answers) == len(wrong)
 
 
-@pytest.mark.slow
-def test_commits_beyond_the_limit_are_rejected_and_nothing_stops(world: Settings) -> None:
-    small = world.model_copy(update={"max_commit_bytes": 1_024})
-    set_up(world)
-    text = "x" * 200
-    details = {"operation": text, "purpose": text, "counter_bank": text, "counter_account": text}
-    send(
-        world, open_account("ada"), command("accounts/ada", "big", "Deposit", cents=1, on="2026-01-01", details=details)
-    )
-    send(world, deposit("ada", "d1", 5))
-    with handler(small):
-        until(lambda: len(commits(world)) == 3, "all answered")
-    assert [c.reason.code for c in commits(world) if c.reason] == ["too-large"]
-
-
 def test_the_handler_waits_while_it_is_too_far_ahead_of_the_read_model(world: Settings) -> None:
     near = world.model_copy(update={"run_ahead": 20})
-    here = partition_of("accounts/ada", world.partitions)
-    elsewhere = next(n for n in map(str, range(40)) if partition_of(f"accounts/{n}", world.partitions) != here)
-    set_up(world)
+    elsewhere = next(n for n in map(str, range(40)) if partition_of(f"accounts/{n}", world.partitions) != HERE)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", n) for n in range(1, 100)))
     with handler(near) as running:
-        until(lambda: len(commits(world)) == 20, "the bound is reached")
+        decided(world, 20)
         assert any(writer.room == 0 for writer in running.writers.values())
         send(world, open_account(elsewhere))
-        until(lambda: len(commits(world)) == 21, "other partitions go on")
+        decided(world, 21)
         assert [c.stream for c in commits(world)].count("accounts/ada") == 20
         until(lambda: bool(project(world)) or len(commits(world)) == 101, "it goes on as the read model catches up")
         until(lambda: (project(world), scalar(world, "select max(seq) from positions") == 100)[1], "all are folded")
@@ -221,13 +213,11 @@ def test_the_handler_waits_while_it_is_too_far_ahead_of_the_read_model(world: Se
 
 def test_a_fenced_writer_opens_again_and_loses_nothing(world: Settings) -> None:
     """A foreign opening makes this handler's next commits void; it notices, opens again and decides them again."""
-    set_up(world)
-    partition = partition_of("accounts/ada", world.partitions)
     with handler(world):
         send(world, open_account("ada"))
-        until(lambda: len(commits(world)) == 1, "serving")
+        decided(world, 1)
         opening = next(o for o in openings(world))
-        produce(world, world.events_topic, partition, None, encode(opening))
+        produce(world, world.events_topic, HERE, None, encode(opening))
         send(world, deposit("ada", "d1", 5), deposit("ada", "d2", 6))
         until(lambda: (project(world), scalar(world, "select cents from balances_v2") == 11)[1], "decided again")
     found = [c.command_id for c in commits(world)]
@@ -237,13 +227,12 @@ def test_a_fenced_writer_opens_again_and_loses_nothing(world: Settings) -> None:
 
 def test_a_restored_database_makes_the_handler_open_again(world: Settings) -> None:
     """Rule 2: the read model goes back to an older state; decisions still rest on everything that counts."""
-    set_up(world)
     with handler(world):
         send(world, open_account("ada"), deposit("ada", "d1", 10))
-        until(lambda: len(commits(world)) == 2, "decided")
+        decided(world, 2)
         project(world)
         send(world, withdraw("ada", "w0", 99))
-        until(lambda: len(commits(world)) == 3, "the overlay is evicted by now")
+        decided(world, 3)
         _restore_to_the_beginning(world)
         send(world, withdraw("ada", "w1", 10), withdraw("ada", "w2", 10), deposit("ada", "d1", 10))
         until(lambda: len({c.command_id for c in commits(world)}) == 5, "decided on the whole log")
@@ -260,10 +249,9 @@ def _restore_to_the_beginning(world: Settings) -> None:
             db.execute(f"delete from {table}")
 
 
-@pytest.mark.slow
 def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, and where a switch makes outcomes live that have other columns."""
     caplog.set_level("INFO")
-    set_up(world)
     send(world, open_account("ada"))
     with connect(world, "test") as db:
         db.execute("update live set version = 99 where view = 'streams_accounts'")
@@ -271,22 +259,17 @@ def test_it_waits_for_a_live_write_model_of_its_own_version(world: Settings, cap
             until(lambda: "another version" in caplog.text, "it logs what it waits for")
             assert openings(world) == []
             db.execute("update live set version = 3 where view = 'streams_accounts'")
-            until(lambda: len(commits(world)) == 1, "it goes on")
-
-
-def test_it_waits_where_a_switch_makes_outcomes_live_that_have_other_columns(
-    world: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    set_up(world)
-    send(world, open_account("ada"))
-    with connect(world, "test") as db, handler(world):
-        until(lambda: len(commits(world)) == 1, "it serves")
-        db.execute("update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'")
-        send(world, deposit("ada", "d1", 1))
-        until(lambda: "another version" in caplog.text, "it logs what it waits for")
-        db.execute("update live set version = 3, table_name = 'command_outcomes_v3' where view = 'command_outcomes'")
-        until(lambda: len(commits(world)) == 2, "it goes on")
+            decided(world, 1)
+            caplog.clear()
+            db.execute(
+                "update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'"
+            )
+            send(world, deposit("ada", "d1", 1))
+            until(lambda: "another version" in caplog.text, "it logs what it waits for")
+            db.execute(
+                "update live set version = 3, table_name = 'command_outcomes_v3' where view = 'command_outcomes'"
+            )
+            decided(world, 2)
 
 
 def test_handlers_with_outcomes_of_another_version_have_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,16 +291,14 @@ def test_a_batch_does_not_gather_more_than_may_be_decided_at_once(
         return batches
 
     monkeypatch.setattr(Handler, "_poll", counted)
-    set_up(world)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(99)))
     with handler(world.model_copy(update={"handler_batch": 10})):
-        until(lambda: len(commits(world)) == 100, "all are decided")
+        decided(world, 100)
     assert max(sizes) <= 11
 
 
 def test_more_partitions_stop_the_handler_by_name(world: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
-    set_up(world)
     with handler(world) as running:
         until(lambda: len(openings(world)) == 4, "serving")
         admin = clients.admin(world)
@@ -331,7 +312,6 @@ def test_a_recreated_commands_topic_is_refused_at_the_start_and_in_the_middle(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
-    set_up(world)
     with handler(world) as running:
         until(lambda: len(openings(world)) == 4, "serving")
         _recreate(world, world.commands_topic)
@@ -346,7 +326,6 @@ def test_a_recreated_commands_topic_is_refused_at_the_start_and_in_the_middle(
 
 @pytest.mark.slow
 def test_a_recreated_events_topic_is_refused(world: Settings) -> None:
-    set_up(world)
     _recreate(world, world.events_topic)
     with handler(world) as running:
         ended_with(running, ContractBroken)
@@ -355,10 +334,8 @@ def test_a_recreated_events_topic_is_refused(world: Settings) -> None:
 
 @pytest.mark.slow
 def test_a_state_that_this_code_can_not_read_is_named_with_what_to_do(world: Settings) -> None:
-    set_up(world)
     send(world, open_account("ada"))
-    with handler(world):
-        until(lambda: len(commits(world)) == 1, "decided")
+    serve(world, 1)
     project(world)
     with connect(world, "test") as db:
         db.execute("update streams_accounts_v3 set state = '{\"balance\":null}'")
@@ -396,12 +373,9 @@ def _recreate(world: Settings, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_trimmed_log_is_refused(world: Settings) -> None:
-    set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 1))
-    with handler(world):
-        until(lambda: len(commits(world)) == 2, "decided")
-    partition = partition_of("accounts/ada", world.partitions)
-    delete(world, world.events_topic, {partition: 2})
+    serve(world, 2)
+    delete(world, world.events_topic, {HERE: 2})
     with handler(world) as running:
         error = ended_with(running, TopicsInconsistent)
     assert "trimmed" in str(error)
@@ -409,23 +383,21 @@ def test_a_trimmed_log_is_refused(world: Settings) -> None:
 
 def test_a_handler_waits_while_the_database_is_unavailable(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
     """Sessions ended in the middle, then no new one allowed for a while: the handler waits and goes on."""
-    set_up(world)
     name = world.database.split("?")[0].rpartition("/")[2]
     postgres = world.database.replace(f"/{name}?", "/postgres?")
     with handler(world), psycopg.connect(postgres, autocommit=True) as db:
         send(world, open_account("ada"))
-        until(lambda: len(commits(world)) == 1, "serving")
+        decided(world, 1)
         db.execute(f'alter database "{name}" connection limit 0')
         db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
         send(world, deposit("ada", "d1", 5))
         until(lambda: "PostgreSQL does not answer" in caplog.text, "it notices")
         db.execute(f'alter database "{name}" connection limit -1')
-        until(lambda: len(commits(world)) == 2, "it goes on")
+        decided(world, 2)
 
 
 def test_our_producers_use_murmur2(world: Settings) -> None:
     """Delivered partitions, by librdkafka itself, are those that the code computes; with its default they would not be."""
-    set_up(world)
     landed: dict[str, int] = {}
     client: Producer = clients.producer(world)
     names = [f"accounts/{n}" for n in range(50)]
@@ -443,13 +415,10 @@ def test_our_producers_use_murmur2(world: Settings) -> None:
 
 @pytest.mark.slow
 def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: Settings) -> None:
-    set_up(world)
     send(world, open_account("ada"), deposit("ada", "d1", 1))
-    with handler(world):
-        until(lambda: len(commits(world)) == 2, "decided")
+    serve(world, 2)
     send(world, deposit("ada", "d2", 1), deposit("ada", "d3", 1))
-    partition = partition_of("accounts/ada", world.partitions)
-    delete(world, world.commands_topic, {partition: 3})
+    delete(world, world.commands_topic, {HERE: 3})
     with handler(world) as running:
         error = ended_with(running, TopicsInconsistent)
     assert "does not hold the next command" in str(error)
@@ -458,90 +427,77 @@ def test_commands_that_were_trimmed_before_they_were_decided_are_refused(world: 
 
 @pytest.mark.slow
 def test_commands_that_were_trimmed_after_they_were_decided_are_not_needed(world: Settings) -> None:
-    set_up(world)
-    partition = partition_of("accounts/ada", world.partitions)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(5)))
-    with handler(world):
-        until(lambda: len(commits(world)) == 6, "decided")
-    delete(world, world.commands_topic, {partition: 3})
+    serve(world, 6)
+    delete(world, world.commands_topic, {HERE: 3})
     for turn in range(3):  # a read that comes before the pause is refused late, or never
         send(world, deposit("ada", f"later {turn}", 1))
-        with handler(world, f"h{turn}"):
-            until(lambda n=turn: len(commits(world)) == 7 + n, "decided behind what was trimmed")  # type: ignore[misc]
+        serve(world, 7 + turn)
 
 
-@pytest.mark.parametrize("turn", range(3))  # a read that comes before the pause is refused late, or never
 @pytest.mark.slow
 def test_commands_that_are_trimmed_while_a_handler_starts_never_stop_it_in_silence(
-    world: Settings, monkeypatch: pytest.MonkeyPatch, turn: int
+    world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_up(world)
-    partition = partition_of("accounts/ada", world.partitions)
     send(world, open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(5)))
-    with handler(world):
-        until(lambda: len(commits(world)) == 6, "decided")
+    serve(world, 6)
     look = topics.ensure
+    trim_to = 3
 
     def then_trimmed(settings: Settings) -> tuple[topics.Topic, topics.Topic]:
         found = look(settings)
-        delete(settings, settings.commands_topic, {partition: 3})
+        delete(settings, settings.commands_topic, {HERE: trim_to})
         return found
 
-    send(world, deposit("ada", f"later {turn}", 1))
-    with monkeypatch.context() as trimmed, suppress(KafkaClientFailed):
-        trimmed.setattr(topics, "ensure", then_trimmed)
-        with handler(world, "h2") as running:
-            ended: list[BaseException] = running.errors  # type: ignore[attr-defined]
-            until(lambda: len(commits(world)) == 7 or bool(ended), "it goes on, or says why not")
-    with handler(world, "h3"):
-        until(lambda: len(commits(world)) == 7, "decided behind what was trimmed")
+    def goes_on_or_ends(running: Handler, count: int) -> bool:
+        return len(commits(world)) == count or bool(running.errors)  # type: ignore[attr-defined]
+
+    for turn in range(3):  # a read that comes before the pause is refused late, or never
+        send(world, deposit("ada", f"later {turn}", 1))
+        trim_to = 3 + turn
+        with monkeypatch.context() as trimmed, suppress(KafkaClientFailed):
+            trimmed.setattr(topics, "ensure", then_trimmed)
+            with handler(world) as running:
+                until(partial(goes_on_or_ends, running, 7 + turn), "it goes on, or says why not")
+        serve(world, 7 + turn)
 
 
 @pytest.mark.slow
 def test_control_records_among_the_commands_are_passed_over(world: Settings) -> None:
-    set_up(world)
-    partition = partition_of("accounts/ada", world.partitions)
-    in_a_transaction(world, world.commands_topic, partition, b"accounts/ada", encode(open_account("ada")))
+    in_a_transaction(world, world.commands_topic, HERE, b"accounts/ada", encode(open_account("ada")))
     send(world, deposit("ada", "d1", 1))
     with handler(world):
-        until(lambda: len(commits(world)) == 2, "both decided")
-        in_a_transaction(world, world.commands_topic, partition, b"accounts/ada", encode(deposit("ada", "d2", 1)))
-        in_a_transaction(world, world.commands_topic, partition, b"accounts/ada", encode(deposit("ada", "d3", 1)))
+        decided(world, 2)
+        in_a_transaction(world, world.commands_topic, HERE, b"accounts/ada", encode(deposit("ada", "d2", 1)))
+        in_a_transaction(world, world.commands_topic, HERE, b"accounts/ada", encode(deposit("ada", "d3", 1)))
         send(world, deposit("ada", "d4", 1))
-        until(lambda: len(commits(world)) == 5, "all decided")
+        decided(world, 5)
     assert [one.command_id for one in commits(world)] == ["open-ada", "d1", "d2", "d3", "d4"]
 
 
 def test_an_unknown_format_of_our_own_stops_the_handler_by_name(world: Settings) -> None:
-    set_up(world)
     send(world, open_account("ada"))
-    partition = partition_of("accounts/ada", world.partitions)
-    produce(world, world.events_topic, partition, b"accounts/ada", b'{"samefold":"commit/2","something":"new"}')
+    produce(world, world.events_topic, HERE, b"accounts/ada", b'{"samefold":"commit/2","something":"new"}')
     with handler(world) as running:
         error = ended_with(running, UnreadableRecord)
-    assert f"[{partition}] offset 0" in str(error)
+    assert f"[{HERE}] offset 0" in str(error)
 
 
 @pytest.mark.slow
 def test_garbage_in_the_log_is_void_for_the_handler_too(world: Settings) -> None:
-    set_up(world)
-    partition = partition_of("accounts/ada", world.partitions)
     for value in (b"garbage", None, b"{}"):
-        produce(world, world.events_topic, partition, b"accounts/ada", value)
+        produce(world, world.events_topic, HERE, b"accounts/ada", value)
     send(world, open_account("ada"))
-    with handler(world):
-        until(lambda: len(commits(world)) == 1, "decided in spite of it")
+    serve(world, 1)
     assert project(world) == 1
 
 
 def test_history_shows_what_counts_and_void_records_only_when_asked(world: Settings, samefold: Samefold) -> None:
-    set_up(world)
-    partition = partition_of("accounts/ada", world.partitions)
     with handler(world):
         send(world, open_account("ada"), withdraw("ada", "w1", 5))
-        until(lambda: len(commits(world)) == 2, "decided")
+        decided(world, 2)
     stale = commits(world)[0]
-    produce(world, world.events_topic, partition, b"accounts/ada", encode(stale))
+    produce(world, world.events_topic, HERE, b"accounts/ada", encode(stale))
     plain = [
         json.loads(line) for line in samefold("history", "accounts/ada", "--json", settings=world).stdout.splitlines()
     ]
@@ -557,7 +513,8 @@ def test_history_shows_what_counts_and_void_records_only_when_asked(world: Setti
     assert "Nothing has happened" in samefold("history", "accounts/nobody", settings=world).stdout
 
 
-def test_topics_are_shown_made_and_checked(world: Settings, samefold: Samefold) -> None:
+def test_topics_are_shown_made_and_checked(empty_world: Settings, samefold: Samefold) -> None:
+    world = empty_world
     missing = samefold("topics", settings=world)
     assert missing.returncode == 1
     assert "topic-missing" in missing.stderr
@@ -582,7 +539,6 @@ def test_a_handler_whose_name_another_process_takes_ends_and_does_not_linger_wit
     world: Settings,
 ) -> None:
     """Kafka reports it as an ordinary or a fatal error; either ends the handler."""
-    set_up(world)
     with handler(world, "h1") as first:
         until(lambda: len(openings(world)) == world.partitions, "the first one has all partitions")
         with handler(world, "h1"):
@@ -592,37 +548,33 @@ def test_a_handler_whose_name_another_process_takes_ends_and_does_not_linger_wit
 @pytest.mark.slow
 def test_a_handler_that_its_own_join_has_fenced_joins_again(world: Settings) -> None:
     """A broker that stood still gets a join twice, makes two members of it, and fences the one that goes on."""
-    set_up(world)
     starting = Handler(world, "h1")
     until(lambda: joined(world, starting.group, "silent"), "the group has a member, and a coordinator that stays")
     with handler(world, "h1", running=starting):
         until(lambda: "h1" in members(world, starting.group), "the handler waits until the silent one joins again")
         assert joined(world, starting.group, "h1")
         assert not starting.writers, "it is no member yet"
+        joined(world, starting.group, "silent", session_ms=1_000)
         send(world, open_account("after"))
-        until(lambda: len(commits(world)) == 1, "it decides")
+        decided(world, 1)
 
 
 @pytest.mark.slow
 def test_a_member_that_a_join_by_its_name_has_fenced_ends_the_handler(world: Settings) -> None:
     """Also where nothing that it polls says so."""
-    set_up(world)
     with handler(world) as running:
         until(lambda: len(openings(world)) == world.partitions, "it serves")
         assert joined(world, running.group, "h1")
         ended_with(running, HandlerFenced)
 
 
-def joined(world: Settings, group: str, instance: str) -> bool:
-    asyncio.run(join(world, group, instance))
+def joined(world: Settings, group: str, instance: str, session_ms: int = 60_000) -> bool:
+    """Whether the group has this member, after a join by its name; the group waits so long for a member that says no more."""
+    asyncio.run(join(world, group, instance, session_ms))
     return instance in members(world, group)
 
 
-SILENT_MS = 20_000
-"""How long the group waits for a member that joined, and says nothing more."""
-
-
-async def join(world: Settings, group: str, instance: str) -> None:
+async def join(world: Settings, group: str, instance: str, session_ms: int) -> None:
     """Send a join by a static member's name, and nothing after it."""
     client = AIOKafkaClient(bootstrap_servers=world.kafka)
     await client.bootstrap()
@@ -631,7 +583,7 @@ async def join(world: Settings, group: str, instance: str) -> None:
         await client.ready(node, group=ConnectionGroup.COORDINATION)
         subscribed = ConsumerProtocol.METADATA(0, [world.commands_topic], b"").encode()
         request = JoinGroupRequest(
-            group, SILENT_MS, 60_000, "", instance, "consumer", [("cooperative-sticky", subscribed)]
+            group, session_ms, 60_000, "", instance, "consumer", [("cooperative-sticky", subscribed)]
         )
         with suppress(TimeoutError):  # the group answers when all its members have joined again
             await asyncio.wait_for(client.send(node, request, group=ConnectionGroup.COORDINATION), 1)
@@ -663,27 +615,24 @@ def test_a_client_that_knows_no_partitions_yet_is_waited_for(world: Settings, mo
             return found
 
     monkeypatch.setattr(clients, "Consumer", KnowsNoneAtFirst)
-    set_up(world)
     send(world, open_account("ada"))
-    with handler(world):
-        until(lambda: len(commits(world)) == 1, "it goes on")
+    serve(world, 1)
     assert len(failures) == 5
 
 
 @pytest.mark.slow
 def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(world: Settings) -> None:
     """It is not answered, and neither is what comes behind it in its partition; all others go on."""
-    set_up(world)
     with connect(world, "test") as db:
         db.execute("insert into command_types values ('accounts', 'Steal')")
     here, there = (partition_of(f"accounts/{name}", world.partitions) for name in ("ada", "bob"))
     assert here != there
     send(world, open_account("ada"), open_account("bob"))
     with handler(world) as running:
-        until(lambda: len(commits(world)) == 2, "serving")
+        decided(world, 2)
         send(world, command("accounts/ada", "steal", "Steal"), deposit("ada", "d1", 5), deposit("bob", "d1", 5))
         until(lambda: running.writers[here].left is not None, "the partition is given up")
-        until(lambda: len(commits(world)) == 3, "the other partition goes on")
+        decided(world, 3)
         opened = len(openings(world))
         send(world, command("accounts/bob", "rob", "Rob"), command("nowhere/bob", "nowhere", "Steal"))
         partitions = {partition_of(stream, world.partitions) for stream in ("accounts/bob", "nowhere/bob")}
@@ -704,7 +653,6 @@ def test_a_live_command_that_this_code_does_not_know_is_left_to_another_release(
 
 @pytest.mark.slow
 def test_going_back_is_refused_while_handlers_run_that_know_more_commands(world: Settings, samefold: Samefold) -> None:
-    set_up(world)
     with connect(world, "test") as db:
         db.execute("insert into command_types values ('accounts', 'Steal')")
         newer = Handler(world, "newer")
@@ -721,36 +669,29 @@ def test_going_back_is_refused_while_handlers_run_that_know_more_commands(world:
 
 
 @pytest.mark.slow
-def test_commands_of_a_handler_that_is_about_to_serve_are_live_before_it_does(world: Settings) -> None:
-    set_up(world)
-    with connect(world, "test") as db:
-        assert live_types(db) == own_types(), "by the first start"
-        db.execute("delete from command_types")
-    send(world, open_account("ada"))
-    with handler(world), connect(world, "test") as db:
-        until(lambda: len(commits(world)) == 1, "serving")
-        assert live_types(db) == own_types()
-
-
-@pytest.mark.slow
 def test_a_database_that_lost_the_live_commands_while_a_handler_serves_gets_them_again(
     world: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that was restored. No API appends what is not live: no command would ever have the handler look."""
+    """As one that was restored. No API appends what is not live: no command would ever have the handler look.
+
+    They are live before a handler serves, too.
+    """
     monkeypatch.setattr("commands.handler.CHECK_S", 0.2)
-    set_up(world)
     send(world, open_account("ada"))
-    with handler(world), connect(world, "test") as db:
-        until(lambda: len(commits(world)) == 1, "serving")
+    with connect(world, "test") as db:
+        assert live_types(db) == own_types(), "by the first start"
         db.execute("delete from command_types")
-        until(lambda: live_types(db) == own_types(), "they are live again")
+        with handler(world):
+            decided(world, 1)
+            assert live_types(db) == own_types()
+            db.execute("delete from command_types")
+            until(lambda: live_types(db) == own_types(), "they are live again")
 
 
 @pytest.mark.slow
 def test_a_handler_waits_for_agents_that_can_fold_its_events(world: Settings, caplog: pytest.LogCaptureFixture) -> None:
     """They would stop at those that it appends."""
     caplog.set_level("INFO")
-    set_up(world)
     send(world, open_account("ada"))
     with connect(world, "test") as db:
         db.execute("delete from event_types where type = 'accounts.MoneyDeposited'")
@@ -759,7 +700,7 @@ def test_a_handler_waits_for_agents_that_can_fold_its_events(world: Settings, ca
             until(lambda: says in caplog.text, "it says for what it waits")
             assert openings(world) == []
             assert record_event_types(db) == {"accounts.MoneyDeposited"}
-            until(lambda: len(commits(world)) == 1, "serving")
+            decided(world, 1)
 
 
 @pytest.mark.slow
@@ -768,7 +709,6 @@ def test_a_handler_leaves_decisions_to_a_newer_release_once_agents_fold_its_even
 ) -> None:
     """No command is new, so nothing else tells it."""
     caplog.set_level("INFO")
-    set_up(world)
     with connect(world, "test") as db:
         db.execute("insert into event_types (type) values ('accounts.MoneyDeposited/2')")
     newer = Handler(world, "newer")

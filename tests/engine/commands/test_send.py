@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,23 +109,18 @@ def test_the_same_id_with_another_body_is_told_and_exits_1(world: Settings, same
     assert [c.command_id for c in commits(world)] == ["open-ada", "d1"]
 
 
-def test_outcomes_that_do_not_come_are_told(world: Settings) -> None:
+@pytest.mark.parametrize("release", ["this one", "of_another_release"])
+def test_outcomes_that_do_not_come_are_told(world: Settings, release: str) -> None:
     set_up(world)
     commands = [open_account("ada")]
     send_all(world, commands, lambda _: None)
+    if release == "of_another_release":
+        with connect(world, "test") as db:
+            db.execute(
+                "update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'"
+            )
     assert answered(world, commands) == 0
     with pytest.raises(OutcomeMissing, match="1 commands have no outcome"):
-        wait_for(world, commands, lambda _: None, timeout_s=0.1)
-
-
-def test_outcomes_of_another_release_are_none_yet(world: Settings) -> None:
-    set_up(world)
-    commands = [open_account("ada")]
-    send_all(world, commands, lambda _: None)
-    with connect(world, "test") as db:
-        db.execute("update live set version = 2, table_name = 'command_outcomes_v2' where view = 'command_outcomes'")
-    assert answered(world, commands) == 0
-    with pytest.raises(OutcomeMissing):
         wait_for(world, commands, lambda _: None, timeout_s=0.1)
 
 
@@ -140,6 +137,18 @@ def test_a_line_that_is_too_large_names_itself_and_keeps_no_other_back(
     assert len(records_of(world, world.commands_topic)) == 2
 
 
+@contextmanager
+def frozen(stack: Stack) -> Iterator[None]:
+    """The broker stands still."""
+    broker = stack.kafka.process()
+    assert broker is not None
+    broker.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        broker.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.slow
 def test_what_is_not_acknowledged_is_named_and_the_same_file_sent_again_does_nothing_twice(
     world: Settings, stack: Stack
@@ -148,14 +157,9 @@ def test_what_is_not_acknowledged_is_named_and_the_same_file_sent_again_does_not
     commands = [open_account("ada"), *(deposit("ada", f"d{n}", 1) for n in range(40))]
     sender = Sender(world.model_copy(update={"ack_timeout_s": 1.0}))
     acknowledged: list[int] = []
-    broker = stack.kafka.process()
-    assert broker is not None
-    broker.send_signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(NotSent, match=r"41 of 41 commands may be missing in the log, lines 1, 3-42: ") as not_sent:
-            sender.send(commands, acknowledged.append, [1, *range(3, 43)])
-    finally:
-        broker.send_signal(signal.SIGCONT)
+    missing = r"41 of 41 commands may be missing in the log, lines 1, 3-42: "
+    with frozen(stack), pytest.raises(NotSent, match=missing) as not_sent:
+        sender.send(commands, acknowledged.append, [1, *range(3, 43)])
     assert "Send the same file again" in not_sent.value.hint
     assert acknowledged == []
     send(world, *commands)
@@ -168,19 +172,13 @@ def test_what_is_not_acknowledged_is_named_and_the_same_file_sent_again_does_not
 def test_a_producer_that_cannot_go_on_is_told_and_the_next_sending_takes_another(world: Settings, stack: Stack) -> None:
     set_up(world)
     sender = Sender(world)
-    broker = stack.kafka.process()
-    assert broker is not None
-    broker.send_signal(signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            first = sender._producer.now
-            sending = pool.submit(sender.send, [open_account("ada"), open_account("bob")], lambda _: None)
-            until(lambda: len(first) == 2, "both are under way")
-            fatal.end(first)
-            with pytest.raises(NotSent, match=r"2 of 2 commands may be missing in the log, lines 1-2"):
-                sending.result()
-    finally:
-        broker.send_signal(signal.SIGCONT)
+    with frozen(stack), ThreadPoolExecutor(1) as pool:
+        first = sender._producer.now
+        sending = pool.submit(sender.send, [open_account("ada"), open_account("bob")], lambda _: None)
+        until(lambda: len(first) == 2, "both are under way")
+        fatal.end(first)
+        with pytest.raises(NotSent, match=r"2 of 2 commands may be missing in the log, lines 1-2"):
+            sending.result()
     sender.send([open_account("ada")], lambda _: None)
 
 

@@ -137,28 +137,21 @@ LIVES = [
 
 
 def test_each_offset_belongs_to_one_version() -> None:
-    assert [version_at(LIVES, 0, offset) for offset in (0, 9, 10, 19, 20, 29, 30, 99)] == [0, 0, 1, 1, 0, 0, 4, 4]
-    assert [ends_at(LIVES, 0, offset) for offset in (0, 9, 10, 19, 20, 29, 30, 99)] == [
-        10,
-        10,
-        20,
-        20,
-        30,
-        30,
-        None,
-        None,
+    offsets = (0, 9, 10, 19, 20, 29, 30, 99)
+    assert [version_at(LIVES, 0, offset) for offset in offsets] == [0, 0, 1, 1, 0, 0, 4, 4]
+    assert [ends_at(LIVES, 0, offset) for offset in offsets] == [10, 10, 20, 20, 30, 30, None, None]
+    assert [(version_at(LIVES, 1, offset), ends_at(LIVES, 1, offset)) for offset in (0, 4, 5)] == [
+        (1, 5),
+        (1, 5),
+        (4, None),
     ]
-    assert [version_at(LIVES, 1, offset) for offset in (0, 4, 5)] == [1, 1, 4]
-    assert [ends_at(LIVES, 1, offset) for offset in (0, 4, 5)] == [5, 5, None]
-    assert version_at([], 0, 7) == 0
-    assert ends_at([], 0, 7) is None
+    assert (version_at([], 0, 7), ends_at([], 0, 7)) == (0, None)
 
 
 # ── switches ──
 
 
-def test_a_new_policy_begins_where_the_core_agent_is(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_a_new_policy_begins_where_the_core_agent_is(world: Settings, bank: Bookkeeper, db: Connection) -> None:
     bring_in(world, db)
     assert (activations_of(db, "greetings"), positions(db, world)) == ([], None)
     made = switch(world, policy())
@@ -169,12 +162,14 @@ def test_a_new_policy_begins_where_the_core_agent_is(bank: Bookkeeper, db: Conne
     assert (record.value or b"").startswith(b'{"samefold":"activation/1",')
     assert topics.describe(world, world.policies_topic).partitions == 1
     topics.check(world, [world.policies_topic])
+    other = switch(world, policy(7, "reports"))
+    assert (other.number, other.log_offset) == (1, 1), "each policy has numbers of its own"
+    assert (activations_of(db, "greetings"), activations_of(db, "reports")) == ([made], [other])
 
 
 def test_the_next_version_begins_where_the_policy_is_and_fences_the_one_before(
-    bank: Bookkeeper, db: Connection
+    world: Settings, bank: Bookkeeper, db: Connection
 ) -> None:
-    world = bank.world
     switch(world, policy())
     with pytest.raises(AlreadyLive, match="live as version 1"):
         switch(world, policy())
@@ -192,23 +187,17 @@ def test_the_next_version_begins_where_the_policy_is_and_fences_the_one_before(
     assert len(recorded(world)) == 2
 
 
-def test_a_lower_version_takes_over_only_if_told(bank: Bookkeeper) -> None:
-    switch(bank.world, policy(3))
+def test_a_lower_version_takes_over_only_if_told(world: Settings, bank: Bookkeeper) -> None:
+    switch(world, policy(3))
     with pytest.raises(LowerVersion, match="older version 2"):
-        switch(bank.world, policy(2))
-    assert switch(bank.world, policy(2), lower=True).number == 2
-    assert switch(bank.world, policy(3)).number == 3
+        switch(world, policy(2))
+    assert switch(world, policy(2), lower=True).number == 2
+    assert switch(world, policy(3)).number == 3
 
 
-def test_policies_have_numbers_of_their_own(bank: Bookkeeper, db: Connection) -> None:
-    switch(bank.world, policy())
-    switch(bank.world, policy(7, "reports"))
-    assert [(one.number, one.log_offset) for one in activations_of(db, "greetings")] == [(1, 0)]
-    assert [(one.number, one.log_offset) for one in activations_of(db, "reports")] == [(1, 1)]
-
-
-def test_of_switches_at_once_one_is_recorded_and_the_others_see_it(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_of_switches_at_once_one_is_recorded_and_the_others_see_it(
+    world: Settings, bank: Bookkeeper, db: Connection
+) -> None:
     bring_in(world, db)
     for version in (1, 2, 3):
         errors = at_once(*[lambda version=version: switch(world, policy(version))] * 3)
@@ -222,29 +211,8 @@ def test_of_switches_at_once_one_is_recorded_and_the_others_see_it(bank: Bookkee
 # ── what is killed between, restored, or read by several ──
 
 
-def test_a_killed_switch_is_ended_by_any_worker(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
-    killed_before_the_topic(world, 1)
-    [half] = activations_of(db, "greetings")
-    assert half.log_offset is None
-    assert recorded(world) == []
-    bring_in(world, db)
-    assert activations_of(db, "greetings") == [half._replace(log_offset=0)]
-    bring_in(world, db)
-    assert len(recorded(world)) == 1
-
-
-def test_a_killed_switch_is_ended_by_the_same_command(bank: Bookkeeper, db: Connection) -> None:
-    killed_before_the_topic(bank.world, 1)
-    made = switch(bank.world, policy())
-    assert (made.number, made.version, made.log_offset) == (1, 1, 0)
-    assert activations_of(db, "greetings") == [made]
-    with pytest.raises(AlreadyLive):
-        switch(bank.world, policy())
-
-
-def test_several_workers_that_end_a_switch_append_it_once(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_a_killed_switch_is_ended_by_any_worker(world: Settings, bank: Bookkeeper, db: Connection) -> None:
+    """Several that end it at once append it once."""
 
     def worker() -> None:
         with connect(world, "test worker") as own:
@@ -252,13 +220,26 @@ def test_several_workers_that_end_a_switch_append_it_once(bank: Bookkeeper, db: 
 
     for version in range(1, 6):
         killed_before_the_topic(world, version)
+        half = activations_of(db, "greetings")[-1]
+        assert (half.log_offset, len(recorded(world))) == (None, version - 1)
         assert at_once(*[worker] * 4) == [None] * 4
+        assert activations_of(db, "greetings")[-1] == half._replace(log_offset=version - 1)
+        bring_in(world, db)
         assert len(recorded(world)) == version
-    assert [one.log_offset for one in activations_of(db, "greetings")] == [0, 1, 2, 3, 4]
 
 
-def test_a_restored_database_learns_from_the_topic_what_it_lacks(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_a_killed_switch_is_ended_by_the_same_command(world: Settings, bank: Bookkeeper, db: Connection) -> None:
+    killed_before_the_topic(world, 1)
+    made = switch(world, policy())
+    assert (made.number, made.version, made.log_offset) == (1, 1, 0)
+    assert activations_of(db, "greetings") == [made]
+    with pytest.raises(AlreadyLive):
+        switch(world, policy())
+
+
+def test_a_restored_database_learns_from_the_topic_what_it_lacks(
+    world: Settings, bank: Bookkeeper, db: Connection
+) -> None:
     first = switch(world, policy())
     go_on(bank)
     second = switch(world, policy(2))
@@ -276,8 +257,9 @@ def test_a_restored_database_learns_from_the_topic_what_it_lacks(bank: Bookkeepe
     assert version_at([first, second], 0, first.positions[0].next_offset) == 1
 
 
-def test_the_topic_wins_over_what_was_written_but_not_recorded(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_the_topic_wins_over_what_was_written_but_not_recorded(
+    world: Settings, bank: Bookkeeper, db: Connection
+) -> None:
     first = switch(world, policy())
     at = go_on(bank)
     second = switch(world, policy(2))
@@ -291,8 +273,9 @@ def test_the_topic_wins_over_what_was_written_but_not_recorded(bank: Bookkeeper,
     assert activations_of(db, "greetings") == [first, second]
 
 
-def test_the_first_record_of_a_number_counts_and_foreign_ones_do_not(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_the_first_record_of_a_number_counts_and_foreign_ones_do_not(
+    world: Settings, bank: Bookkeeper, db: Connection
+) -> None:
     made = switch(world, policy())
     value = recorded(world)[0].value or b""
     topic = world.policies_topic
@@ -309,8 +292,7 @@ def test_the_first_record_of_a_number_counts_and_foreign_ones_do_not(bank: Bookk
             bring_in(world, db)
 
 
-def test_a_recreated_topic_is_refused(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_a_recreated_topic_is_refused(world: Settings, bank: Bookkeeper, db: Connection) -> None:
     switch(world, policy())
     admin = clients.admin(world)
     admin.delete_topics([world.policies_topic])[world.policies_topic].result(30)
@@ -320,8 +302,7 @@ def test_a_recreated_topic_is_refused(bank: Bookkeeper, db: Connection) -> None:
         bring_in(world, db)
 
 
-def test_a_topic_of_another_log_is_refused(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_a_topic_of_another_log_is_refused(world: Settings, bank: Bookkeeper, db: Connection) -> None:
     switch(world, policy())
     value = recorded(world)[0].value or b""
     other = msgspec.json.decode(value) | {"number": 2, "events_topic_id": "another"}
@@ -330,16 +311,14 @@ def test_a_topic_of_another_log_is_refused(bank: Bookkeeper, db: Connection) -> 
         bring_in(world, db)
 
 
-def test_a_topic_that_would_lose_records_is_refused(bank: Bookkeeper) -> None:
-    world = bank.world
+def test_a_topic_that_would_lose_records_is_refused(world: Settings, bank: Bookkeeper) -> None:
     unfit = world.model_copy(update={"policies_topic": world.events_topic})
     with pytest.raises(TopicUnfit, match="has 4 partitions"):
         topics.ensure_policies(unfit)
 
 
 @pytest.mark.slow  # a command waits for Kafka for 15 s
-def test_without_kafka_a_switch_changes_nothing(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_without_kafka_a_switch_changes_nothing(world: Settings, bank: Bookkeeper, db: Connection) -> None:
     killed_before_the_topic(world, 1)
     with pytest.raises(KafkaUnavailable):
         bring_in(world.model_copy(update={"kafka_bootstrap": "127.0.0.1:9"}), db)
@@ -356,13 +335,21 @@ def test_a_service_that_was_never_asked_anything_runs_its_policies_from_the_begi
     world: Settings, db: Connection
 ) -> None:
     set_up(world)
-    assert start_new(world, db, policy())
-    assert start_new(world, db, policy())
+    for _ in range(2):
+        assert start_new(world, db, policy())
     [made] = activations_of(db, "greetings")
     assert (made.version, set(made.positions.values()), made.log_offset) == (1, {START}, 0)
     assert positions(db, world) is None
-    ensure_positions(db, world.events_topic, "greetings")
+
+    def first() -> None:
+        with connect(world, "test worker") as own:
+            ensure_positions(own, world.events_topic, "greetings")
+
+    assert at_once(*[first] * 4) == [None] * 4
     assert positions(db, world) == made.positions
+    before = read_positions(db, "policy_greetings", world.events_topic)
+    first()
+    assert before == read_positions(db, "policy_greetings", world.events_topic), "no new generation"
 
 
 def test_the_log_is_kept_for_a_policy_whose_process_never_ran(world: Settings, db: Connection) -> None:
@@ -383,22 +370,9 @@ def test_a_new_policy_of_a_service_with_history_waits(world: Settings, db: Conne
     assert positions(db, world) is None
 
 
-def test_first_positions_are_made_once(world: Settings, db: Connection) -> None:
-    set_up(world)
-    start_new(world, db, policy())
-
-    def first() -> None:
-        with connect(world, "test worker") as own:
-            ensure_positions(own, world.events_topic, "greetings")
-
-    assert at_once(*[first] * 4) == [None] * 4
-    before = read_positions(db, "policy_greetings", world.events_topic)
-    first()
-    assert before == read_positions(db, "policy_greetings", world.events_topic), "no new generation"
-
-
-def test_a_removed_policy_reacts_to_nothing_until_it_is_switched_on_again(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_a_removed_policy_reacts_to_nothing_until_it_is_switched_on_again(
+    world: Settings, bank: Bookkeeper, db: Connection
+) -> None:
     with pytest.raises(NeverLive):
         remove(world, "greetings")
     switch(world, policy())
@@ -418,8 +392,7 @@ def test_a_removed_policy_reacts_to_nothing_until_it_is_switched_on_again(bank: 
     assert positions(db, world) == later
 
 
-def test_a_policy_with_open_wishes_is_not_removed(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_a_policy_with_open_wishes_is_not_removed(world: Settings, bank: Bookkeeper, db: Connection) -> None:
     switch(world, policy())
     db.execute("insert into outbox (id, policy, kind) values ('greetings~1', 'greetings', 'send')")
     db.execute("insert into outbox (id, policy, outcome) values ('greetings~2', 'greetings', 'accepted')")
@@ -430,8 +403,7 @@ def test_a_policy_with_open_wishes_is_not_removed(bank: Bookkeeper, db: Connecti
     remove(world, "greetings")
 
 
-def test_old_events_need_the_old_version_first(bank: Bookkeeper, db: Connection) -> None:
-    world = bank.world
+def test_old_events_need_the_old_version_first(world: Settings, bank: Bookkeeper, db: Connection) -> None:
     first = switch(world, policy())
     go_on(bank)
     switch(world, policy(2))

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -73,8 +74,13 @@ def db(bank: Bookkeeper) -> Iterator[Connection]:
         yield connection
 
 
-def answer(samefold: Samefold, world: Settings, *arguments: str, code: int = 0) -> Any:
-    done = samefold(*arguments, "--json", settings=world)
+@pytest.fixture
+def cli(bank: Bookkeeper, samefold: Samefold) -> Samefold:
+    return partial(samefold, settings=bank.world)
+
+
+def answer(cli: Samefold, *arguments: str, code: int = 0) -> Any:
+    done = cli(*arguments, "--json")
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
 
@@ -101,90 +107,85 @@ def insert(db: Connection, ident: str, **columns: Any) -> None:
 
 
 def test_a_policy_is_new_then_live_then_of_another_version_then_removed(
-    bank: Bookkeeper, db: Connection, code: dict[str, Policy], samefold: Samefold
+    bank: Bookkeeper, db: Connection, code: dict[str, Policy], cli: Samefold
 ) -> None:
-    world = bank.world
-
     def now() -> dict[str, Any]:
-        found: dict[str, dict[str, Any]] = answer(samefold, world, "policies")
+        found: dict[str, dict[str, Any]] = answer(cli, "policies")
         return found["saving"]
 
     assert (now()["code"], now()["live"], now()["state"], now()["since"]) == (1, None, "new", None)
-    assert "`samefold policies switch saving`" in samefold("policies", settings=world).stdout
-    made = answer(samefold, world, "policies", "switch", "saving")
+    assert "`samefold policies switch saving`" in cli("policies").stdout
+    made = answer(cli, "policies", "switch", "saving")
     assert (made["policy"], made["number"], made["version"]) == ("saving", 1, 1)
     assert (now()["live"], now()["state"], now()["needs"], now()["lag"]["records"]) == (1, "live", [1], 0)
     assert now()["since"] is not None
-    again = samefold("policies", "switch", "saving", settings=world)
+    again = cli("policies", "switch", "saving")
     assert (again.returncode, again.stderr.split(":")[0]) == (1, "already-live")
     bank.commit("1", MoneyDeposited(cents=5, on=DAY))
     bank.flush()
     assert now()["lag"]["records"] == 1
-    assert "policy saving: 1 records" in samefold("policies", settings=world).stdout
-    assert "retired" not in samefold("views", settings=world).stdout
+    assert "policy saving: 1 records" in cli("policies").stdout
+    assert "retired" not in cli("views").stdout
 
     code["saving"] = replace(SAVING, version=2)
     assert (now()["code"], now()["live"], now()["state"]) == (2, 1, "other-version")
-    assert "Version 2 of 'saving' reacts" in samefold("policies", "switch", "saving", settings=world).stdout
+    assert "Version 2 of 'saving' reacts" in cli("policies", "switch", "saving").stdout
     code["saving"] = SAVING
-    asked = samefold("policies", "switch", "saving", settings=world, given="n\n")
+    asked = cli("policies", "switch", "saving", given="n\n")
     assert (asked.returncode, now()["live"]) == (1, 2)
     assert "older version 1" in asked.stderr
-    assert samefold("policies", "switch", "saving", "--yes", settings=world).returncode == 0
+    assert cli("policies", "switch", "saving", "--yes").returncode == 0
     assert (now()["live"], now()["state"]) == (1, "live")
 
     insert(db, "saving~1")
-    refused = samefold("policies", "remove", "saving", settings=world)
+    refused = cli("policies", "remove", "saving")
     assert (refused.returncode, refused.stderr.split(":")[0]) == (1, "wishes-open")
     del code["saving"]
     assert (now()["code"], now()["state"], now()["open"]) == (None, "no-code", 1)
     db.execute("delete from outbox")
-    assert answer(samefold, world, "policies", "remove", "saving")["version"] is None
-    assert answer(samefold, world, "policies") == {}
-    assert samefold("policies", settings=world).stdout == "policies/ has none, and none is live.\n"
+    assert answer(cli, "policies", "remove", "saving")["version"] is None
+    assert answer(cli, "policies") == {}
+    assert cli("policies").stdout == "policies/ has none, and none is live.\n"
     code["saving"] = SAVING
     assert (now()["code"], now()["live"], now()["state"]) == (1, None, "removed")
 
 
 def test_a_restored_database_needs_the_old_code_first(
-    bank: Bookkeeper, db: Connection, code: dict[str, Policy], samefold: Samefold
+    bank: Bookkeeper, db: Connection, code: dict[str, Policy], cli: Samefold
 ) -> None:
     world = bank.world
-    samefold("policies", "switch", "saving", settings=world)
+    cli("policies", "switch", "saving")
     positions = read_positions(db, SAVING.agent, world.events_topic)
     assert positions is not None
     bank.life(ACCOUNTS, 2)
     set_generation(db, world.events_topic, {SAVING.agent: fold_all(world)}, "test")
     code["saving"] = replace(SAVING, version=2)
-    samefold("policies", "switch", "saving", settings=world)
+    cli("policies", "switch", "saving")
     set_generation(db, world.events_topic, {SAVING.agent: positions.readings}, "restored")
-    now = answer(samefold, world, "policies")["saving"]
+    now = answer(cli, "policies")["saving"]
     assert (now["live"], now["state"], now["needs"]) == (2, "old-events", [1])
-    assert "Run the code with v1 until its events have been read" in samefold("policies", settings=world).stdout
+    assert "Run the code with v1 until its events have been read" in cli("policies").stdout
 
 
-def test_a_policy_that_does_not_exist_is_wrong_usage(bank: Bookkeeper, samefold: Samefold) -> None:
-    unknown = samefold("policies", "switch", "nonsense", settings=bank.world)
+def test_a_policy_that_does_not_exist_is_wrong_usage(cli: Samefold) -> None:
+    unknown = cli("policies", "switch", "nonsense")
     assert unknown.returncode == 2
     assert unknown.stderr == "unknown-policy: There is no policy 'nonsense'.\n  → The policies are saving.\n"
-    assert samefold("parked", "replay", "policy_nonsense", "accounts/1", settings=bank.world).returncode == 2
-    never = samefold("policies", "remove", "nonsense", settings=bank.world)
+    assert cli("parked", "replay", "policy_nonsense", "accounts/1").returncode == 2
+    never = cli("policies", "remove", "nonsense")
     assert (never.returncode, never.stderr.split(":")[0]) == (1, "never-live")
 
 
 # ── samefold outbox ──
 
 
-def test_the_outbox_is_listed_without_what_may_be_confidential(
-    bank: Bookkeeper, db: Connection, samefold: Samefold
-) -> None:
-    world = bank.world
-    assert samefold("outbox", "list", settings=world).stdout == "Nothing is on its way.\n"
-    assert samefold("outbox", "list", "--dead", settings=world).stdout == "There are no dead letters.\n"
-    unknown = samefold("outbox", "list", "--policy", "nosuch", settings=world)
+def test_the_outbox_is_listed_without_what_may_be_confidential(db: Connection, cli: Samefold) -> None:
+    assert cli("outbox", "list").stdout == "Nothing is on its way.\n"
+    assert cli("outbox", "list", "--dead").stdout == "There are no dead letters.\n"
+    unknown = cli("outbox", "list", "--policy", "nosuch")
     assert (unknown.returncode, "There is no policy 'nosuch'" in unknown.stderr) == (2, True)
     db.execute("insert into activations (policy, number, version, positions, log_offset) values ('old', 1, 1, '{}', 0)")
-    assert samefold("outbox", "list", "--policy", "old", settings=world).stdout == "Nothing is on its way.\n"
+    assert cli("outbox", "list", "--policy", "old").stdout == "Nothing is on its way.\n"
     body = json.dumps({"note": SECRET})
     insert(db, "saving~1", body=body, target="accounts/2", type="Deposit", wished_at="2026-01-01")
     insert(db, "saving~2", body=body, dead="refused-by-kafka: it is too large", wished_at="2026-01-02")
@@ -192,7 +193,7 @@ def test_the_outbox_is_listed_without_what_may_be_confidential(
     insert(db, "saving~4", sent_at="2026-01-04", wished_at="2026-01-04")
     insert(db, "saving~5", kind=None, stream=None, outcome="accepted")
     insert(db, "other~1", policy="other", wished_at="2026-01-05")
-    found = answer(samefold, world, "outbox", "list", "--policy", "saving")
+    found = answer(cli, "outbox", "list", "--policy", "saving")
     assert found["total"] == 5
     assert {one["id"]: one["state"] for one in found["wishes"]} == {
         "saving~1": "unsent",
@@ -201,68 +202,62 @@ def test_the_outbox_is_listed_without_what_may_be_confidential(
         "saving~4": "sent",
         "saving~5": "outcome",
     }
-    dead = answer(samefold, world, "outbox", "list", "--dead")
+    dead = answer(cli, "outbox", "list", "--dead")
     assert [one["id"] for one in dead["wishes"]] == ["saving~2"]
-    few = samefold("outbox", "list", "--limit", "2", settings=world)
+    few = cli("outbox", "list", "--limit", "2")
     assert "… and 4 more" in few.stdout
     for arguments in (("list",), ("list", "--json"), ("list", "--dead")):
-        assert SECRET not in samefold("outbox", *arguments, settings=world).stdout
-    assert answer(samefold, world, "outbox", "show", "saving~1")["body"] == {"note": SECRET}
-    shown = samefold("outbox", "show", "saving~2", settings=world)
+        assert SECRET not in cli("outbox", *arguments).stdout
+    assert answer(cli, "outbox", "show", "saving~1")["body"] == {"note": SECRET}
+    shown = cli("outbox", "show", "saving~2")
     assert SECRET in shown.stdout
     assert "samefold outbox retry saving~2" in shown.stdout
-    assert samefold("outbox", "show", "saving~9", settings=world).stderr.startswith("no-such-wish: ")
+    assert cli("outbox", "show", "saving~9").stderr.startswith("no-such-wish: ")
 
 
-def test_dead_letters_are_sent_again_or_dropped(bank: Bookkeeper, db: Connection, samefold: Samefold) -> None:
-    world = bank.world
+def test_dead_letters_are_sent_again_or_dropped(db: Connection, cli: Samefold) -> None:
     insert(db, "saving~1", dead="too-deep: a cycle", attempts=9, next_attempt="2099-01-01")
     insert(db, "saving~2", dead="gone: the endpoint is gone", kind="post", target="crm")
     insert(db, "saving~3")
     insert(db, "saving~4", dead="too-deep: a cycle", otherwise_type="Withdraw", stream="accounts/4")
     insert(db, "saving~5", dead="id-reused: another command", outcome="accepted")
     for arguments in (("retry", "saving~1", "saving~3"), ("drop", "--yes", "saving~3")):
-        alive = samefold("outbox", *arguments, settings=world)
+        alive = cli("outbox", *arguments)
         assert (alive.returncode, alive.stderr.split("\n")[0]) == (
             1,
             "not-dead: saving~3 (unsent) is under way; nothing was changed.",
         )
-    assert samefold("outbox", "retry", "saving~1", "saving~9", settings=world).stderr.startswith("no-such-wish: ")
-    assert samefold("outbox", "retry", "saving~5", settings=world).stderr.startswith("not-dead: saving~5 can't be sent")
-    assert answer(samefold, world, "outbox", "retry", "saving~1") == {"retried": ["saving~1"]}
-    again = answer(samefold, world, "outbox", "show", "saving~1")
+    assert cli("outbox", "retry", "saving~1", "saving~9").stderr.startswith("no-such-wish: ")
+    assert cli("outbox", "retry", "saving~5").stderr.startswith("not-dead: saving~5 can't be sent")
+    assert answer(cli, "outbox", "retry", "saving~1") == {"retried": ["saving~1"]}
+    again = answer(cli, "outbox", "show", "saving~1")
     assert (again["dead"], again["attempts"], again["next_attempt"], again["state"]) == (None, 0, None, "unsent")
-    asked = samefold("outbox", "drop", "saving~2", "saving~4", settings=world, given="n\n")
+    asked = cli("outbox", "drop", "saving~2", "saving~4", given="n\n")
     assert asked.returncode == 1
     assert "accounts/4 will wait for an outcome in vain" in asked.stderr
-    assert answer(samefold, world, "outbox", "list")["total"] == 5
-    assert samefold("outbox", "drop", "saving~2", "saving~4", "--yes", settings=world).stdout == (
-        "Dropped saving~2, saving~4.\n"
-    )
-    assert {one["id"] for one in answer(samefold, world, "outbox", "list")["wishes"]} == {
+    assert answer(cli, "outbox", "list")["total"] == 5
+    assert cli("outbox", "drop", "saving~2", "saving~4", "--yes").stdout == ("Dropped saving~2, saving~4.\n")
+    assert {one["id"] for one in answer(cli, "outbox", "list")["wishes"]} == {
         "saving~1",
         "saving~3",
         "saving~5",
     }
 
 
-def test_what_has_no_end_and_is_not_on_its_way_can_be_dropped(
-    bank: Bookkeeper, db: Connection, samefold: Samefold
-) -> None:
+def test_what_has_no_end_and_is_not_on_its_way_can_be_dropped(db: Connection, cli: Samefold) -> None:
     """Otherwise a timer of the year 2099 would keep a policy from being removed, and an outcome without a wish would stay."""
-    world = bank.world
     insert(db, "saving~1", due="2099-01-01")
     insert(db, "saving~2", kind=None, stream=None, outcome="accepted")
     insert(db, "saving~3", due="2026-01-01")
     insert(db, "saving~4", sent_at="2026-01-04")
-    asked = samefold("outbox", "drop", "saving~2", settings=world, given="n\n")
+    asked = cli("outbox", "drop", "saving~2", given="n\n")
     assert "If the wish of an outcome is read later" in asked.stderr
-    late = samefold("outbox", "drop", "saving~1", "saving~3", "--yes", settings=world)
+    late = cli("outbox", "drop", "saving~1", "saving~3", "--yes")
     assert late.stderr.startswith("not-dead: saving~3 (unsent) is under way")
-    assert answer(samefold, world, "outbox", "drop", "saving~1", "saving~2", "saving~4", "--yes") == {
+    assert answer(cli, "outbox", "drop", "saving~1", "saving~2", "saving~4", "--yes") == {
         "dropped": ["saving~1", "saving~2", "saving~4"]
     }
-    assert [one["id"] for one in answer(samefold, world, "outbox", "list")["wishes"]] == ["saving~3"]
+    assert [one["id"] for one in answer(cli, "outbox", "list")["wishes"]] == ["saving~3"]
 
 
 def test_the_database_before_its_migration_is_named(empty_world: Settings, samefold: Samefold) -> None:
@@ -275,10 +270,10 @@ def test_the_database_before_its_migration_is_named(empty_world: Settings, samef
 
 
 @pytest.fixture
-def parked(bank: Bookkeeper, db: Connection, samefold: Samefold) -> Bookkeeper:
+def parked(bank: Bookkeeper, db: Connection, cli: Samefold) -> Bookkeeper:
     """Account `ada` is parked for the policy since version 3; a wish of version 2 has ended after that."""
     world = bank.world
-    samefold("policies", "switch", "saving", settings=world)
+    cli("policies", "switch", "saving")
     for event in (
         AccountOpened(overdraft_limit=0, on=DAY),
         MoneyDeposited(cents=5, on=DAY),
@@ -303,26 +298,25 @@ def ids(db: Connection) -> set[tuple[str, bool]]:
 
 
 def test_a_parked_stream_is_replayed_without_the_outcomes_that_were_read(
-    parked: Bookkeeper, db: Connection, code: dict[str, Policy], samefold: Samefold
+    parked: Bookkeeper, db: Connection, code: dict[str, Policy], cli: Samefold
 ) -> None:
-    world = parked.world
     assert ids(db) == set(), "the wish of version 2 has ended, parked or not"
-    [one] = answer(samefold, world, "parked", "list")
+    [one] = answer(cli, "parked", "list")
     assert (one["view"], one["stream"], one["since_version"], one["live"]) == ("policy_saving", "accounts/ada", 3, True)
-    assert answer(samefold, world, "policies")["saving"]["parked"] == 1
-    shown = answer(samefold, world, "parked", "show", "policy_saving", "accounts/ada")
+    assert answer(cli, "policies")["saving"]["parked"] == 1
+    shown = answer(cli, "parked", "show", "policy_saving", "accounts/ada")
     assert [event["version"] for event in shown["events"]] == [3, 4]
-    again = answer(samefold, world, "parked", "replay", "policy_saving", "accounts/ada", code=1)
+    again = answer(cli, "parked", "replay", "policy_saving", "accounts/ada", code=1)
     assert (again["events"], again["parked_since"]) == (0, 3)
     code["saving"] = replace(SAVING, react=corrected)
-    done = answer(samefold, world, "parked", "replay", "policy_saving", "accounts/ada")
+    done = answer(cli, "parked", "replay", "policy_saving", "accounts/ada")
     assert (done["events"], done["parked_since"]) == (2, None)
     assert ids(db) == {(id_of("saving", "accounts/ada", version, 0), True) for version in (3, 4)}
-    assert answer(samefold, world, "parked", "list") == []
+    assert answer(cli, "parked", "list") == []
 
 
-def test_a_parked_event_is_dropped_and_the_rest_goes_on(parked: Bookkeeper, db: Connection, samefold: Samefold) -> None:
-    done = answer(samefold, parked.world, "parked", "drop", "policy_saving", "accounts/ada", "--yes")
+def test_a_parked_event_is_dropped_and_the_rest_goes_on(parked: Bookkeeper, db: Connection, cli: Samefold) -> None:
+    done = answer(cli, "parked", "drop", "policy_saving", "accounts/ada", "--yes")
     assert (done["dropped"], done["events"], done["parked_since"]) == (3, 1, None)
     assert ids(db) == {(id_of("saving", "accounts/ada", 4, 0), True)}
     parked.commit("ada", MoneyDeposited(cents=8, on=DAY))
@@ -361,10 +355,10 @@ def test_lag_parked_streams_and_the_outbox_are_metrics(parked: Bookkeeper, db: C
 
 
 def test_the_log_is_not_trimmed_before_a_policy_has_read_it(
-    bank: Bookkeeper, db: Connection, samefold: Samefold, tmp_path: Path
+    bank: Bookkeeper, db: Connection, cli: Samefold, tmp_path: Path
 ) -> None:
     world = bank.world.model_copy(update={"archive_restore_days": 0, "archive_url": str(tmp_path)})
-    samefold("policies", "switch", "saving", settings=world)
+    cli("policies", "switch", "saving")
     at = lock_positions(db, [SAVING.agent], world.events_topic)[SAVING.agent]
     bank.life(ACCOUNTS, 2)
     fold_all(world)
@@ -374,6 +368,6 @@ def test_the_log_is_not_trimmed_before_a_policy_has_read_it(
         partition: reading.next_offset for partition, reading in at.items()
     }
     assert all("policy_saving" in cut.held for cut in cuts if cut.held)
-    samefold("policies", "remove", "saving", settings=world)
+    cli("policies", "remove", "saving")
     _, cuts = plan_trim(world)
     assert {cut.partition: cut.to for cut in cuts} == topics.describe(world, world.events_topic).end
