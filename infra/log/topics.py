@@ -263,7 +263,7 @@ def _offsets(
     asked = client.list_offsets(wanted, request_timeout=within_s, **options)
     found = {partition.partition: future.result(within_s).offset for partition, future in asked.items()}
     if OFFSET_INVALID in found.values():
-        # what librdkafka (2.16) gives instead of an error where the time-out passed while the process was frozen
+        # librdkafka (2.16) gives this instead of an error where a broker that it knows as leader does not answer in time
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
     return found
 

@@ -7,7 +7,7 @@ no longer the leader of the epoch that clients remember then, as after a move to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import sleep
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from infra.log.clients import KafkaUnavailable, ProducerRefused
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.api import everything, unfolded
 from tests.engine.api.front import frozen
 from tests.engine.infra import fatal
@@ -145,13 +145,26 @@ def test_commands_wait_for_a_broker_that_is_silent_for_a_moment_and_are_refused_
         until(lambda: api.open("refused").status_code in TAKEN, "it takes commands again")
 
 
-def test_handlers_wait_where_a_broker_does_not_tell_which_others_are_there(stack: Stack, world: Settings) -> None:
-    """librdkafka gives what other brokers told, and this one's silence as a value: of a cluster, for as long as it is away."""
+@pytest.mark.parametrize("question", ["which handlers there are", "the ends of partitions"])
+def test_a_brokers_silence_is_no_answer(
+    stack: Stack, world: Settings, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """librdkafka gives a broker's silence as a value: no handler, the offset -1001.
+
+    Who looks in time finds no answer; a process that was frozen too looks late.
+    """
+    in_time = Future.result
+    monkeypatch.setattr(Future, "result", lambda future, _=None: in_time(future, DEADLINE_S))
+    _, events = topics.ensure(world)
+
+    def asked(admin: topics.Admin) -> object:
+        return release.alive(admin, world.group_prefix) if "handlers" in question else topics.ends(events, admin)
+
     admin = topics.Admin(world, 1.0)
-    assert release.alive(admin, world.group_prefix) == []
+    told = asked(admin)
     with frozen(stack.kafka), pytest.raises(KafkaUnavailable):
-        release.alive(admin, world.group_prefix)
-    assert release.alive(topics.Admin(world), world.group_prefix) == []
+        asked(admin)
+    assert asked(topics.Admin(world)) == told
 
 
 # ── a producer that can't go on (fatal, librdkafka calls it): another one takes its place, and what is in doubt is treated so ──
