@@ -84,10 +84,16 @@ def test_wrong_settings_are_a_finding_not_a_crash(samefold: Samefold, monkeypatc
 def test_what_is_configured_is_asked(samefold: Samefold, world: Settings) -> None:
     found = {f["name"]: f for f in json.loads(samefold("doctor", "--json", settings=world).stdout)["findings"]}
     assert found["Kafka"]["ok"]
+    assert found["personal values"]["found"] == "no field is personal"
     assert f"not yet made: {world.commands_topic}, {world.events_topic}" in found["Kafka"]["found"]
     assert found["PostgreSQL"]["found"] == (
         "answers, version 18; samefold is a superuser: `samefold db roles` makes a role for each process"
     )
+
+
+def of_personal_values() -> doctor.Finding:
+    """Without the others, which take seconds."""
+    return doctor._look("personal values", lambda: doctor._personal(Settings()))
 
 
 @pytest.fixture
@@ -103,29 +109,28 @@ def test_what_personal_values_need_is_looked_at(
     configured: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contexts, "has_personal_fields", lambda: True)
-    missing = finding("personal values")
+    missing = of_personal_values()
     assert not missing.ok
     assert "SAMEFOLD_MASTER_KEY_FILE" in missing.found
     (file := tmp_path / "master-key").write_text(new_line("first"))
     file.chmod(0o600)
     monkeypatch.setenv("SAMEFOLD_MASTER_KEY_FILE", str(file))
-    assert "no keys yet" in finding("personal values").found
+    assert "no keys yet" in of_personal_values().found
     topics.ensure_keys(configured)
-    assert finding("personal values").found == f"master key 'first'; topic '{configured.keys_topic}' is as it must be"
+    assert of_personal_values().found == f"master key 'first'; topic '{configured.keys_topic}' is as it must be"
     topics.ensure(configured)
     monkeypatch.setenv("SAMEFOLD_KEYS_TOPIC", configured.events_topic)
-    wrong = finding("personal values")
+    wrong = of_personal_values()
     assert not wrong.ok
     assert "cleanup.policy" in wrong.found
 
 
-@pytest.mark.usefixtures("configured")
 def test_code_that_can_not_be_imported_is_a_finding_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> bool:
         raise NameError("name 'Tetx' is not defined")
 
     monkeypatch.setattr(contexts, "has_personal_fields", broken)
-    found = finding("personal values")
+    found = of_personal_values()
     assert not found.ok
     assert "Tetx" in found.found
 
