@@ -38,10 +38,9 @@ from infra.tls import unprotected
 from policies.engine.policy import agent_of
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import agent
-from tests.engine.api.front import free_port
+from tests.engine.api.front import free_port, is_ready
 from tests.engine.infra.role_worlds import RoleWorld
 from tests.engine.infra.secure import PASSWORD, Authority, House, Secure
-from tests.engine.pages.pages import is_ready
 from tests.engine.policies.test_webhooks import Receiver, put, receiver, with_endpoints  # noqa: F401  # a fixture
 from tests.engine.spawned import spawned
 from tests.engine.spine import commits, deposit, ended_with, handler, open_account, send, set_up
@@ -427,7 +426,7 @@ def test_every_process_works_with_the_rights_that_are_printed(
             program = [sys.executable, "-c", "from infra.cli import main; main()", *line]
             started.append(running.enter_context(spawned(of(name, role), log, *program)))
         client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S))
-        until(lambda: is_ready(client), "the service is ready")
+        until(lambda: is_ready(str(client.base_url)), "the service is ready")
 
         def post(path: str, **body: Any) -> None:
             answer = client.post(path, json=body | {"on": "2026-11-21"}, headers={"Idempotency-Key": f'"{path}"'})

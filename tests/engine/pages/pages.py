@@ -13,25 +13,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-import httpx
 import pytest
 
 from infra.testing.waiting import until
-from tests.engine.api.front import free_port
-from tests.engine.pages.test_change_a_read_model import typed
+from tests.engine.api.front import free_port, is_ready
 from tests.engine.tools.service_trees import SAMEFOLD, Tree
 
 READS = {"history", "outbox", "policies"}
 
 
 class Author:
-    """Somebody with a new service, and a second terminal in which it runs."""
+    """Somebody with a new service, a second terminal in which it runs, and others for what a line with `&` starts."""
+
+    restarts = True
+    """What a page changes in the code runs at once."""
 
     def __init__(self, service: Tree, folder: Path) -> None:
         self.service = service
         self.log = folder / "run.log"
         self.running: subprocess.Popen[bytes] | None = None
+        self.beside: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
         service.use(folder, self.port)
 
@@ -40,17 +43,17 @@ class Author:
         match language:
             case "python" if file:
                 (self.service.folder / file[1]).write_text(block.removeprefix(file[0]))
-            case "jsonl":
-                (self.service.folder / "commands.jsonl").write_text(block)
-            case "csv":
-                (self.service.folder / "members.csv").write_text(block)
+            case "jsonl" | "csv":
+                name = {"jsonl": "commands.jsonl", "csv": "members.csv"}[language]
+                (self.service.folder / name).write_text(block)
             case "diff":
                 apply = ["git", "apply", "--unidiff-zero", "-"]
                 subprocess.run(apply, cwd=self.service.folder, input=block, text=True, check=True)
-                self.restart()
+                if self.restarts:
+                    self.restart()
             case "console":
                 for line, expected in typed(block):
-                    self.type(line.removeprefix("$ "), expected.strip())
+                    self.type(line.removeprefix("$ "), expected)
             case _:
                 pass
 
@@ -58,6 +61,12 @@ class Author:
         words = shlex.split(line)
         if words == ["samefold", "dev", "run"]:
             self.restart()
+        elif words[-1] == "&":
+            log = self.log.with_name("beside.log")
+            self.beside.append(self._begin(words[1:-1], log, "wb"))
+            until(lambda: matches(log.read_text(), expected), expected)
+        elif words[1:3] == ["events", "check"]:
+            self.require(self.service.samefold(*words[1:], code=1 if "→" in expected else 0).stdout, expected)
         elif words[0] == "pytest":
             self.require(self.service.run(sys.executable, "-m", *words).stdout, expected)
         elif words[0] == "export":
@@ -75,9 +84,7 @@ class Author:
             try:
                 until(is_shown, line)
             except AssertionError:
-                print(
-                    shown[-1], self.service.samefold("policies").stdout, self.service.samefold("outbox", "list").stdout
-                )
+                print(shown[-1], *(self.service.samefold(*told).stdout for told in (("policies",), ("outbox", "list"))))
                 print(self.log.read_text()[-5_000:])
                 raise
         else:
@@ -89,18 +96,26 @@ class Author:
     def restart(self) -> None:
         """One Ctrl-C in the other terminal, if it runs there, and `samefold dev run` again, until it is ready."""
         self.stop()
-        with self.log.open("ab") as log:
-            command = [sys.executable, "-c", SAMEFOLD, "dev", "run"]
-            self.running = subprocess.Popen(
-                command, cwd=self.service.folder, env=self.service.environment, stdout=log, stderr=log
-            )
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60) as client:
-            until(lambda: is_ready(client), "the service is ready")
+        self.running = self._begin(["dev", "run"], self.log, "ab")
+        until(lambda: is_ready(f"http://127.0.0.1:{self.port}"), "the service is ready")
 
     def stop(self) -> None:
         if self.running is not None:
             self.running.send_signal(signal.SIGINT)
             assert self.running.wait(60) == 0, self.log.read_text()[-5_000:]
+
+    def end(self) -> None:
+        self.stop()
+        for process in self.beside:
+            process.send_signal(signal.SIGINT)
+        assert [process.wait(60) for process in self.beside] == [0] * len(self.beside)
+
+    def _begin(self, words: list[str], log: Path, mode: Literal["ab", "wb"]) -> subprocess.Popen[bytes]:
+        with log.open(mode) as file:
+            command = [sys.executable, "-c", SAMEFOLD, *words]
+            return subprocess.Popen(
+                command, cwd=self.service.folder, env=self.service.environment, stdout=file, stderr=file
+            )
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -108,18 +123,18 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
+def typed(block: str) -> Iterator[tuple[str, str]]:
+    """Each line that is typed, after `$` or `old$`, and what it must print."""
+    for part in re.split(r"^(?=(?:old)?\$ )", block, flags=re.MULTILINE)[1:]:
+        line, _, expected = part.partition("\n")
+        yield line, expected.strip()
+
+
 def files(page: str) -> Iterator[tuple[str, str]]:
     """Path and text of each file that the page shows."""
     for language, block in blocks(page):
         if language == "python" and (file := re.match(r"# (\S+\.py)\n", block)):
             yield file[1], block.removeprefix(file[0])
-
-
-def is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").is_success
-    except httpx.TransportError:
-        return False
 
 
 def matches(shown: str, expected: str) -> bool:
@@ -134,15 +149,6 @@ def author(hotel: Tree, data: Path) -> Iterator[Author]:
         yield someone
     finally:
         try:
-            someone.stop()
+            someone.end()
         finally:
             hotel.samefold("dev", "down")
-
-
-def check_files(page: str, hotel: Tree) -> None:
-    """They pass what `make check` runs in the service."""
-    for path, text in files(page):
-        (hotel.folder / path).write_text(text)
-    quick = ("pytest", "-q", "-m", "not integration", "tests", "infra/testing")
-    for command in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), quick):
-        hotel.run(sys.executable, "-m", *command)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -16,22 +15,11 @@ from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT, Samefold
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.infra.archives import ACCOUNTS
+from tests.engine.pages.pages import blocks, matches, typed
 from tests.engine.spine import records_of, set_up
 
 FIRST = b'{"samefold":"opening/1"'
 PAGE = (ROOT / "docs" / "archive.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def shown(text: str) -> re.Pattern[str]:
-    """What the page shows as a pattern: a line of `…` is any lines."""
-    lines = [
-        r"(.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n" for line in text.splitlines()
-    ]
-    return re.compile(r"(.*\n)*?" + "".join(lines))
 
 
 @pytest.mark.slow
@@ -41,23 +29,21 @@ def test_the_page(world: Settings, samefold: Samefold, tmp_path: Path) -> None:
     keeper = Bookkeeper(world)
     keeper.life(ACCOUNTS, 20)
     fold_all(world)
-    typed = 0
-    for block in blocks("console"):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            line, _, output = part.partition("\n")
-            if line.startswith("export "):
-                name, _, value = line.removeprefix(f"export {PREFIX}").partition("=")
-                world = Settings(**{**world.model_dump(exclude_none=True), name.lower(): value})
-                continue
-            done = samefold(*line.split()[1:], settings=world)
-            assert done.returncode == 0, (line, done.stderr)
-            assert shown(output).fullmatch(done.stdout), (line, done.stdout)
-            typed += 1
-    assert typed == 7
+    lines = [line for language, block in blocks(PAGE) if language == "console" for line in typed(block)]
+    for line, output in lines:
+        if line.startswith("$ export "):
+            name, _, value = line.removeprefix(f"$ export {PREFIX}").partition("=")
+            world = Settings(**{**world.model_dump(exclude_none=True), name.lower(): value})
+            continue
+        done = samefold(*line.split()[2:], settings=world)
+        assert done.returncode == 0, (line, done.stderr)
+        assert matches(done.stdout, f"…{output}"), (line, done.stdout)
+    assert len(lines) == 8
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        for block in blocks("python"):
-            exec(block, {"archive": world.archive})
+        for language, block in blocks(PAGE):
+            if language == "python":
+                exec(block, {"archive": world.archive})
     count = len(records_of(world, world.events_topic))
     assert printed.getvalue() == f"{count} records; {FIRST!r}\n"
 

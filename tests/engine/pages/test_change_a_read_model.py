@@ -31,63 +31,32 @@ from infra.database.connect import connect
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import DEADLINE_S, until
+from tests.engine.pages.pages import blocks, matches, typed
 from tests.engine.pages.test_journey import table
-from tests.engine.spine import scalar
+from tests.engine.spine import beside, scalar
 
 PAGE = (ROOT / "docs" / "change-a-read-model.md").read_text()
 PROMPT = re.compile(r"(?:old)?\$ ")
 
 
-def blocks() -> list[tuple[str, str]]:
-    """Language and text of each."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def typed(block: str) -> Iterator[tuple[str, str]]:
-    """Each line that is typed, and what it must print."""
-    expected: list[str] = []
-    line = ""
-    for text in block.splitlines():
-        if PROMPT.match(text):
-            if line:
-                yield line, "\n".join(expected)
-            line, expected = text, []
-        else:
-            expected.append(text)
-    yield line, "\n".join(expected)
-
-
-class Reader(threading.Thread):
+class Reader:
     """Reads people's view `balances` over and over; what was there once must stay there."""
 
     def __init__(self, world: Settings) -> None:
-        super().__init__()
         self.world = world
         self.asked = 0
         self.fell: list[tuple[Counter[str], Counter[str]]] = []
-        self.error: BaseException | None = None
         self.ended = threading.Event()
 
-    def run(self) -> None:
-        try:
-            before = Counter[str]()
-            with connect(self.world, "reader") as db:
-                while not self.ended.wait(0.002):
-                    now = Counter[str](dict(db.execute("select account, transactions from balances").fetchall()))
-                    if before - now:
-                        self.fell.append((before, now))
-                    before = now
-                    self.asked += 1
-        except BaseException as error:
-            self.error = error
-
-    def __enter__(self) -> Reader:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.join(30)
+    def read(self) -> None:
+        before = Counter[str]()
+        with connect(self.world, "reader") as db:
+            while not self.ended.wait(0.002):
+                now = Counter[str](dict(db.execute("select account, transactions from balances").fetchall()))
+                if before - now:
+                    self.fell.append((before, now))
+                before = now
+                self.asked += 1
 
 
 class Operator:
@@ -146,11 +115,10 @@ class Operator:
         )
         said = f"{self.lines[-1]}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, said + self.log.read_text()[-3_000:]
-        pattern = ".*".join(map(re.escape, expected.strip().split("…")))
-        assert not expected or re.fullmatch(pattern, done.stdout.strip(), re.DOTALL), said
+        assert not expected or matches(done.stdout, expected), said
         if "send" in words:
             self.around.enter_context(self.traffic)
-            self.around.enter_context(self.reader)
+            self.around.enter_context(beside(self.reader.read, self.reader.ended.set, "reader"))
         if "switch" in words or "rebuild" in words:
             before = self._answers()
             self.until(lambda: self._answers() > before, "the agents of the code that is live go on")
@@ -252,14 +220,14 @@ def operator(world: Settings, tmp_path: Path) -> Iterator[Operator]:
 @pytest.mark.prove(part="new-services")
 def test_the_page_from_the_first_line_to_the_last(operator: Operator) -> None:
     world, traffic, reader = operator.world, operator.traffic, operator.reader
-    for language, block in blocks():
+    for language, block in blocks(PAGE):
         operator.walk(language, block)
     traffic.stop()
     answered = wait_for(world, traffic.commands, lambda _: None, timeout_s=60)
     assert (answered.accepted, answered.rejected) == (len(traffic.commands), 0)
     counted = counted_in(world)
     assert {counted[command.stream, command.id] for command in traffic.commands} == {1}
-    assert (reader.error, reader.fell) == (None, [])
+    assert reader.fell == []
     assert reader.asked > 100
     assert scalar(world, "select sum(cents) from balances") == traffic.deposited - traffic.withdrawn - 450
     assert len(operator.lines) == len(re.findall(r"^(?:old)?\$ ", PAGE, re.MULTILINE)) > 20

@@ -25,7 +25,6 @@ from infra.testing.waiting import until
 from projections.engine.views.core_views import all_views
 from tests.engine.api.api import Api, Producer, everything, ready, serving
 from tests.engine.api.raw_http import Header, answer, connection, head
-from tests.engine.spine import set_up
 
 PAGE = (ROOT / "docs" / "http-api.md").read_text()
 
@@ -221,19 +220,3 @@ def _other_version(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     patch.undo()
     until(lambda: "views" not in api.services.stores.failures, "it notices")
-
-
-@pytest.mark.slow
-def test_mutant_a_page_that_promises_another_answer_is_caught(world: Settings) -> None:
-    set_up(world)
-    with serving(world) as api:
-        ready(api)
-        block = next(block for block in blocks() if block.word == "not-json")
-        _answered(api, block)
-        for other in (
-            block._replace(status=400),
-            block._replace(word="invalid"),
-            block._replace(answered=[("ETag", "")]),
-        ):
-            with pytest.raises((AssertionError, KeyError)):
-                _answered(api, other)

@@ -1,4 +1,4 @@
-"""make test + test-all: one walk; its copy takes longer.
+"""make test + test-all: files are compared; the walk takes stores.
 
 `docs/journey.md` is walked: what the page shows at each stage is compared with what is really there at that moment.
 
@@ -295,16 +295,6 @@ def _members(value: list[Any]) -> Members:
     return [one if isinstance(one, tuple) else (str(number), one) for number, one in enumerate(value)]
 
 
-def altered(block: str) -> Iterator[str]:
-    """The block with one word or number of what it shows altered, for each of them; what was asked for stays."""
-    start = block.index("\n") if block.startswith(("=> ", "$ ")) else 0
-    for word in re.finditer(r"\w+", block[start:]):
-        at = start + word.end() - 1
-        last = block[at]
-        other = str((int(last) + 1) % 10) if last.isdecimal() else "x" if last != "x" else "y"
-        yield block[:at] + other + block[at + 1 :]
-
-
 @pytest.fixture
 def journey(world: Settings, samefold: Samefold, tmp_path: Path) -> Iterator[Journey]:
     journey = Journey(world, samefold, tmp_path)
@@ -313,7 +303,7 @@ def journey(world: Settings, samefold: Samefold, tmp_path: Path) -> Iterator[Jou
 
 
 @pytest.mark.slow
-def test_what_the_page_shows_at_each_stage_is_there_and_nothing_else_would_do(journey: Journey) -> None:
+def test_what_the_page_shows_at_each_stage_is_there(journey: Journey) -> None:
     stage = None
     for block in blocks():
         if block.section != stage:
@@ -324,9 +314,6 @@ def test_what_the_page_shows_at_each_stage_is_there_and_nothing_else_would_do(jo
         if block.language == "jsonl":
             continue
         journey.check(block.text)
-        for wrong in altered(block.text):
-            with pytest.raises((AssertionError, ValueError)):
-                journey.check(wrong)
     assert not journey.stages, "stages that the page has no section for"
 
 
@@ -340,10 +327,3 @@ def test_the_files_and_names_that_the_page_tells_of_exist() -> None:
     for name, path in named:
         tree = ast.walk(ast.parse((ROOT / path).read_text()))
         assert name in {getattr(node, "name", None) for node in tree}, f"{path} has no {name}"
-
-
-def test_chance_is_left_only_what_is_chance() -> None:
-    alike([("generation", "…"), ("seq", 1)], [("generation", "9b1c"), ("seq", 1)])
-    for shown in ([("generation", "…"), ("seq", "…")], [("generation", "…")], [("seq", 1), ("generation", "…")]):
-        with pytest.raises(AssertionError):
-            alike(shown, [("generation", "9b1c"), ("seq", 1)])

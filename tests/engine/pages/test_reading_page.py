@@ -1,4 +1,4 @@
-"""make test + test-all: one API; the second page takes longer.
+"""make test: one API.
 
 `docs/reading.md` is sent, block by block, and the answers are what it shows."""
 
@@ -127,14 +127,3 @@ def named_errors(root: type[SamefoldError]) -> Iterator[type[SamefoldError]]:
     for error in root.__subclasses__():
         yield error
         yield from named_errors(error)
-
-
-@pytest.mark.slow
-def test_a_wrong_page_is_found_out(api: Api) -> None:
-    """The mutant: a page that shows something else."""
-    with pytest.raises(AssertionError):
-        check(api, 'GET /views/balances/bob\n\n200\n{"row": {"cents": 1, "…": "…"}, "position": "…"}')
-    with pytest.raises(AssertionError):
-        check(api, 'GET /views/balances/bob\n\n200\nETag: "…"\n{"row": {"…": "…"}, "position": "…"}')
-    with pytest.raises(AssertionError):
-        check_events(api, 'GET /views/balances/bob/live\n\nevent: gone\nid: …\ndata: {"…": "…"}')

@@ -1,6 +1,4 @@
-"""make test + prove: one walk; its sequel takes longer.
-
-README and the page on the first event are executed: what they tell a newcomer to type works, in that order."""
+"""make test: one walk. What README and the page on the first event tell a newcomer to type works, in that order."""
 
 from __future__ import annotations
 
@@ -112,26 +110,6 @@ def newcomer() -> Iterator[Newcomer]:
 
 @pytest.mark.integration
 def test_the_page_from_the_first_command_to_the_last(newcomer: Newcomer) -> None:
-    _play(newcomer)
-
-
-@pytest.mark.prove(part="new-services")
-def test_a_new_event_on_what_the_page_left(newcomer: Newcomer) -> None:
-    run, lines = _play(newcomer)
-    _add_the_event(newcomer)
-    with newcomer.meanwhile(run):
-        change = {"stream": "accounts/ada", "id": "4", "type": "ChangeOverdraftLimit"}
-        change_line = json.dumps(change | {"data": {"overdraft_limit": 100_000, "on": "2026-11-22"}})
-        again = json.dumps(json.loads(lines.splitlines()[2]) | {"id": "5"})
-        (newcomer.folder / "more.jsonl").write_text(f"{change_line}\n{again}\n")
-        assert "accepted 2, rejected 0" in newcomer.types("samefold send more.jsonl --wait")
-        assert "OverdraftLimitChanged" in newcomer.types("samefold history accounts/ada")
-        newcomer.types("samefold verify")
-    assert "ChangeOverdraftLimit" not in newcomer.environment  # nothing but the tree told it
-
-
-def _play(newcomer: Newcomer) -> tuple[str, str]:
-    """All that the page types; the command that runs the service, and the lines that were sent."""
     play = section("Play with it")
     first, run, then = commands(play)[:3], commands(play)[3], commands(play)[4:]
     for line in first:
@@ -148,32 +126,6 @@ def _play(newcomer: Newcomer) -> tuple[str, str]:
     posted, read = (json.loads(answer) for line, answer in printed.items() if line.startswith("curl "))
     assert (posted["outcome"], posted["version"]) == ("accepted", 3)
     assert read["row"]["cents"] == 5000 + 1200, "who has the answer reads what was done"
-    return run, lines
-
-
-def _add_the_event(newcomer: Newcomer) -> None:
-    """Apply the README's diff to a copy of the tree: one file in `domain/` and one test, and nothing else knows."""
-    copy = newcomer.folder / "tree"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
-    for name in filter(None, map(os.fsdecode, tracked)):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
-    [diff] = blocks(section("Add an event"), "diff")
-    touched = re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE)
-    assert touched == ["domain/accounts.py", "tests/test_overdraft_limit.py"]
-    subprocess.run(["git", "init", "-q"], cwd=copy, check=True)
-    subprocess.run(["git", "apply", "-"], cwd=copy, input=diff, text=True, check=True)
-    newcomer.environment["PYTHONPATH"] = str(copy)
-    for checked in (
-        [sys.executable, "-m", "pytest", "-q", "tests/test_overdraft_limit.py", "tests/test_accounts.py"],
-        [str(BIN / "mypy"), "domain", "tests/test_overdraft_limit.py"],
-        [str(BIN / "ruff"), "check", "domain", "tests/test_overdraft_limit.py"],
-    ):
-        done = subprocess.run(
-            checked, cwd=copy, env=newcomer.environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_command_that_the_documents_name_exists() -> None:

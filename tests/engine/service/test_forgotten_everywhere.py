@@ -1,4 +1,6 @@
-"""make test-all: a whole service. A name is nowhere but at the edges, and not even there once its person is forgotten.
+"""make test-all + prove: a whole service; Spark and a restored database take twice as long.
+
+A name is nowhere but at the edges, and not even there once its person is forgotten.
 
 It is looked for in all files of Kafka and PostgreSQL, of the archive and of the logs, and by reading all topics, tables and
 archived files, since files may be compressed. That it would be found there is shown by a word next to it that is not personal.
@@ -304,20 +306,22 @@ def shop(author: Author, data: Path, receiver: Receiver) -> Iterator[Shop]:  # n
     made.client.close()
 
 
-def test_a_name_is_nowhere_but_at_the_edges_and_then_not_there_either(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.prove(part="new-services"))])
+def test_a_name_is_nowhere_but_at_the_edges_and_then_not_there_either(shop: Shop, tmp_path: Path, whole: bool) -> None:
+    """The whole is with Spark, which has files of its own, and a database from before."""
     shop.run(crm="crm/ok")
     _live(shop, tmp_path / "commands.jsonl")
     assert shop.shown() == expected(NAME, MAIL, NAME)
     [told] = [request["body"] for request in shop.receiver.got("crm") if request["body"]["customer"] == "ada"]
     assert told == expected(NAME, MAIL, NAME)["dead"]
-    _make_again(shop)
+    _make_again(shop, *(("spark", "--master", "local[2]") if whole else ("local",)))
     _require_search_finds(shop)
     assert shop.places(*NEEDLES) == set()
-    shop.author.stop()
-
-    shop.samefold("dev", "up")
-    shop.execute('create database "before" template samefold', "postgres")
-    shop.run(crm="crm/ok")
+    if whole:
+        shop.author.stop()
+        shop.samefold("dev", "up")
+        shop.execute('create database "before" template samefold', "postgres")
+        shop.run(crm="crm/ok")
     assert shop.json("forget", "customers/ada", "--yes")["keys"] == 1
     gone = expected(SOMEONE, FALLBACK, FALLBACK)
     assert shop.shown() == gone
@@ -329,8 +333,9 @@ def test_a_name_is_nowhere_but_at_the_edges_and_then_not_there_either(shop: Shop
     assert shop.row("names", "ada") == gone["row"] | {"pages": 18}
     shop.require_right_and_nowhere()
     shop.author.stop()
-
-    _require_restored_forgets(shop)
+    shop.samefold("dev", "status", code=1)
+    if whole:
+        _require_restored_forgets(shop)
 
 
 def _live(shop: Shop, file: Path) -> None:
@@ -367,10 +372,10 @@ def _live(shop: Shop, file: Path) -> None:
     until(lambda: len(shop.dead()) == 2, "the other webhooks are dead letters")
 
 
-def _make_again(shop: Shop) -> None:
-    """Archive the log, rebuild, with Spark since it has places of its own, and build a table of the past."""
+def _make_again(shop: Shop, *engine: str) -> None:
+    """Archive the log, rebuild, and build a table of the past."""
     shop.json("archive")
-    assert shop.json("rebuild", "names", "letters", "--engine", "spark", "--master", "local[2]")["switch"]
+    assert shop.json("rebuild", "names", "letters", "--engine", *engine)["switch"]
     shop.json("rebuild", "names", "--as-of", datetime.now(UTC).isoformat(), "--no-switch", "--engine", "local")
 
 

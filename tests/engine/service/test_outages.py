@@ -6,7 +6,7 @@ stumble in `proofs/chaos/test_under_fire.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +26,14 @@ from projections.engine.views.core_views import all_views
 from tests.engine.spine import commits, deposit, open_account, scalar, send
 
 if TYPE_CHECKING:
+    from infra.dev.kafka import Kafka
+    from infra.dev.postgres import Postgres
     from infra.dev.stack import Stack
 
 NAMES = [f"n{n}" for n in range(20)]
 OPENED = [open_account(name) for name in NAMES]
-DEPOSITS = [deposit(name, f"{name}-{n}", 1) for n in range(10) for name in NAMES]
+FIRST = [deposit(name, f"{name}-{n}", 1) for n in range(5) for name in NAMES]
+SECOND = [deposit(name, f"{name}-{n}", 1) for n in range(5, 10) for name in NAMES]
 
 Said = Callable[[], list[str]]
 
@@ -44,7 +47,6 @@ def crew(world: Settings, folder: Path) -> Iterator[Said]:
     with Crew(world, folder, handler_count=1, agent_count=1) as running:
         both = (*running.handlers, *running.agents)
         logs = [folder / f"{child.name}.log" for child in both]
-
         try:
             yield lambda: [log.read_text() if log.exists() else "" for log in logs]
             assert [child.starts for child in both] == [1, 1]
@@ -54,18 +56,15 @@ def crew(world: Settings, folder: Path) -> Iterator[Said]:
             raise
 
 
-def answered(world: Settings, commands: list[Command]) -> None:
-    assert wait_for(world, commands, lambda _: None, timeout_s=DEADLINE_S).accepted == len(commands)
-
-
-def proven(world: Settings, commands: list[Command]) -> None:
-    found = verify(world, all_views())
-    assert (found.differences, scalar(world, "select sum(cents) from balances_v2")) == (0, len(commands) - len(OPENED))
-    assert {(one.stream, one.command_id) for one in commits(world)} == {(one.stream, one.id) for one in commands}
+def kill(store: Kafka | Postgres) -> None:
+    server = store.process()
+    assert server is not None
+    server.kill()
+    server.wait(DEADLINE_S)
 
 
 @pytest.mark.slow
-def test_processes_that_start_before_kafka_and_postgresql_wait_for_them(
+def test_processes_wait_for_stores_at_their_start_and_a_store_killed_in_the_middle_costs_time_only(
     world: Settings, stack: Stack, tmp_path: Path
 ) -> None:
     upgrade(world)
@@ -73,41 +72,39 @@ def test_processes_that_start_before_kafka_and_postgresql_wait_for_them(
     stack.down()
     try:
         with crew(world, tmp_path) as said:
-            until(lambda: all("does not answer" in log for log in said()), "they say what they wait for")
+
+            def all_say(*words: str, since: Sequence[str] = ("", "")) -> bool:
+                news = [log[len(before) :] for log, before in zip(said(), since, strict=True)]
+                return all(any(word in log for word in words) for log in news)
+
+            until(lambda: all_say("does not answer"), "they say what they wait for")
             stack.up()
-            send(world, *OPENED)
             answered(world, OPENED)
-        proven(world, OPENED)
+
+            was = said()
+            kill(stack.postgres)
+            send(world, *FIRST)
+            # which of the two depends on whether the session heard of its server's end
+            until(lambda: all_say("does not answer", "ended this session", since=was), "both say so")
+            stack.up()
+            answered(world, FIRST)
+
+            was = said()
+            kill(stack.kafka)
+            with pytest.raises(KafkaUnavailable):
+                send(world, *SECOND)
+            until(lambda: "Kafka does not answer" in said()[0][len(was[0]) :], "the handler says so")
+            stack.up()
+            answered(world, SECOND)
+        sent = [*OPENED, *FIRST, *SECOND]
+        found = verify(world, all_views())
+        assert (found.differences, scalar(world, "select sum(cents) from balances_v2")) == (0, len(FIRST + SECOND))
+        assert {(one.stream, one.command_id) for one in commits(world)} == {(one.stream, one.id) for one in sent}
     finally:
         stack.up()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("store", ["broker", "database"])
-def test_a_store_killed_in_the_middle_costs_time_only(
-    store: str, world: Settings, stack: Stack, tmp_path: Path
-) -> None:
-    upgrade(world)
-    topics.ensure(world)
-    with crew(world, tmp_path) as said:
-        send(world, *OPENED)
-        answered(world, OPENED)
-        server = (stack.kafka if store == "broker" else stack.postgres).process()
-        assert server is not None
-        server.kill()
-        server.wait(DEADLINE_S)
-        try:
-            if store == "broker":
-                with pytest.raises(KafkaUnavailable):
-                    send(world, *DEPOSITS)
-                until(lambda: "Kafka does not answer" in said()[0], "the handler says so")
-            else:
-                send(world, *DEPOSITS)
-                # which of the two depends on whether the session heard of its server's end
-                away = "does not answer", "ended this session"
-                until(lambda: all(any(word in log for word in away) for log in said()), "both say so")
-        finally:
-            stack.up()
-        send(world, *DEPOSITS)
-        answered(world, DEPOSITS)
-    proven(world, [*OPENED, *DEPOSITS])
+def answered(world: Settings, commands: list[Command]) -> None:
+    """Sent, once more where they were sent before, each has its outcome."""
+    send(world, *commands)
+    assert wait_for(world, commands, lambda _: None, timeout_s=DEADLINE_S).accepted == len(commands)

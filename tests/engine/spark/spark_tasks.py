@@ -102,8 +102,6 @@ def load_staged(staged: Staged, advance: Advance) -> Loaded:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "kill the executor" if attempt() == 0:
                 _kill_the_executor()
-            case "wait":
-                until((staged.folder / "go").exists, "the test lets it go on")
             case "wait for a twin" if attempt() == 0:
                 until(lambda: seen(staged.folder, f"twin-{part.partition}") > 0, "another attempt of the part runs")
 

@@ -1,4 +1,4 @@
-"""make test + test-all + prove: one query is quick where Spark runs; kills and processes of its own take longer.
+"""make test + test-all + prove: one query is quick where Spark runs; kills take longer, processes of its own minutes.
 
 The agent on Spark: the same rows as any other fold, whatever is killed, whoever else folds, and whatever set is live.
 """
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from demo.bank import bank as sample
 from domain.accounts import AccountOpened, Details, MoneyDeposited
 from infra.database.connect import connect
 from infra.errors import SamefoldError
@@ -31,7 +30,7 @@ from infra.log.source import LogTrimmed
 from infra.processes.faultpoints import AgentPoint
 from infra.processes.process_end import PartEnded
 from infra.settings import Settings
-from infra.testing.fixtures import SEED, Samefold
+from infra.testing.fixtures import Samefold
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.fold.errors import UnreadableEvent
 from projections.engine.rebuild.rebuild import rebuild
@@ -46,7 +45,7 @@ from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all
 from tests.engine.projections.bankviews import behind, live_table, make_tables, rows, start_over
 from tests.engine.spark.spark_armed import Armed, order, views_of
 from tests.engine.spawned import spawned
-from tests.engine.spine import beside, delete, handler, in_a_transaction, produce, scalar, send, set_up, withdraw
+from tests.engine.spine import beside, delete, in_a_transaction, produce, scalar, set_up
 
 if TYPE_CHECKING:
     from infra.dev.stack import Stack
@@ -124,27 +123,6 @@ def keeper(world: Settings) -> Bookkeeper:
 
 
 # ── the same rows ──
-
-
-@pytest.mark.prove(part="demos")
-def test_a_banks_life_has_the_rows_that_faust_folds_and_that_the_plain_fold_has(
-    world: Settings, stack: Stack, folding: Start, tmp_path: Path
-) -> None:
-    set_up(world)
-    accepted = sample(tmp_path, None, overdraft_limit=100_00, seed=SEED).commands[:5_999]
-    commands = [*accepted, withdraw("nobody's", "to-be-rejected", 1)]
-    with handler(world), folding():
-        send(world, *commands)
-        until(lambda: scalar(world, "select count(*) = 6000 from command_outcomes_v3"), "all have outcomes")
-    exact(world)
-    assert scalar(world, "select count(*) from command_outcomes_v3 where code is not null") > 0
-    with with_database(world, stack) as other:
-        set_up(other)
-        with process("projections.engine.live.agent", other, tmp_path, "faust"):
-            reach_the_end(other)
-        for view in all_views():
-            assert rows(world, live_table(world, view)) == rows(other, live_table(other, view)), view
-        assert positions(world) == positions(other)
 
 
 @pytest.mark.slow
@@ -355,25 +333,34 @@ def test_a_defect_behind_a_micro_batch_ends_it_and_begins_no_other_query(
 
 
 @pytest.mark.slow
-def test_the_process_ends_as_the_faust_agents_does(keeper: Bookkeeper, tmp_path: Path) -> None:
-    world = keeper.world
-    keeper.life(ACCOUNTS, 1)
-    with process("spark_jobs.agent", world, tmp_path, "one") as one:
-        reach_the_end(world)
-        keeper.commit("1", UNFIT())
-        keeper.flush()
-        assert one.wait(DEADLINE_S) == 1
-    said = (tmp_path / "one.log").read_text()
-    assert "agent one stops: unreadable-event: MoneyDeposited of accounts/1 can't be read" in said
-    assert "Nothing was skipped." in said
-    assert "Traceback" not in said
+def test_its_process_ends_as_the_faust_agents_does(
+    keeper: Bookkeeper, spark_engine: Spark, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of it but its own JVM: it runs on the common session."""
+    keeper.commit("1", UNFIT())
+    keeper.flush()
+    for name, value in keeper.world.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["agent", "--name", "one"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(spark_agent, "session", lambda *_: nullcontext(spark_engine.session))
+    monkeypatch.setattr(spark_agent, "collect_seldom", lambda: None)
+    monkeypatch.setattr(spark_agent, "_leave_soon", lambda _: None)
+    monkeypatch.setattr("spark_jobs.agent.logs.configure", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as end:
+        spark_agent.main()
+    assert end.value.code == 1
+    assert "agent one stops: unreadable-event: MoneyDeposited of accounts/1 can't be read" in caplog.text
+    assert "Nothing was skipped." in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.slow
 def test_it_waits_out_a_database_that_drops_its_connections(keeper: Bookkeeper, folding: Start) -> None:
     world = keeper.world
     with folding():
-        for _ in range(4):
+        for _ in range(2):
             keeper.life(ACCOUNTS, 1)
             reach_the_end(world)
             with connect(world, "test") as db:
@@ -393,7 +380,10 @@ def test_a_log_whose_beginning_is_gone_is_refused(keeper: Bookkeeper, folding: S
 
 
 @pytest.mark.slow
-def test_a_topic_made_anew_under_it_ends_it(keeper: Bookkeeper, folding: Start) -> None:
+def test_a_topic_made_anew_under_it_ends_it(
+    keeper: Bookkeeper, folding: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_agent, "CHECK_S", 0.2)
     world = keeper.world
     with folding() as agent:
         keeper.life(ACCOUNTS, 1)

@@ -5,14 +5,15 @@ The Spark engine: the same rows as the local one and as the live fold, errors as
 
 from __future__ import annotations
 
+import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from infra.database.connect import DatabaseUnavailable, connect
-from infra.errors import SamefoldError
 from infra.log import topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.rule import START
@@ -30,11 +31,21 @@ from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views, code_set
 from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
-from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Task, pack
+from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Failure, Task, pack
 from tests.engine.bookkeeper import Bookkeeper, fold_all
 from tests.engine.projections.bankviews import live_table, rows
 from tests.engine.projections.test_verify import plant, told_of
-from tests.engine.spark.spark_tasks import Order, compare_and_die_once, die, double, fail, seen, tell_environment
+from tests.engine.spark.spark_tasks import (
+    Order,
+    Staged,
+    compare_and_die_once,
+    die,
+    double,
+    fail,
+    load_staged,
+    seen,
+    tell_environment,
+)
 from tests.engine.spine import scalar, set_up
 
 ACCOUNTS = [str(number) for number in range(30)]
@@ -108,6 +119,26 @@ def test_a_task_of_verify_that_is_lost_compares_again(
     assert (result.differences, result.commits) == (0, 11 * len(ACCOUNTS)), "nothing was counted twice"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["build part written", "build part committed"])
+def test_a_task_killed_before_or_after_its_commit_writes_its_rows_once(
+    bank: Bookkeeper, spark_engine: Spark, tmp_path: Path, point: str
+) -> None:
+    """Of a view whose rows are kept until the part ends, and of one whose rows stream out while it goes on."""
+    world = bank.world
+    views = {name: all_views()[name] for name in ("balances", "statement")}
+    with connect(world, "test builder") as db:
+        made, pin = begin(db, list(views.values()), world.events_topic, code_set(agent_views("core")), "core")
+    work = parts(world, world.events_topic, made, views, pin)
+    staged = [Staged(world, replace(part, settings=None), tmp_path, f"die at {point}") for part in work]  # type: ignore[arg-type]
+    loaded = spark_engine.run(load_staged, staged, 1, lambda _: None)
+    assert seen(tmp_path, "reached-*.0") >= len(staged), "each part's first attempt died"
+    for build in made:
+        live = rows(world, live_table(world, build.view))
+        assert rows(world, build.table) == live
+        assert sum(part.rows[build.view] for part in loaded) == len(live)
+
+
 # ── tasks ──
 
 
@@ -134,45 +165,44 @@ def test_what_a_task_has_folded_is_told_while_it_runs(world: Settings, spark_eng
     assert seen(tmp_path, "ended-1") == 0
 
 
-ERRORS: list[SamefoldError] = [
+ERRORS: list[Exception] = [
     PoisonEvent("balances", "accounts/3", 7, partition=3, offset=9, cause=ValueError("no")),
     LogChanged("events", 1, START, START, START),
     RowsRefused("balances", ValueError("no")),
     BuildAbandoned("It was abandoned.", "Again."),
+    ZeroDivisionError("a defect"),
 ]
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_survives_the_way_from_a_task(error: Exception) -> None:
+    arrived = Failure(pickle.dumps(error), "where it was").error()
+    assert type(arrived) is type(error)
+    assert (vars(arrived), arrived.args) == (vars(error), error.args)
+    assert "where it was" in str(arrived.__cause__)
+
+
 @pytest.mark.slow
-def test_errors_arrive_as_they_were_at_once_and_are_not_tried_again(
+def test_an_error_arrives_at_once_and_is_not_tried_again(world: Settings, spark_engine: Spark, tmp_path: Path) -> None:
+    orders = [Order(world, 1, tmp_path), Order(world, 2, tmp_path, ERRORS[0])]
+    with pytest.raises(PoisonEvent) as raised:
+        spark_engine.run(fail, orders, 1, lambda _: None)
+    assert vars(raised.value) == vars(ERRORS[0])
+    assert "spark_tasks.py" in str(raised.value.__cause__), "where it was raised is told too"
+    assert seen(tmp_path, "began-2") == 1
+    assert seen(tmp_path, "ended-1") == 0, "the other task did not run to its end"
+
+
+@pytest.mark.slow
+def test_errors_that_may_pass_are_tried_again_and_arrive_if_they_do_not(
     world: Settings, spark_engine: Spark, tmp_path: Path
 ) -> None:
-    for number, error in enumerate([*ERRORS, ZeroDivisionError("a defect")]):
-        orders = [Order(world, 10 * number, tmp_path), Order(world, 10 * number + 1, tmp_path, error)]
-        with pytest.raises(type(error)) as raised:
-            spark_engine.run(fail, orders, 1, lambda _: None)
-        assert vars(raised.value) == vars(error)
-        assert raised.value.args == error.args
-        assert "spark_tasks.py" in str(raised.value.__cause__), "where it was raised is told too"
-        assert seen(tmp_path, f"began-{10 * number + 1}") == 1
-        assert seen(tmp_path, f"ended-{10 * number}") == 0, "the other task did not run to its end"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [KafkaUnavailable("Away.", "Wait."), DatabaseUnavailable("Away.", "Wait.")])
-def test_errors_that_may_pass_are_tried_again(
-    world: Settings, spark_engine: Spark, tmp_path: Path, error: SamefoldError
-) -> None:
-    assert spark_engine.run(fail, [Order(world, 1, tmp_path, error, times=1)], 1, lambda _: None) == [1]
+    passes = Order(world, 1, tmp_path, KafkaUnavailable("Away.", "Wait."), times=1)
+    assert spark_engine.run(fail, [passes], 1, lambda _: None) == [1]
     assert seen(tmp_path, "began-1") == 2
-
-
-@pytest.mark.slow
-def test_errors_that_do_not_pass_after_all_arrive_as_they_were(
-    world: Settings, spark_engine: Spark, tmp_path: Path
-) -> None:
     with pytest.raises(DatabaseUnavailable, match="Gone"):
-        spark_engine.run(fail, [Order(world, 1, tmp_path, DatabaseUnavailable("Gone.", "Wait."))], 1, lambda _: None)
-    assert seen(tmp_path, "began-1") == attempts_of(spark_engine.session.sparkContext) == 4
+        spark_engine.run(fail, [Order(world, 2, tmp_path, DatabaseUnavailable("Gone.", "Wait."))], 1, lambda _: None)
+    assert seen(tmp_path, "began-2") == attempts_of(spark_engine.session.sparkContext) == 4
 
 
 @pytest.mark.slow

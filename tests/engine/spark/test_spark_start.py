@@ -110,20 +110,6 @@ def test_why_a_jvm_did_not_start_is_told(tmp_path: Path) -> None:
     assert len(said.splitlines()) == 2, said.decode()
 
 
-def test_folders_of_any_name_do_under_any_locale(tmp_path: Path) -> None:
-    """And a Spark that is not stopped but loses its starter ends, and removes its files."""
-    folder = tmp_path / "Prüfung"
-    folder.mkdir()
-    with starting(folder, LC_ALL="C", SPARK_LOCAL_DIRS=str(folder), TMPDIR=str(folder)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        assert list(folder.glob("spark-*"))
-        [jvm] = children(process, "java")
-        process.kill()
-    until(lambda: not runs(jvm), "the JVM has ended")
-    assert list(folder.glob("spark-*")) == []
-
-
 def test_a_locale_of_ones_own_is_left_alone() -> None:
     assert utf8({"LANG": "de_DE.UTF-8"}) == {"LANG": "de_DE.UTF-8"}
     assert utf8({"LC_ALL": "C", "LANG": "de_DE.UTF-8"})["LC_ALL"] == utf8({})["LC_ALL"] == "C.UTF-8"
@@ -132,8 +118,11 @@ def test_a_locale_of_ones_own_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "when",
     [
-        *("the JVM runs", "it is up"),
-        *(pytest.param(one, marks=CHAOS) for one in ("the script runs", "the JVM listens", "it stops slowly")),
+        "the JVM runs",
+        *(
+            pytest.param(one, marks=CHAOS)
+            for one in ("the script runs", "the JVM listens", "it is up", "it stops slowly")
+        ),
     ],
 )
 def test_ctrl_c_while_spark_starts_leaves_no_process_and_no_traceback(tmp_path: Path, when: str) -> None:
@@ -167,21 +156,25 @@ def test_an_executor_without_its_python_is_told_as_that() -> None:
         assert told.partition(": ")[2][-30:] in error.message
 
 
-def test_a_killed_agent_on_spark_leaves_no_checkpoint(world: Settings, tmp_path: Path) -> None:
+def test_a_killed_agent_on_spark_leaves_neither_jvm_nor_files_whatever_its_folder_and_locale(
+    world: Settings, tmp_path: Path
+) -> None:
     set_up(world)
     Bookkeeper(world).life(["1", "2"], 3)
-    folders = {name: str(tmp_path) for name in ("TMPDIR", "SPARK_LOCAL_DIRS")}
+    (folder := tmp_path / "Prüfung").mkdir()
+    places = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "LC_ALL": "C"}
     agent = subprocess.Popen(
         [sys.executable, "-m", "spark_jobs.agent", "--master", "local[2]"],
-        env=plain_environment() | world.environment() | folders | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
+        env=plain_environment() | world.environment() | places | {"PYTHONPATH": str(ROOT)},
+        cwd=folder,
     )
     try:
         until(lambda: bool(scalar(world, "select sum(next_offset) > 0 from positions")), "it folds")
-        assert list(tmp_path.rglob("checkpoint-*"))
+        assert list(folder.rglob("checkpoint-*"))
         [jvm] = children(agent, "java")
     finally:
         agent.kill()
         agent.wait()
     until(lambda: not runs(jvm), "the JVM has ended")
-    assert list(tmp_path.rglob("checkpoint-*")) == []
+    assert list(folder.glob("spark-*")) == []
+    assert list(folder.rglob("checkpoint-*")) == []

@@ -55,9 +55,14 @@ class Tree:
         self.git("add", "--all")
         self.git("commit", "--quiet", "--message", message)
 
-    def check(self) -> None:
-        """What `make check` runs, and its tests."""
-        for command in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), ("pytest", "-q")):
+    def check(self, *tests: str) -> None:
+        """What `make check` runs, and its tests, or these."""
+        for command in (
+            ("ruff", "check", "."),
+            ("ruff", "format", "--check", "."),
+            ("mypy",),
+            ("pytest", "-q", *tests),
+        ):
             self.run(sys.executable, "-m", *command)
 
     def write(self, name: str, old: str, new: str) -> None:
@@ -90,9 +95,16 @@ def source(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Tree:
 
 
 @pytest.fixture(scope="session")
-def made(source: Tree, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "hotel"
-    told = source.samefold("new", str(folder), "--context", "rooms").stdout
+def made(source: Tree, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It is made where git signs commits, which fails, and has a hook that refuses them."""
+    place = tmp_path_factory.mktemp("made")
+    (hook := place / "hooks" / "pre-commit").parent.mkdir()
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o700)
+    config = f"[commit]\n\tgpgsign = true\n[gpg]\n\tprogram = false\n[core]\n\thooksPath = {hook.parent}\n"
+    (place / ".gitconfig").write_text(config)
+    folder = place / "hotel"
+    told = Tree(source.folder, place).samefold("new", str(folder), "--context", "rooms").stdout
     assert "make run" in told
     return folder
 

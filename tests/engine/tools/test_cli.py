@@ -26,9 +26,7 @@ class WaterLeaks(SamefoldError):
     """An error that only this test knows."""
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    """The application has one more command for each way to end."""
+def test_how_a_command_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer(pretty_exceptions_enable=False)
 
     @app.command()
@@ -42,37 +40,19 @@ def command(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     def defect() -> None:
         raise RuntimeError("a defect")
 
+    def ends(command: str) -> object:
+        monkeypatch.setattr(sys, "argv", ["samefold", command])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code
+
     monkeypatch.setattr(cli, "build", lambda: app)
-    return app
-
-
-def ends(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    monkeypatch.setattr(sys, "argv", ["samefold", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code
-
-
-@pytest.mark.usefixtures("command")
-def test_a_named_error_is_two_lines_and_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ends(monkeypatch, "named") == 1
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "water-leaks: The tap drips.\n  → Close it.\n")
-
-
-@pytest.mark.usefixtures("command")
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["samefold", "defect"])
-    with pytest.raises(RuntimeError, match="a defect"):
-        cli.main()
-
-
-@pytest.mark.usefixtures("command")
-def test_success_is_0_and_wrong_usage_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ends(monkeypatch, "fine") == 0
-    assert ends(monkeypatch, "nonsense") == 2
+    assert ends("named") == 1
+    assert capsys.readouterr() == ("", "water-leaks: The tap drips.\n  → Close it.\n")
+    assert ends("fine") == 0
+    assert ends("nonsense") == 2
+    with pytest.raises(RuntimeError, match="a defect"):  # it keeps its traceback
+        ends("defect")
 
 
 def test_an_interrupt_is_130(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from infra.cli import build
+from infra.dev.jars import KAFKA
+from infra.dev.postgres import VERSION, binaries
 from infra.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[3]
@@ -19,7 +21,6 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 ROLES = "migrator", "handler", "agent", "policy", "api"
-FOREIGN = {name: service for name, service in SERVICES.items() if "build" not in service}
 
 
 def mounted(name: str) -> dict[str, str]:
@@ -30,9 +31,11 @@ def mounted(name: str) -> dict[str, str]:
     return {one["target"]: one["source"] for one in listed}
 
 
-def test_all_services_are_there() -> None:
+def test_all_services_are_there_and_kafka_has_the_name_under_which_they_look_for_it() -> None:
     assert set(OURS) == {"topics", "roles", "migrate", "handler", "agent", "policies", "publisher", "api"}
-    assert set(FOREIGN) == {"kafka", "postgres"}
+    assert set(SERVICES) - set(OURS) == {"kafka", "postgres"}
+    advertised = SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].split(",")
+    assert f"INSIDE://{SERVICES['handler']['environment']['SAMEFOLD_KAFKA_BOOTSTRAP']}" in advertised
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if "entrypoint" not in OURS[name]])
@@ -49,12 +52,6 @@ def test_a_services_settings_exist(name: str) -> None:
     assert {"kafka_bootstrap"} <= ours <= set(Settings.model_fields)
     Settings(**{key: environment[PREFIX + key.upper()] for key in ours - {"secrets_dir"}})
     assert ("secrets_dir" in ours) == bool(mounted(name))
-
-
-def test_the_services_reach_kafka_and_the_database_under_the_names_that_these_have() -> None:
-    environment = SERVICES["handler"]["environment"]
-    advertised = SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].split(",")
-    assert f"INSIDE://{environment['SAMEFOLD_KAFKA_BOOTSTRAP']}" in advertised
 
 
 def test_each_service_gets_its_own_secret_and_no_other() -> None:
@@ -116,37 +113,25 @@ def test_the_image_runs_as_a_user_without_rights_and_holds_no_tool_and_no_secret
     assert {".git", ".env", ".secrets", ".samefold", ".venv", "tests"} <= ignored
 
 
-def test_who_is_not_asked_who_he_is_comes_from_this_machine() -> None:
-    """`test_ports_are_open_to_this_machine_only` has the other half."""
+def test_ports_are_open_to_this_machine_only_since_nobody_is_asked_who_he_is() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
     assert {name for name in OURS if "SAMEFOLD_AUTH_IN_FRONT" in OURS[name]["environment"]} == {"api"}
     Settings(api_host="0.0.0.0", auth_in_front=OURS["api"]["environment"]["SAMEFOLD_AUTH_IN_FRONT"])
 
 
-def test_ports_are_open_to_this_machine_only() -> None:
-    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert len(ports) == 3
-    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
-
-
-def test_images_are_pinned() -> None:
+def test_images_are_pinned_and_those_of_kafka_and_postgres_are_what_the_tests_run_on() -> None:
     used = [service["image"] for service in SERVICES.values()]
     stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     used += [image for image, _ in stages if image not in [name for _, name in stages]]
     assert len(used) == len(SERVICES) + 1
     assert all(re.fullmatch(r"[a-z/]+:\d+(\.\d+)*(-[a-z-]+)?", image) for image in used)
-
-
-def test_kafka_and_the_postgres_image_are_those_that_the_tests_run_on() -> None:
-    from infra.dev.jars import KAFKA
-    from infra.dev.postgres import VERSION
-
     assert SERVICES["kafka"]["image"] == f"apache/kafka:{KAFKA}"
     assert SERVICES["postgres"]["image"] == f"postgres:{VERSION}"
 
 
 def test_the_databases_settings_exist_and_are_explained() -> None:
-    from infra.dev.postgres import binaries
-
     program, *options = SERVICES["postgres"]["command"]
     assert (program, set(options[::2])) == ("postgres", {"-c"})
     known = subprocess.run([binaries() / "postgres", "--describe-config"], capture_output=True, text=True, check=True)

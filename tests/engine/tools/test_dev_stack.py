@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,8 +26,11 @@ from infra.dev.postgres import Postgres
 from infra.dev.stack import Stack
 from infra.settings import DEV_ENV, Settings
 from infra.testing.fixtures import ROOT, Samefold
+from infra.testing.waiting import DEADLINE_S, until
+from tests.engine.api.front import free_port
 
 LONGEST_SOCKET_PATH = 103  # bytes, on macOS; Linux has 107
+UP = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +52,23 @@ def processes_of(stack: Stack) -> list[psutil.Process]:
     return [p for p in found if any(folder in text for text in (*(p.info["cmdline"] or ()), p.info["cwd"] or ""))]
 
 
+def environment(stack: Stack) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(stack.folder)}
+
+
+def binds(thief: socket.socket, host: str, port: int) -> bool:
+    """False as long as a killed process still has it."""
+    with suppress(OSError):
+        thief.bind((host, port))
+        return True
+    return False
+
+
 def pids(stack: Stack) -> tuple[int, int]:
     broker, server = stack.kafka.process(), stack.postgres.process()
     assert broker is not None
     assert server is not None
     return broker.pid, server.pid
-
-
-def wait(until: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def topics(stack: Stack) -> set[str]:
@@ -136,73 +144,36 @@ def test_a_folder_may_have_any_name_under_any_locale(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "victims",
-    [
-        *(pytest.param((one,), marks=pytest.mark.prove(part="chaos")) for one in ("kafka", "postgres")),
-        ("kafka", "postgres"),
-    ],
-)
-def test_killed_processes_come_back_with_their_data(own_stack: Stack, victims: tuple[str, ...]) -> None:
+def test_killed_servers_come_back_once_with_their_data_however_many_start_them_on_another_port_if_need_be(
+    own_stack: Stack,
+) -> None:
     own_stack.up()
-    name = "kept-" + "-".join(victims)
-    make_topic(own_stack, name)
+    make_topic(own_stack, "kept")
     with psycopg.connect(own_stack.postgres.url(), autocommit=True) as connection:
-        connection.execute(f'create table "{name}" ()')
-    before = dict(zip(("kafka", "postgres"), pids(own_stack), strict=True))
-    for victim in victims:
-        os.kill(before[victim], signal.SIGKILL)
-    own_stack.up()
-    after = dict(zip(("kafka", "postgres"), pids(own_stack), strict=True))
-    assert {which for which in before if before[which] != after[which]} == set(victims)
-    assert name in topics(own_stack)
-    with psycopg.connect(own_stack.postgres.url()) as connection:
-        assert connection.execute("select to_regclass(%s)::text", [f'"{name}"']).fetchone() == (f'"{name}"',)
-
-
-@pytest.mark.slow
-def test_a_stale_pid_file_that_names_a_living_stranger_does_not_stop_the_server(own_stack: Stack) -> None:
-    own_stack.up()
+        connection.execute("create table kept ()")
+    host, port = own_stack.kafka.bootstrap.split(":")
     stale = (own_stack.postgres.data / "postmaster.pid").read_text().splitlines()
-    server = own_stack.postgres.process()
-    assert server is not None
-    server.kill()
-    wait(lambda: own_stack.postgres.process() is None)
+    for pid in pids(own_stack):
+        psutil.Process(pid).kill()
+    until(lambda: not own_stack.postgres.process() and not own_stack.kafka.process(), "they have ended")
     # The pid was given to another process meanwhile: to this one's parent, say.
     (own_stack.postgres.data / "postmaster.pid").write_text("\n".join([str(os.getppid()), *stale[1:]]) + "\n")
-    own_stack.up()
-    assert own_stack.postgres.answers()
-    assert psutil.pid_exists(os.getppid())
-
-
-@pytest.mark.slow
-def test_when_somebody_took_the_port_another_is_chosen_and_the_data_stays(own_stack: Stack) -> None:
-    own_stack.up()
-    make_topic(own_stack, "moves-along")
-    host, port = own_stack.kafka.bootstrap.split(":")
-    own_stack.down()
     with socket.socket() as thief:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        thief.bind((host, int(port)))
+        until(lambda: binds(thief, host, int(port)), "the broker's port is free")
         thief.listen()
-        own_stack.up()
-        assert own_stack.kafka.bootstrap != f"{host}:{port}"
-        assert f"SAMEFOLD_KAFKA_BOOTSTRAP={own_stack.kafka.bootstrap}" in (own_stack.folder / DEV_ENV).read_text()
-        assert "moves-along" in topics(own_stack)
-
-
-@pytest.mark.slow
-def test_up_by_several_processes_at_once_is_one_stack(own_stack: Stack) -> None:
-    own_stack.up()
-    own_stack.down()
-    command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(own_stack.folder)}
-    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = {run.communicate(timeout=90)[0] for run in runs}
+        runs = [subprocess.Popen(UP, env=environment(own_stack), stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        said = {run.communicate(timeout=DEADLINE_S)[0] for run in runs}
     assert [run.returncode for run in runs] == [0, 0, 0]
     assert len(said) == 1
     servers = [p for p in processes_of(own_stack) if p.name() == "java" or "-D" in p.cmdline()]
     assert {p.pid for p in servers} == set(pids(own_stack))
+    assert psutil.pid_exists(os.getppid())
+    assert own_stack.kafka.bootstrap != f"{host}:{port}"
+    assert f"SAMEFOLD_KAFKA_BOOTSTRAP={own_stack.kafka.bootstrap}" in (own_stack.folder / DEV_ENV).read_text()
+    assert "kept" in topics(own_stack)
+    with psycopg.connect(own_stack.postgres.url()) as connection:
+        assert connection.execute("select to_regclass('kept')::text").fetchone() == ("kept",)
 
 
 @pytest.mark.slow
@@ -216,28 +187,16 @@ def test_a_folder_removed_under_running_processes_is_no_trap(own_stack: Stack) -
     assert before & set(processes_of(own_stack)) == set()
 
 
-@pytest.mark.slow
-def test_what_was_formatted_half_way_is_formatted_anew(own_stack: Stack) -> None:
-    own_stack.reset()
-    data = own_stack.kafka.folder / "data"
-    data.mkdir(parents=True)
-    (data / "meta.properties").write_text("version=1\ncluster.id=half-done\nnode.id=1\n")
-    own_stack.up()
-    assert topics(own_stack) == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["formatting", pytest.param("broker", marks=pytest.mark.prove(part="chaos"))])
+@pytest.mark.prove(part="chaos")
+@pytest.mark.parametrize("moment", ["formatting", "broker"])
 def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, moment: str) -> None:
     reached: dict[str, Callable[[], object]] = {
         "formatting": own_stack.kafka.orphans,
         "broker": own_stack.kafka.process,
     }
     own_stack.reset()
-    command = [sys.executable, "-c", "from infra.cli import main; main()", "dev", "up"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "SAMEFOLD_DATA_DIR": str(own_stack.folder)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as first:
-        wait(lambda: bool(reached[moment]()))
+    with subprocess.Popen(UP, env=environment(own_stack), stdout=subprocess.DEVNULL) as first:
+        until(reached[moment], moment)
         first.kill()
     assert not (own_stack.folder / DEV_ENV).exists()
     own_stack.up()
@@ -246,14 +205,22 @@ def test_up_that_was_killed_half_way_is_completed_by_the_next(own_stack: Stack, 
 
 
 @pytest.mark.slow
-def test_after_down_nothing_runs_and_the_next_command_says_what_to_do(own_stack: Stack, samefold: Samefold) -> None:
+def test_down_leaves_nothing_running_status_tells_it_and_the_next_command_what_to_do(
+    own_stack: Stack, samefold: Samefold
+) -> None:
     own_stack.up()
     settings = Settings(data_dir=own_stack.folder)
     assert settings.kafka == own_stack.kafka.bootstrap
     assert os.getsid(pids(own_stack)[0]) != os.getsid(0)  # a Ctrl-C here would not have reached it
+    up = samefold("dev", "status", "--json", settings=settings)
+    status = json.loads(up.stdout)
+    assert (up.returncode, status["kafka"]["endpoint"]) == (0, own_stack.kafka.bootstrap)
+    assert (status["kafka"]["pid"], status["postgres"]["pid"]) == pids(own_stack)
     own_stack.down()
     assert processes_of(own_stack) == []
     assert not own_stack.postgres.socket_folder.exists()
+    down = samefold("dev", "status", "--json", settings=settings)
+    assert (down.returncode, json.loads(down.stdout)["kafka"]["running"]) == (1, False)
     done = samefold("topics", settings=Settings(data_dir=own_stack.folder))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("not-configured: ")
@@ -262,63 +229,53 @@ def test_after_down_nothing_runs_and_the_next_command_says_what_to_do(own_stack:
 
 
 @pytest.mark.slow
-def test_status_tells_what_answers(own_stack: Stack, samefold: Samefold) -> None:
-    own_stack.up()
-    settings = Settings(data_dir=own_stack.folder)
-    up = samefold("dev", "status", "--json", settings=settings)
-    assert up.returncode == 0
-    status = json.loads(up.stdout)
-    assert (status["kafka"]["pid"], status["postgres"]["pid"]) == pids(own_stack)
-    assert status["kafka"]["endpoint"] == own_stack.kafka.bootstrap
-    own_stack.down()
-    down = samefold("dev", "status", "--json", settings=settings)
-    assert down.returncode == 1
-    assert not json.loads(down.stdout)["kafka"]["running"]
-
-
-@pytest.mark.slow
-def test_reset_asks_and_removes_nothing_but_the_stacks_own(own_stack: Stack, samefold: Samefold) -> None:
+def test_reset_asks_and_removes_the_stacks_own_and_what_was_formatted_half_way_is_formatted_anew(
+    own_stack: Stack, samefold: Samefold
+) -> None:
     own_stack.up()
     (own_stack.folder / "mine.txt").write_text("kept")
     settings = Settings(data_dir=own_stack.folder)
-    refused = samefold("dev", "reset", settings=settings, given="n\n")
-    assert refused.returncode == 1
+    assert samefold("dev", "reset", settings=settings, given="n\n").returncode == 1
     assert own_stack.kafka.answers()
     assert samefold("dev", "reset", "--yes", settings=settings).returncode == 0
     assert processes_of(own_stack) == []
     assert {path.name for path in own_stack.folder.iterdir()} == {"lock", "mine.txt"}
+    (half := own_stack.kafka.folder / "data" / "meta.properties").parent.mkdir(parents=True)
+    half.write_text("version=1\ncluster.id=half-done\nnode.id=1\n")
     own_stack.up()
     assert topics(own_stack) == set()
 
 
 @pytest.mark.parametrize("command", ["up", "run"])
-def test_nothing_is_started_where_the_settings_name_other_services(
+def test_nothing_is_started_where_the_settings_name_other_services_or_a_folder_that_cannot_be_made(
     samefold: Samefold, tmp_path: Path, command: str
 ) -> None:
-    elsewhere = Settings(data_dir=tmp_path / "data", database_url=SecretStr("postgresql://production/bank"))
-    done = samefold("dev", command, settings=elsewhere)
-    assert done.returncode == 1
-    assert "other-services" in done.stderr
+    production = SecretStr("postgresql://production/bank")
+    elsewhere = samefold("dev", command, settings=Settings(data_dir=tmp_path / "data", database_url=production))
+    assert (elsewhere.returncode, "other-services" in elsewhere.stderr) == (1, True)
     assert not (tmp_path / "data").exists()
+    (tmp_path / "file").touch()
+    nowhere = samefold("dev", command, settings=Settings(data_dir=tmp_path / "file" / "data"))
+    assert nowhere.returncode == 1
+    assert nowhere.stderr.startswith(f"folder-unusable: The data folder {tmp_path}/file/data can't be written to")
 
 
 def test_a_second_dev_run_is_refused_and_stops_nothing(tmp_path: Path, samefold: Samefold) -> None:
-    settings = Settings(data_dir=tmp_path / "data")
-    settings.data_dir.mkdir()
-    with (settings.data_dir / "run.lock").open("w") as lock:
+    with (tmp_path / "run.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = samefold("dev", "run", settings=settings)
-    assert done.returncode == 1
-    assert "already-running" in done.stderr
-    assert [file.name for file in settings.data_dir.iterdir()] == ["run.lock"]
+        require_refused(samefold, Settings(data_dir=tmp_path), "already-running")
 
 
 def test_dev_run_names_a_port_that_is_in_use(tmp_path: Path, samefold: Samefold) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = Settings(data_dir=tmp_path / "data", api_port=taken.getsockname()[1])
-        done = samefold("dev", "run", settings=settings)
-    assert done.returncode == 1
-    assert f"Port {settings.api_port}" in done.stderr
+        port = taken.getsockname()[1]
+        require_refused(samefold, Settings(data_dir=tmp_path, api_port=port), f"Port {port}")
+
+
+def require_refused(samefold: Samefold, settings: Settings, why: str) -> None:
+    """`samefold dev run` says why not, and starts nothing."""
+    done = samefold("dev", "run", settings=settings)
+    assert (done.returncode, why in done.stderr) == (1, True), done.stderr
     assert [file.name for file in settings.data_dir.iterdir()] == ["run.lock"]
 
 
@@ -338,33 +295,21 @@ main()
 
 
 def test_dev_run_refuses_the_port_of_a_service_that_has_just_started(tmp_path: Path, samefold: Samefold) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    (tmp_path / "second").mkdir()
     settings = {"SAMEFOLD_DATA_DIR": str(tmp_path / "first"), "SAMEFOLD_API_PORT": str(port)}
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings
     with subprocess.Popen([sys.executable, "-c", STARTING], env=environment, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         first.stdout.readline()
-        done = samefold("dev", "run", settings=Settings(data_dir=tmp_path / "second", api_port=port))
+        require_refused(samefold, Settings(data_dir=tmp_path / "second", api_port=port), f"Port {port}")
         first.kill()
-    assert done.returncode == 1
-    assert f"Port {port}" in done.stderr
-    assert [file.name for file in (tmp_path / "second").iterdir()] == ["run.lock"]
-
-
-@pytest.mark.parametrize("command", ["up", "run"])
-def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path, samefold: Samefold, command: str) -> None:
-    (tmp_path / "file").touch()
-    done = samefold("dev", command, settings=Settings(data_dir=tmp_path / "file" / "data"))
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"folder-unusable: The data folder {tmp_path}/file/data can't be written to")
 
 
 @pytest.mark.prove(part="chaos")
 def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
     own_stack.down()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def is_served() -> bool:
         with socket.socket() as client:
@@ -372,10 +317,9 @@ def test_the_end_of_the_terminal_stops_everything(own_stack: Stack) -> None:
 
     heeding = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # these tests may run under nohup
     command = [sys.executable, "-c", f"{heeding}; from infra.cli import main; main()", "dev", "run"]
-    settings = {"SAMEFOLD_DATA_DIR": str(own_stack.folder), "SAMEFOLD_API_PORT": str(port)}
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)} | settings) as run:
+    with subprocess.Popen(command, env=environment(own_stack) | {"SAMEFOLD_API_PORT": str(port)}) as run:
         try:
-            wait(is_served, 90)
+            until(is_served, "it is served")
             run.send_signal(signal.SIGHUP)
             assert run.wait(60) == 0
         finally:

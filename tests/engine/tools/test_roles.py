@@ -21,7 +21,7 @@ import pytest
 from infra.dev.stack import Stack
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import until
-from tests.engine.api.front import free_port
+from tests.engine.api.front import free_port, is_ready
 from tests.engine.infra.role_worlds import role_world
 from tests.engine.tools.test_compose import OURS, SERVICES, make_secrets, mounted
 
@@ -74,12 +74,10 @@ def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tm
             processes = [started(name) for name in lasting]
             try:
                 with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                    until(lambda: is_ready(client), "the service is ready")
+                    until(lambda: is_ready(str(client.base_url)), "the service is ready")
                     body, key = {"overdraft_limit": 0, "on": "2026-11-21"}, {"Idempotency-Key": '"1"'}
-                    assert (
-                        client.post("/accounts/ada/open-account", json=body, headers=key).json()["outcome"]
-                        == "accepted"
-                    )
+                    opened = client.post("/accounts/ada/open-account", json=body, headers=key)
+                    assert opened.json()["outcome"] == "accepted"
                     ports = {name: listening(process.pid) for name, process in zip(lasting, processes, strict=True)}
                     assert ports.pop("api") == [("0.0.0.0", port)]
                     assert [(name, len(found)) for name, found in ports.items() if len(found) != 1] == []  # of metrics
@@ -113,10 +111,3 @@ def copy_of_the_image(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes((ROOT / name).read_bytes())
     return folder
-
-
-def is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").is_success
-    except httpx.TransportError:
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,14 +29,23 @@ def test_chance(number):
 
 
 LEAVES = """
-import os, pathlib, socket, subprocess, tempfile
+import os, pathlib, pytest, socket, subprocess, tempfile
 
 KEPT = []
 
-def test_leaves():
-    {leaves}
+def test_process():
+    KEPT.append(subprocess.Popen(['sleep', '1000']))
 
-def test_beside_it():
+def test_port():
+    KEPT.append(socket.create_server(('127.0.0.1', 0)))
+
+def test_file_where_it_runs():
+    pathlib.Path('notes').touch()
+
+def test_temporary_file():
+    tempfile.mkdtemp()
+
+def test_beside_them():
     assert not list(pathlib.Path().iterdir())
 """
 
@@ -74,18 +84,15 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_a_test_that_fails_on_its_first_run_only_is_listed_and_fails_no_run(checkout: Checkout) -> None:
+def test_what_fails_once_is_listed_and_fails_no_run_and_what_fails_twice_does(checkout: Checkout) -> None:
     done = checkout.both(FAILS_FIRST.format(count=2), "-n", "1", "--dist", "loadgroup")
     assert done.returncode == 0, done.stdout
     assert done.stdout.partition("UNSTABLE:")[2].count("test_it.py::test_chance[") == 2
     assert "AssertionError: by chance" in (checkout.folder / UNSTABLE).read_text()
-
-
-def test_a_test_that_fails_twice_fails_the_run(checkout: Checkout) -> None:
-    done = checkout.both(FAILS_FIRST.format(count=1) + "\n\ndef test_never():\n    assert False\n")
+    done = checkout.both(FAILS_FIRST.format(count=3) + "\n\ndef test_never():\n    assert False\n")
     assert done.returncode == 1
     assert "FAILED twice: test_it.py::test_never" in done.stdout
-    assert "test_it.py::test_chance[0]" in done.stdout.partition("UNSTABLE:")[2]
+    assert "test_it.py::test_chance[2]" in done.stdout.partition("UNSTABLE:")[2]
 
 
 def test_more_than_a_few_fail_the_run_at_once(checkout: Checkout) -> None:
@@ -102,18 +109,11 @@ def test_a_run_that_ended_for_another_reason_is_not_repeated(checkout: Checkout)
     assert checkout.python("infra.testing.again").returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("leaves", "named"),
-    [
-        ("KEPT.append(subprocess.Popen(['sleep', '1000']))", "process"),
-        ("KEPT.append(socket.create_server(('127.0.0.1', 0)))", "a port"),
-        ("pathlib.Path('notes').touch()", "file"),
-        ("tempfile.mkdtemp()", "file"),
-    ],
-    ids=["a process", "a port", "a file where it runs", "a temporary file"],
-)
-def test_what_a_test_leaves_behind_fails_it_and_not_its_neighbour(checkout: Checkout, leaves: str, named: str) -> None:
-    (checkout.folder / "test_it.py").write_text(LEAVES.format(leaves=leaves))
+def test_what_a_test_leaves_behind_fails_it_and_not_its_neighbour(checkout: Checkout) -> None:
+    (checkout.folder / "test_it.py").write_text(LEAVES)
     done = checkout.python("pytest", "-q", TEST_SLOWNESS="0.01")
-    assert f"ERROR test_it.py::test_leaves - AssertionError: the test left behind {named}" in done.stdout, done.stdout
-    assert "2 passed, 1 error" in done.stdout
+    for test, named in {"process": "process", "port": "a port", "file_where": "file", "temporary": "file"}.items():
+        assert re.search(
+            rf"ERROR test_it.py::test_{test}\w* - AssertionError: the test left behind {named}", done.stdout
+        )
+    assert "5 passed, 4 errors" in done.stdout

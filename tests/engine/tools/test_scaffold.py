@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from domain.language import kebab
+from infra.cli.new import new
 from infra.errors import SamefoldError
 from infra.scaffold import copying
 from infra.scaffold.copying import BrokenFile, NotCopied
@@ -64,35 +68,63 @@ def test_a_contexts_names_in_urls_and_codes_are_those_that_its_classes_get(conte
     assert names.apply("add-KEBAB") == kebab(names.apply("AddThing"))
 
 
-@pytest.mark.parametrize("context", ["language", "views", "health", "docs", "service", "class", "zimmer_ü", "x" * 31])
-def test_a_context_whose_name_would_not_work_is_refused(tmp_path: Path, context: str) -> None:
-    with pytest.raises(BadName):
-        Parts(tmp_path).context(context)
-    assert files(tmp_path) == {}
+Cases = Sequence[tuple[tuple[Any, ...], str]]
+"""Arguments, and why these are refused."""
+NOT_A_NAME = "can't be the name|is reserved"
+REFUSED: dict[str, tuple[Callable[..., object], Cases]] = {
+    "a context": (
+        Parts.context,
+        [
+            *(((name,), NOT_A_NAME) for name in ("language", "views", "health", "docs", "service", "class")),
+            *(((name,), NOT_A_NAME) for name in ("zimmer_ü", "x" * 31)),
+            (("rooms",), "exists already"),
+        ],
+    ),
+    "a view": (
+        lambda parts, name, context=None: parts.view(name, context, Kind.ENTITY),
+        [
+            *(((name,), "reserved") for name in ("positions", "live", "streams_rooms", "totals_v2", "engine")),
+            (("room_names",), "exists already"),
+            (("rooms",), r"tests/test_rooms\.py exists"),
+            (("sums", "nowhere"), "There is no context"),
+        ],
+    ),
+    "a policy": (
+        lambda parts, name: parts.policy(name, None),
+        [((name,), NOT_A_NAME) for name in ("public", "engine", "Reminders", "no name", "class", "x" * 31)],
+    ),
+    "an event": (
+        lambda parts, name, *fields: parts.event(name, None, fields),
+        [
+            *(((name,), ".") for name in ("Event", "State", "Text", "Decimal", "Exception", "ValueError")),
+            (("RoomAdded",), "has the name RoomAdded already"),
+            (("NameGiven" * 5,), NOT_A_NAME),
+            (("NameGiven", "name:Text", "name:Text"), "."),
+            *(
+                (("NameGiven", field), ".")
+                for field in ("class:Text", "größe:Text", "Name:Text", "names:list[Text]", "name")
+            ),
+        ],
+    ),
+    "a command": (
+        lambda parts, name, event, *fields: parts.command(name, None, fields, event),
+        [
+            (("RenameRoom", "State"), "no event State"),
+            (("NumberRoom", "RoomAdded", "name:int"), "'name:int' is not of RoomAdded's type, which is Text"),
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize("view", ["positions", "live", "streams_rooms", "totals_v2", "engine"])
-def test_a_view_whose_name_would_not_work_is_refused(parts: Parts, view: str) -> None:
-    before = files(parts.root)
-    with pytest.raises(BadName, match="reserved"):
-        parts.view(view, None, Kind.ENTITY)
-    assert files(parts.root) == before
-
-
-def test_a_view_whose_test_has_no_place_is_not_written_either(parts: Parts) -> None:
-    before = files(parts.root)
-    with pytest.raises(AlreadyThere, match=r"tests/test_rooms\.py exists"):
-        parts.view("rooms", None, Kind.ENTITY)
-    assert files(parts.root) == before
-
-
-@pytest.mark.parametrize("name", ["public", "engine", "Reminders", "no name", "class", "x" * 31])
-def test_a_policy_whose_name_would_not_work_is_refused(parts: Parts, name: str) -> None:
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_not_work_is_refused_and_changes_nothing(parts: Parts, what: str) -> None:
     (parts.root / "policies" / "engine").mkdir(parents=True)
     before = files(parts.root)
-    with pytest.raises(BadName):
-        parts.policy(name, None)
-    assert files(parts.root) == before
+    add, cases = REFUSED[what]
+    for arguments, why in cases:
+        with pytest.raises((BadName, AlreadyThere, NoPlace), match=why):
+            add(parts, *arguments)
+        assert files(parts.root) == before, arguments
 
 
 def test_a_policy_is_written_once(parts: Parts) -> None:
@@ -115,45 +147,6 @@ def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
     parts.command("RenameRoom", None, (), "RoomRenamed")
     parts.policy("reminders", None)
     assert "RenameRoom(name=event.name)" in (parts.root / "policies" / "reminders.py").read_text()
-
-
-@pytest.mark.slow_but("Text-()")
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("Event", ()),
-        ("State", ()),
-        ("Text", ()),
-        ("Decimal", ()),
-        ("Exception", ()),
-        ("ValueError", ()),
-        ("NameGiven" * 5, ()),
-        ("NameGiven", ("class:Text",)),
-        ("NameGiven", ("name:Text", "name:Text")),
-        ("NameGiven", ("größe:Text",)),
-        ("NameGiven", ("Name:Text",)),
-        ("NameGiven", ("names:list[Text]",)),
-        ("NameGiven", ("name",)),
-    ],
-    ids=str,
-)
-def test_an_event_that_would_break_its_file_is_refused(parts: Parts, name: str, fields: tuple[str, ...]) -> None:
-    before = files(parts.root)
-    with pytest.raises((BadName, AlreadyThere)):
-        parts.event(name, None, fields)
-    assert files(parts.root) == before
-
-
-def test_a_command_leads_to_an_event_and_to_no_other_class(parts: Parts) -> None:
-    with pytest.raises(NoPlace, match="no event State"):
-        parts.command("RenameRoom", None, (), "State")
-
-
-def test_a_field_of_another_type_than_the_events_is_refused(parts: Parts) -> None:
-    before = files(parts.root)
-    with pytest.raises(BadName, match="'name:int' is not of RoomAdded's type, which is Text"):
-        parts.command("NumberRoom", None, ("name:int",), "RoomAdded")
-    assert files(parts.root) == before
 
 
 def test_without_a_match_nothing_is_written(parts: Parts) -> None:
@@ -195,34 +188,48 @@ def test_other_names_of_services_are_taken() -> None:
     check_service("hotel", ROOT / "requirements")
 
 
-@pytest.mark.parametrize("text", [b"", b"[a, b]", b"name: [", b"name: hotel\n", b"\xff"], ids=repr)
-def test_broken_answers_are_named(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / copying.ANSWERS).write_bytes(text)
-    with pytest.raises(BrokenFile, match=r"\.samefold\.yml can't be read"):
-        copying.answers(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "look", "texts"),
+    [
+        (copying.ANSWERS, copying.answers, [b"", b"[a, b]", b"name: [", b"name: hotel\n", b"\xff"]),
+        (copying.MANIFEST, copying.changed, [b"half a line", b"\xff"]),
+    ],
+)
+def test_a_broken_file_of_samefolds_own_is_named(
+    tmp_path: Path, name: str, look: Callable[[Path], object], texts: Sequence[bytes]
+) -> None:
+    for text in texts:
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(BrokenFile, match=f"{re.escape(name)} can't be read"):
+            look(tmp_path)
 
 
-@pytest.mark.parametrize("text", [b"half a line", b"\xff"], ids=repr)
-def test_a_broken_manifest_is_named(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / copying.MANIFEST).write_bytes(text)
-    with pytest.raises(BrokenFile, match=r"\.samefold\.sha256 can't be read"):
-        copying.changed(tmp_path)
-
-
-def test_a_file_with_a_syntax_error_is_named_and_kept(parts: Parts) -> None:
-    file = parts.root / "domain" / "rooms.py"
-    file.write_text(text := file.read_text() + "\ndef half(:\n")
-    with pytest.raises(NoPlace, match=r"rooms\.py has a syntax error in line \d+"):
+@pytest.mark.parametrize("name", ["domain/rooms.py", "tests/test_rooms.py"])
+def test_a_file_with_a_syntax_error_is_named_and_all_are_kept(parts: Parts, name: str) -> None:
+    file = parts.root / name
+    file.write_text(f"{file.read_text()}\ndef half(:\n")
+    before = files(parts.root)
+    with pytest.raises(NoPlace, match=rf"{file.name} has a syntax error in line \d+"):
         parts.event("RoomRenamed", None, ())
-    assert file.read_text() == text
+    assert files(parts.root) == before
 
 
-def test_a_broken_test_file_keeps_the_domain_as_it_is(parts: Parts) -> None:
-    test, before = parts.root / "tests" / "test_rooms.py", (parts.root / "domain" / "rooms.py").read_text()
-    test.write_text("def half(:\n")
-    with pytest.raises(NoPlace, match=r"test_rooms\.py has a syntax error"):
-        parts.event("RoomRenamed", None, ())
-    assert (parts.root / "domain" / "rooms.py").read_text() == before
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_service_that_could_not_be_made_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
+) -> None:
+    def fail(_root: Path, folder: Path, _name: str) -> None:
+        (folder / "infra").mkdir(parents=True)
+        raise NotCopied("It failed.", "Again.")
+
+    folder = tmp_path / "hotel"
+    if was_there:
+        folder.mkdir()
+    monkeypatch.setattr(copying, "copy", fail)
+    with pytest.raises(NotCopied):
+        new(folder, "rooms")
+    assert list(tmp_path.iterdir()) == ([folder] if was_there else [])
+    assert not (folder / "infra").exists()
 
 
 def test_a_context_written_by_hand_gets_views_whatever_its_name(tmp_path: Path) -> None:
@@ -247,12 +254,9 @@ def test_a_commit_needs_no_identity_of_git(
 ) -> None:
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
-    for name, value in {
-        "HOME": str(tmp_path),
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_SYSTEM": os.devnull,
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(known)))
     for number, (key, value) in enumerate(known.items()):
         monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
@@ -265,10 +269,8 @@ def test_a_commit_needs_no_identity_of_git(
     subprocess.run(["git", "config", "user.name", "Other"], cwd=elsewhere, check=True)
     monkeypatch.chdir(elsewhere)
     copying.git(here, "commit", "--quiet", "--allow-empty", "--message", "first")
-    assert (
-        copying.git(here, "log", "--format=%an %ae").strip()
-        == f"Samefold {known.get('user.email', 'samefold@localhost')}"
-    )
+    by = f"Samefold {known.get('user.email', 'samefold@localhost')}"
+    assert copying.git(here, "log", "--format=%an %ae").strip() == by
 
 
 def test_without_git_what_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

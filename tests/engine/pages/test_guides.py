@@ -1,0 +1,51 @@
+"""make test + test-all + prove: files are compared; a service's checks of them take longer, and each walk a minute.
+
+The guides are walked from the first line to the last, and the files that they show are good."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.scaffold.names import names_of
+from infra.scaffold.parts import SKELETON
+from infra.testing.fixtures import ROOT
+from tests.engine.pages.pages import Author, author, blocks, files  # noqa: F401
+from tests.engine.tools.service_trees import Tree
+
+PAGES = {
+    name: (ROOT / "docs" / f"{name}.md").read_text()
+    for name in ("personal-data", "policies", "unique", "change-an-event")
+}
+
+
+def test_the_page_on_access_shows_the_files_as_they_are() -> None:
+    assert dict(files((ROOT / "docs" / "access.md").read_text())) == {
+        "access.py": (ROOT / "access.py").read_text(),
+        "rooms/access.py": names_of("rooms").apply((SKELETON / "access.txt").read_text()),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.xdist_group("services")
+def test_the_pages_files_pass_the_checks_of_a_service(hotel: Tree) -> None:
+    shown = [file for page in PAGES.values() for file in files(page)]
+    assert len(shown) == len(dict(shown)) > 8, "no page changes a file of another"
+    for path, text in shown:
+        (hotel.folder / path).write_text(text)
+    hotel.check("-m", "not integration", "tests", "infra/testing")
+
+
+@pytest.mark.prove(part="new-services")
+@pytest.mark.integration
+@pytest.mark.xdist_group("services")
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_from_the_first_line_to_the_last(page: str, author: Author) -> None:  # noqa: F811
+    author.restarts = page != "change-an-event"  # there the release before runs on
+    for language, block in blocks(PAGES[page]):
+        author.walk(language, block.replace(":8000", f":{author.port}"))
+    if page == "policies":
+        leave = '{"stream": "rooms/14", "id": "leave", "type": "CheckOut", "data": {}}\n'
+        (author.service.folder / "commands.jsonl").write_text(leave)
+        author.type("samefold send commands.jsonl --wait", "…accepted 1, rejected 0")
+        author.type("samefold history rooms/14", "…GuestLeft…RoomCleaned…moves~…")
