@@ -108,15 +108,13 @@ def _run(part: str, arguments: list[str], runs: str, seed: int, folder: Path) ->
     environment = {name: value for name, value in os.environ.items() if name != "TEST_RUN"} | {"TEST_SEED": str(seed)}
     began = time.monotonic()
     log = folder / f"{part}-{module}.log"
-    with log.open("w") as kept:
-        running = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    command = [sys.executable, "-m", *arguments]
+    with (
+        log.open("w") as kept,
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as running,
+    ):
         assert running.stdout
         try:
             for line in running.stdout:
