@@ -1,4 +1,4 @@
-"""What the demo, chaos and the end-to-end tests share: a supervisor's processes, which can be killed and frozen one by one."""
+"""What the demo, chaos and the end-to-end tests share: a supervisor's processes, which can be killed one by one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from typing import Self
 from infra.errors import SamefoldError
 from infra.processes import supervisor
 from infra.processes.supervisor import Child, Supervisor
-
-Process = subprocess.Popen[bytes]
 
 DIES_WITHIN_S = 10.0
 JOIN_S = 60.0
@@ -84,19 +82,6 @@ class Supervised:
         except subprocess.TimeoutExpired:
             return None
         return process.pid if code == -signal.SIGKILL else None
-
-    def freeze(self, child: Child) -> Process | None:
-        """SIGSTOP. Returns the frozen process, for `thaw`; None if there is none."""
-        process = child.process
-        if process is None or process.poll() is not None:
-            return None
-        process.send_signal(signal.SIGSTOP)
-        return process
-
-
-def thaw(process: Process) -> None:
-    """SIGCONT."""
-    process.send_signal(signal.SIGCONT)
 
 
 def name_of(child: Child) -> str:

@@ -19,7 +19,6 @@ import psutil
 from infra.database.connect import connect
 from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
-from proofs.chaos.effects import Role
 from proofs.chaos.field import Field
 from proofs.chaos.ledger import Sent
 
@@ -49,7 +48,7 @@ def stumble(field: Field, store: Store, how: How, job: Job) -> bool:
     back = time.monotonic()
     field.effects.took_effect(f"{store}: {how}")
     field.effects.took_effect(f"{job} while the {store} stumbled")
-    once: Role = "broker, once it answers" if store == "broker" else "database, once it answers"
+    once = f"{store}, once it answers"
     with ExitStack() as times:
         times.enter_context(field.effects.recovery(store, began))
         times.enter_context(field.effects.recovery(once, back))

@@ -24,7 +24,7 @@ TRIES = 4
 EACH = pytest.mark.prove(part="chaos")
 
 Fault = Callable[[], bool]
-AT_POLICIES: list[process_faults.ProcessPoint] = [*faultpoints.RELAY, "rows sent"]
+AT_POLICIES: list[faultpoints.Point] = [*faultpoints.RELAY, "rows sent"]
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,10 @@ def take_effect(field: Field, *lanes: Sequence[Fault]) -> None:
         raise
 
 
+def cuts(field: Field, whose: wire_faults.Whose) -> list[Fault]:
+    return [partial(wire_faults.cut, field, whose, half) for half in wire_faults.HALVES]
+
+
 @pytest.mark.slow
 def test_killed_frozen_and_cut_off_once(field: Field) -> None:
     handler, agent, policies = field.crew.handlers[0], field.crew.agents[0], field.crew.policies[0]
@@ -63,12 +67,14 @@ def test_killed_frozen_and_cut_off_once(field: Field) -> None:
         ],
         [
             partial(process_faults.freeze, field, agent, "batch read"),
-            partial(wire_faults.commit_cut, field, "COMMIT answer"),
+            partial(wire_faults.cut, field, "COMMIT", "answer"),
         ],
         [partial(process_faults.kill, field, policies, "wish sent")],
-        [partial(process_faults.kill_builder, field, "switch written")],
+        [
+            partial(process_faults.kill, field, None, "switch written"),
+            partial(process_faults.rebuilt, field, ["balances"]),
+        ],
     )
-    process_faults.rebuilt(field, ["balances"])
 
 
 @EACH
@@ -78,9 +84,11 @@ def test_killed_at_each_point(field: Field) -> None:
         field,
         [partial(process_faults.kill, field, handler, point) for point in faultpoints.HANDLER],
         [partial(process_faults.kill, field, agent, point) for point in faultpoints.AGENT],
-        [partial(process_faults.kill_builder, field, point) for point in faultpoints.BUILDER],
+        [
+            *(partial(process_faults.kill, field, None, point) for point in faultpoints.BUILDER),
+            partial(process_faults.rebuilt, field, ["balances", "statement"]),
+        ],
     )
-    process_faults.rebuilt(field, ["balances", "statement"])
     points = (*faultpoints.HANDLER, *faultpoints.AGENT, *faultpoints.BUILDER)
     assert {f"killed: {point}" for point in points} <= field.effects.by_kind.keys()
 
@@ -92,7 +100,7 @@ def test_policies_killed_and_frozen_at_each_point(field: Field) -> None:
         field,
         [partial(process_faults.kill, field, first, point) for point in AT_POLICIES],
         [partial(process_faults.freeze, field, second, point) for point in AT_POLICIES],
-        [partial(wire_faults.wish_cut, field, "produce"), partial(wire_faults.wish_cut, field, "produce answer")],
+        cuts(field, "wish"),
     )
     assert {f"killed: {point}" for point in faultpoints.RELAY} <= field.effects.by_kind.keys()
 
@@ -105,7 +113,7 @@ def test_frozen_past_all_timeouts_at_some_points(field: Field) -> None:
         field,
         [partial(process_faults.freeze, field, random.choice(field.crew.handlers), point) for point in handlers],
         [partial(process_faults.freeze, field, random.choice(field.crew.agents), point) for point in agents],
-        [partial(process_faults.freeze_builder, field, point) for point in random.sample(faultpoints.BUILDER, 3)],
+        [partial(process_faults.freeze, field, None, point) for point in random.sample(faultpoints.BUILDER, 3)],
     )
 
 
@@ -116,18 +124,10 @@ def test_requests_and_answers_held_and_cut_on_the_wire(field: Field) -> None:
         [
             partial(wire_faults.produce_answer_held, field),
             partial(wire_faults.produce_request_held, field),
-            partial(wire_faults.produce_cut, field, "produce"),
-            partial(wire_faults.produce_cut, field, "produce answer"),
+            *cuts(field, "produce"),
         ],
-        [
-            partial(wire_faults.commit_held, field),
-            partial(wire_faults.commit_cut, field, "COMMIT"),
-            partial(wire_faults.commit_cut, field, "COMMIT answer"),
-        ],
-        [
-            partial(wire_faults.switch_cut, field, "COMMIT"),
-            partial(wire_faults.switch_cut, field, "COMMIT answer"),
-        ],
+        [partial(wire_faults.commit_held, field), *cuts(field, "COMMIT")],
+        cuts(field, "switch COMMIT"),
     )
 
 
