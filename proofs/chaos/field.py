@@ -27,9 +27,8 @@ from proofs.chaos.ground import Ground
 from proofs.chaos.judge import Judge
 from proofs.chaos.load import Load
 from proofs.chaos.policy_judge import is_at_rest
-from proofs.chaos.progress import Progress
 from proofs.chaos.report import COMMANDS, SNAPSHOTS, Effects
-from proofs.chaos.tail import Mark, Tail
+from proofs.chaos.tail import Mark, Progress, Tail
 from proofs.kit import name_of
 
 PATIENCE_S = 60.0
@@ -233,8 +232,8 @@ class Field:
 
     def until_answered(self) -> None:
         """A command that a client begins from now on has its answer over HTTP."""
-        begun = self.front.begun()
-        self.goes_on(lambda: self.front.has_answered_one_after(begun), "a command over HTTP is answered")
+        now = time.monotonic()
+        self.goes_on(lambda: self.front.newest > now, "a command over HTTP is answered")
 
     def _writers(self, mark: Mark) -> list[str]:
         return [reader.writers.get(epoch, "") for reader, epoch in zip(self.tail.readers, mark.epochs, strict=True)]

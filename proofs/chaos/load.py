@@ -18,7 +18,7 @@ from infra.log.records import Command, encode
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.chaos.ledger import Key, Sent
-from proofs.chaos.progress import Progress
+from proofs.chaos.tail import Progress
 
 TICK_S = 0.02
 DAY = date(2026, 1, 1)
