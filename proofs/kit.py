@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
 
@@ -94,3 +95,37 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as held:
         servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [server.getsockname()[1] for server in servers]
+
+
+@contextmanager
+def posts_answered(answer: Callable[[str, str], tuple[int, Mapping[str, str], bytes] | None]) -> Iterator[int]:
+    """An HTTP server of a test's own, while the block runs; its port. Each POST, by its path and idempotency key, is answered with
+    a status, headers and a body; where that is None, it hangs up."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body in two packets would wait for an acknowledgement between them
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answered = answer(self.path, self.headers["Idempotency-Key"].strip('"'))
+            if answered is None:
+                self.close_connection = True
+                return
+            status, headers, body = answered
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
