@@ -88,10 +88,11 @@ def _tell(result: Result, field: Field, seconds: float) -> None:
     kinds: Counter[str] = Counter()
     for kind, times in (result.effects.by_kind + field.effects.by_kind).items():
         kinds[kind.partition(":")[0]] += times
+    commands = result.counts[COMMANDS] + len(field.load.acknowledged)
     line = (
         f"{seconds // 60:.0f}:{seconds % 60:02.0f}  {kinds.total()} faults ("
         + ", ".join(f"{kind} {times}" for kind, times in kinds.most_common())
-        + f")  {len(field.all_violations())} violations  {(result.counts + field.counts())[COMMANDS]} commands"
+        + f")  {len(field.all_violations())} violations  {commands / max(seconds, 1):.0f} commands/s"
     )
     print(f"\r\x1b[2K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
 

@@ -106,7 +106,7 @@ class Field:
         return Counter(
             {
                 COMMANDS: len(self.load.acknowledged),
-                "commits that count": len(self.judge.ledger.answers),
+                "commits that count": self.judge.ledger.commits,
                 "records of the log that were void": self.tail.void(),
                 "transfers that ended": len(self.judge.ledger.ends),
                 SNAPSHOTS: seen.snapshots,
