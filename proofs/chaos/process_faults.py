@@ -110,23 +110,22 @@ def _hit(field: Field, child: Child | None, point: Point | None, action: Action)
     return (process, field.tail.mark()) if field.until_struck(strike) and strike.pid == process.pid else None
 
 
-def rebalance(field: Field, times: int = 1) -> bool:
+def rebalance(field: Field) -> bool:
     """Another agent joins, is given partitions and commits a batch, and leaves: the group divides them again, each time twice."""
-    for _ in range(times):
-        name = f"agent-passing-{field.number()}"
-        working = field.control.arm(field.crew.named(name), "COMMIT acknowledged", 1, "tell", at_start=True)
-        process = field.crew.start("projections.engine.live.agent", name)
-        try:
-            if not field.until_struck(working, 30):
-                raise NotReached(f"{name} gets partitions")
-            field.effects.took_effect("rebalance: an agent joined")
-        finally:
-            mark = field.tail.mark()
-            process.terminate()
-            process.wait(30)
-            end_of(process)
-        field.effects.took_effect("rebalance: an agent left")
-        field.recovered("agent", mark)
+    name = f"agent-passing-{field.number()}"
+    working = field.control.arm(field.crew.named(name), "COMMIT acknowledged", 1, "tell", at_start=True)
+    process = field.crew.start("projections.engine.live.agent", name)
+    try:
+        if not field.until_struck(working, 30):
+            raise NotReached(f"{name} gets partitions")
+        field.effects.took_effect("rebalance: an agent joined")
+    finally:
+        mark = field.tail.mark()
+        process.terminate()
+        process.wait(30)
+        end_of(process)
+    field.effects.took_effect("rebalance: an agent left")
+    field.recovered("agent", mark)
     return True
 
 
