@@ -81,7 +81,7 @@ def _commands(parts: list[str], minutes: float | None, seed: int) -> Iterator[tu
 
 
 def _run(part: str, arguments: list[str], runs: str, seed: int, folder: Path) -> tuple[str, bool]:
-    """Run a program to its end; what it prints goes on to the terminal, and into a file. A row of the table, and if it found any."""
+    """Run a program to its end; what it prints goes to the terminal, and into a file. A row of the table, and if it found any."""
     module = arguments[0]
     environment = {name: value for name, value in os.environ.items() if name != "TEST_RUN"} | {"TEST_SEED": str(seed)}
     began = time.monotonic()
