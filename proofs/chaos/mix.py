@@ -120,6 +120,8 @@ class Mix:
         chance = random.Random(seed)
         self.decks = [Deck(lane, chance.getrandbits(32)) for lane in LANES]
         self.without_effect = 0
+        self._entrance = threading.Lock()
+        """Who acts alone keeps it, so that nobody begins anything while those that have begun are waited for."""
 
     @contextmanager
     def on(self, field: Field) -> Iterator[None]:
@@ -138,13 +140,22 @@ class Mix:
 
     def _burn(self, deck: Deck, field: Field, out: threading.Event) -> None:
         while not out.wait(deck.random.uniform(*deck.lane.quiet_s)):
-            with ExitStack() as acting:
-                for one in self.decks if deck.lane is ALONE else [deck]:
-                    acting.enter_context(one.acts)
-                if not out.is_set():
-                    self._act(deck, field)
+            if deck.lane is ALONE:
+                with self._entrance, ExitStack() as others:
+                    for one in self.decks:
+                        others.enter_context(one.acts)
+                    self._act(deck, field, out)
+            else:
+                with self._entrance:
+                    deck.acts.acquire()
+                try:
+                    self._act(deck, field, out)
+                finally:
+                    deck.acts.release()
 
-    def _act(self, deck: Deck, field: Field) -> None:
+    def _act(self, deck: Deck, field: Field, out: threading.Event) -> None:
+        if out.is_set():
+            return
         fault, took = deck.deal(), False
         try:
             took = fault.act(field)
