@@ -1,4 +1,4 @@
-"""Handlers, agents, policies and the API as supervised processes that can be killed and frozen one by one."""
+"""Handlers, agents, policies and the API as supervised processes that can be killed one by one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Literal
 
 from infra.processes.supervisor import Child, agents, api, handlers, policies
 from infra.settings import Settings
-from proofs.kit import Supervised, thaw
-
-__all__ = ["HOST", "Crew", "Role", "thaw"]
+from proofs.kit import Supervised
 
 Role = Literal["handler", "agent", "policies", "api"]
 

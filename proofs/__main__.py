@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,38 +29,17 @@ SHOWN = 5
 TESTS = ("pytest", "-q", "-n", "2", "--dist", "loadgroup", "-m")
 
 
-@dataclass(frozen=True)
-class Program:
-    """A module that takes --minutes and --seed; `runs` finds in what it prints how much it ran."""
-
-    module: str
-    runs: str
-
-
 PROGRAMS = {
-    "chaos": [Program("proofs.chaos", r"\d+ faults took effect")],
-    "models": [Program("proofs.model", r"[\d,]+ walks"), Program("proofs.model_read", r"[\d,]+ schedules")],
-    "histories": [Program("proofs.one_fold", r"\d+ of \d+ histories")],
-    "mutants": [Program("proofs.mutations", r"\d+ of \d+ mutants")],
-    "demos": [],
-    "bench-self": [],
-    "new-services": [],
+    "chaos": {"proofs.chaos": r"\d+ faults took effect"},
+    "models": {"proofs.model": r"[\d,]+ walks", "proofs.model_read": r"[\d,]+ schedules"},
+    "histories": {"proofs.one_fold": r"\d+ of \d+ histories"},
+    "mutants": {"proofs.mutations": r"\d+ of \d+ mutants"},
+    "demos": {},
+    "bench-self": {},
+    "new-services": {},
 }
-"""By part. After its programs come the tests that have the mark `prove(part=…)`."""
-
-
-@dataclass(frozen=True)
-class Ran:
-    part: str
-    program: str
-    runs: str
-    minutes: float
-    found: list[str]
-
-    def row(self, seed: int) -> str:
-        shown = self.found[:SHOWN] + [f"and {len(self.found) - SHOWN} more"] * (len(self.found) > SHOWN)
-        found = "<br>".join(shown).replace("|", "\\|") or "nothing"
-        return f"| {self.part} | {self.program} | {seed} | {self.runs} | {self.minutes:.1f} | {found} |"
+"""By part, modules that take --minutes and --seed, with what finds in what each prints how much it ran. After its programs come
+the tests that have the mark `prove(part=…)`."""
 
 
 def main() -> int:
@@ -83,9 +61,9 @@ def main() -> int:
     with suppress(KeyboardInterrupt):
         for part, arguments, runs in _commands(asked.parts or list(PROGRAMS), asked.minutes, asked.seed):
             print(f"\n{part}: python -m {' '.join(arguments)}", flush=True)
-            ran = _run(part, arguments, runs, asked.seed, folder)
-            is_found = is_found or bool(ran.found)
-            rows.append(ran.row(asked.seed))
+            row, found = _run(part, arguments, runs, asked.seed, folder)
+            is_found = is_found or found
+            rows.append(row)
         code = 1 if is_found else 0
     (folder / "report.md").write_text("\n".join(rows) + "\n")
     print("", *rows, f"what each printed: {folder}", sep="\n")
@@ -95,15 +73,15 @@ def main() -> int:
 def _commands(parts: list[str], minutes: float | None, seed: int) -> Iterator[tuple[str, list[str], str]]:
     """Of each program its part, its command line, and what finds its runs."""
     for part in parts:
-        for program in PROGRAMS[part]:
-            if find_spec(program.module):
+        for module, runs in PROGRAMS[part].items():
+            if find_spec(module):
                 timed = ["--seed", str(seed)] + (["--minutes", f"{minutes:g}"] if minutes else [])
-                yield part, [program.module, *timed], program.runs
+                yield part, [module, *timed], runs
         yield part, [*TESTS, f"prove(part='{part}')"], r"\d+ passed"
 
 
-def _run(part: str, arguments: list[str], runs: str, seed: int, folder: Path) -> Ran:
-    """Run a program to its end; what it prints goes on to the terminal, and into a file."""
+def _run(part: str, arguments: list[str], runs: str, seed: int, folder: Path) -> tuple[str, bool]:
+    """Run a program to its end; what it prints goes to the terminal, and into a file. A row of the table, and if it found any."""
     module = arguments[0]
     environment = {name: value for name, value in os.environ.items() if name != "TEST_RUN"} | {"TEST_SEED": str(seed)}
     began = time.monotonic()
@@ -128,8 +106,10 @@ def _run(part: str, arguments: list[str], runs: str, seed: int, folder: Path) ->
         code = 0
     if code and not found:
         found = [f"exit code {code}: {(printed.strip().splitlines() or [''])[-1]}"]
-    ran = re.findall(runs, printed)
-    return Ran(part, module, ran[-1] if ran else "none", (time.monotonic() - began) / 60, found)
+    ran = (re.findall(runs, printed) or ["none"])[-1]
+    shown = found[:SHOWN] + [f"and {len(found) - SHOWN} more"] * (len(found) > SHOWN)
+    told, minutes = "<br>".join(shown).replace("|", "\\|") or "nothing", (time.monotonic() - began) / 60
+    return f"| {part} | {module} | {seed} | {ran} | {minutes:.1f} | {told} |", bool(found)
 
 
 if __name__ == "__main__":

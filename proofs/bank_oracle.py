@@ -249,17 +249,8 @@ class Bank:
             owner = data.get("owner", "")
             self.put("balances", key, (at.account, 0, data["overdraft_limit"], on, on, 0, None, owner, at.partition))
             return
-        _, cents, limit, opened, _, count, closed, owner, _ = self.rows["balances"].get(key) or (
-            at.account,
-            0,
-            0,
-            on,
-            on,
-            0,
-            None,
-            "",
-            0,
-        )
+        new = (at.account, 0, 0, on, on, 0, None, "", 0)
+        _, cents, limit, opened, _, count, closed, owner, _ = self.rows["balances"].get(key) or new
         if kind == "AccountClosed":
             closed = on
         else:

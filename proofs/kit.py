@@ -1,4 +1,4 @@
-"""What the demo, chaos and the end-to-end tests share: a supervisor's processes, which can be killed and frozen one by one."""
+"""What the demo, chaos and the end-to-end tests share: a supervisor's processes, which can be killed one by one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
 
 from infra.errors import SamefoldError
 from infra.processes import supervisor
 from infra.processes.supervisor import Child, Supervisor
-
-Process = subprocess.Popen[bytes]
 
 DIES_WITHIN_S = 10.0
 JOIN_S = 60.0
@@ -85,19 +84,6 @@ class Supervised:
             return None
         return process.pid if code == -signal.SIGKILL else None
 
-    def freeze(self, child: Child) -> Process | None:
-        """SIGSTOP. Returns the frozen process, for `thaw`; None if there is none."""
-        process = child.process
-        if process is None or process.poll() is not None:
-            return None
-        process.send_signal(signal.SIGSTOP)
-        return process
-
-
-def thaw(process: Process) -> None:
-    """SIGCONT."""
-    process.send_signal(signal.SIGCONT)
-
 
 def name_of(child: Child) -> str:
     """The name that a supervised process was given: it is known by it to Kafka and PostgreSQL."""
@@ -109,3 +95,37 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as held:
         servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [server.getsockname()[1] for server in servers]
+
+
+@contextmanager
+def posts_answered(answer: Callable[[str, str], tuple[int, Mapping[str, str], bytes] | None]) -> Iterator[int]:
+    """An HTTP server of a test's own, while the block runs; its port. Each POST, by its path and idempotency key, is answered with
+    a status, headers and a body; where that is None, it hangs up."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body in two packets would wait for an acknowledgement between them
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answered = answer(self.path, self.headers["Idempotency-Key"].strip('"'))
+            if answered is None:
+                self.close_connection = True
+                return
+            status, headers, body = answered
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

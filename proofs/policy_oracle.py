@@ -116,12 +116,11 @@ class Wishes:
         ident = commit["command_id"]
         if ident.startswith(f"{self.policy}~"):
             self._put(
-                self.rows.get(ident, Row(ident, self.policy))._replace(
-                    outcome=commit["outcome"],
-                    refusal=(commit["reason"] or {}).get("code"),
-                    outcome_depth=commit.get("depth", 0),
-                    outcome_fingerprint=f"{commit['fingerprint']} {commit['stream']}",
-                )
+                ident,
+                outcome=commit["outcome"],
+                refusal=(commit["reason"] or {}).get("code"),
+                outcome_depth=commit.get("depth", 0),
+                outcome_fingerprint=f"{commit['fingerprint']} {commit['stream']}",
             )
 
     def reaction(self, at: Event) -> Iterator[Wish]:
@@ -129,35 +128,32 @@ class Wishes:
         return _reaction(self.policy, at.stream, at.type, at.data)
 
     def _wished(self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish) -> None:
-        ident = id_of(self.policy, at.stream, at.version, number)
-        then, otherwise = (one.columns if one else (None,) * 3 for one in (wish.then, wish.otherwise))
+        halves: dict[str, Any] = {}
+        for half, command in (("then", wish.then), ("otherwise", wish.otherwise)):
+            names = (f"{half}_type", f"{half}_body", f"{half}_fingerprint")
+            halves |= dict(zip(names, command.columns if command else (None,) * 3, strict=True))
         self._put(
-            self.rows.get(ident, Row(ident, self.policy))._replace(
-                kind="send",
-                partition=at.partition,
-                stream=at.stream,
-                version=at.version,
-                number=number,
-                target=wish.target,
-                type=wish.type,
-                body=_json(wish.body),
-                fingerprint=_fingerprint(wish.type, wish.body),
-                due=time_ms + wish.after_ms if wish.after_ms else None,
-                depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
-                correlation_id=commit.get("correlation_id", commit["command_id"]),
-                causation_id=commit["command_id"],
-                wished_at=time_ms,
-                then_type=then[0],
-                then_body=then[1],
-                then_fingerprint=then[2],
-                otherwise_type=otherwise[0],
-                otherwise_body=otherwise[1],
-                otherwise_fingerprint=otherwise[2],
-            )
+            id_of(self.policy, at.stream, at.version, number),
+            kind="send",
+            partition=at.partition,
+            stream=at.stream,
+            version=at.version,
+            number=number,
+            target=wish.target,
+            type=wish.type,
+            body=_json(wish.body),
+            fingerprint=_fingerprint(wish.type, wish.body),
+            due=time_ms + wish.after_ms if wish.after_ms else None,
+            depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
+            correlation_id=commit.get("correlation_id", commit["command_id"]),
+            causation_id=commit["command_id"],
+            wished_at=time_ms,
+            **halves,
         )
 
-    def _put(self, row: Row) -> None:
-        """Keep the row; or, if both halves are there, what follows."""
+    def _put(self, ident: str, **columns: Any) -> None:
+        """Keep the row with these columns; or, if both halves are there, what follows."""
+        row = self.rows.get(ident, Row(ident, self.policy))._replace(**columns)
         if row.kind:
             self.made[row.id] = (row.target or "", row.type or "", row.body or "")
         same = row.fingerprint is None or f"{row.fingerprint} {row.target}" == row.outcome_fingerprint
@@ -171,23 +167,16 @@ class Wishes:
             return
         if fingerprint is None:
             body = _json(json.loads(body) | {"refusal": row.refusal})
-        ident = f"{row.id}~{half}"
+        wished = ("kind", "partition", "stream", "version", "number", "correlation_id", "wished_at")
         self._put(
-            self.rows.get(ident, Row(ident, self.policy))._replace(
-                kind="send",
-                partition=row.partition,
-                stream=row.stream,
-                version=row.version,
-                number=row.number,
-                target=row.stream,
-                type=kind,
-                body=body,
-                fingerprint=fingerprint,
-                depth=(row.outcome_depth or 0) + 1,
-                correlation_id=row.correlation_id,
-                causation_id=row.id,
-                wished_at=row.wished_at,
-            )
+            f"{row.id}~{half}",
+            target=row.stream,
+            type=kind,
+            body=body,
+            fingerprint=fingerprint,
+            depth=(row.outcome_depth or 0) + 1,
+            causation_id=row.id,
+            **{name: getattr(row, name) for name in wished},
         )
 
 

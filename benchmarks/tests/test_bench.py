@@ -1,4 +1,4 @@
-"""make test + test-all + prove: judges need no run, but a log; one benchmark is run. A wrong end state makes a run void.
+"""make test + prove: judges need no run; a log, or a benchmark, takes long. A wrong end state makes a run void.
 
 All benchmarks are run in `test_bench_runs.py`.
 """
@@ -102,7 +102,7 @@ def test_a_history_is_one_that_was_accepted_and_comes_again_from_its_seed() -> N
 # ── what makes a run void ──
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="bench-self")
 def test_what_a_handler_decided_is_checked_command_by_command(world: Settings, orders: list[Order]) -> None:
     spine.set_up(world)
     expected = Ledger(ACCOUNTS).enter_all(orders)
@@ -298,7 +298,7 @@ def test_what_there_is_not_is_wrong_usage(samefold: Samefold, arguments: list[st
     assert told in " ".join(done.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.prove(part="bench-self")
 @pytest.mark.integration
 def test_the_command_writes_json_and_a_plot_and_leaves_nothing_behind(samefold: Samefold, tmp_path: Path) -> None:
     small = ("--rounds", "1", "--scale", "0.001", "--json", "--out", str(tmp_path / "out"))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import uvloop
@@ -17,6 +14,7 @@ from benchmarks.http_client import Exchange, ask_all, deposit
 from benchmarks.overload_client import Load
 from benchmarks.workload import deposits
 from infra.testing.fixtures import SEED
+from proofs.kit import posts_answered
 
 ACCOUNTS = 20
 COUNT = 300
@@ -27,48 +25,24 @@ class Server:
     """Answers each request with a rising version; `keys` are those that came, in their order."""
 
     def __init__(self) -> None:
+        self.port = 0
         self.keys: list[str] = []
         self.hangs_up = False
         self.refuses: dict[str, str] | None = None
         """The headers with which it refuses each deposit once."""
-        server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            wbufsize = -1  # head and body in two packets would wait for an acknowledgement between them
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                key = self.headers["Idempotency-Key"].strip('"')
-                is_new = key not in server.keys
-                server.keys.append(key)
-                if server.hangs_up:
-                    self.close_connection = True
-                    return
-                is_refused = is_new and server.refuses is not None
-                body = b'{"outcome":"accepted","version":%d}' % len(server.keys)
-                self.send_response(429 if is_refused else 200)
-                for name, value in ((server.refuses or {}) if is_refused else {}).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.http.server_port
+    def answer(self, _path: str, key: str) -> tuple[int, dict[str, str], bytes] | None:
+        is_refused = key not in self.keys and self.refuses is not None
+        self.keys.append(key)
+        body = b'{"outcome":"accepted","version":%d}' % len(self.keys)
+        return None if self.hangs_up else (429, self.refuses or {}, body) if is_refused else (200, {}, body)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.http.shutdown()
-    thread.join()
-    server.http.server_close()
+    with posts_answered(server.answer) as server.port:
+        yield server
 
 
 def asked(server: Server, connections: int, rate: float = 0) -> list[Exchange]:

@@ -45,17 +45,6 @@ def few(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def file(request: pytest.FixtureRequest, few: Path, tmp_path: Path) -> Path:
-    """Few transactions, or the real ones; where those are not, a quarter as many generated ones."""
-    if request.param == "few":
-        return few
-    if real := real_data():
-        return real
-    generate.write(made := tmp_path / "generated.csv.gz", generate.generate(accounts=150, transactions=6_000))
-    return made
-
-
-@pytest.fixture
 def place(tmp_path: Path) -> Iterator[Settings]:
     """A data folder for a demo; whatever a failed one left running there is stopped."""
     [port] = free_ports(1)
@@ -167,15 +156,16 @@ def demo(samefold: Samefold, place: Settings, *arguments: str) -> tuple[dict[str
 
 
 @on_its_own
+@whole
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("file", "kills"), [pytest.param("few", 1, marks=whole), pytest.param("whole", 5, marks=whole)], indirect=["file"]
-)
 def test_processes_are_killed_and_nothing_is_lost_or_doubled(
-    file: Path, kills: int, place: Settings, samefold: Samefold
+    place: Settings, samefold: Samefold, tmp_path: Path
 ) -> None:
-    last, printed = demo(samefold, place, "--data", str(file), "--kills", str(kills), "--no-release")
-    assert last == expected(judge(file, LIMIT), kills)
+    """Of the real bank; where its file is not, of one with a quarter as many transactions."""
+    if (file := real_data()) is None:
+        generate.write(file := tmp_path / "generated.csv.gz", generate.generate(accounts=150, transactions=6_000))
+    last, printed = demo(samefold, place, "--data", str(file), "--kills", "5", "--no-release")
+    assert last == expected(judge(file, LIMIT), kills=5)
     assert "Nothing was lost" in printed
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -17,6 +15,7 @@ from demo.sending import Answer, Sending, Unanswered, Unexpected
 from infra.log.records import Command
 from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
+from proofs.kit import posts_answered
 
 Log = list[tuple[str, str]]
 """What came into the log, as (account, id), by whichever way."""
@@ -32,44 +31,29 @@ class Door:
     def __init__(self, log: Log) -> None:
         self.says: list[int | None] = []
         self.log = log
+        self.port = 0
         self.keys: list[str] = []
         self.held = threading.Event()
         self.held.set()
         self.lock = threading.Lock()
-        door = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            wbufsize = -1  # head and body in two packets would wait for an acknowledgement between them
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                key = self.headers["Idempotency-Key"].strip('"')
-                with door.lock:
-                    door.keys.append(key)
-                    status = door.says.pop(0) if door.says else 200
-                door.held.wait(DEADLINE_S)
-                if status is None:
-                    self.close_connection = True
-                    return
-                _, context, account, kind = self.path.split("/")
-                assert (context, kind) == ("accounts", "charge-fee")
-                if status in (200, 409):
-                    with door.lock:
-                        door.log.append((unquote(account), key))
-                told = {"version": len(door.log), "code": "no" if status == 409 else "x", "detail": "words"}
-                body = msgspec.json.encode(told)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    def answer(self, path: str, key: str) -> tuple[int, dict[str, str], bytes] | None:
+        with self.lock:
+            self.keys.append(key)
+            status = self.says.pop(0) if self.says else 200
+        self.held.wait(DEADLINE_S)
+        if status is None:
+            return None
+        _, context, account, kind = path.split("/")
+        assert (context, kind) == ("accounts", "charge-fee")
+        if status in (200, 409):
+            with self.lock:
+                self.log.append((unquote(account), key))
+        told = {"version": len(self.log), "code": "no" if status == 409 else "x", "detail": "words"}
+        return status, {}, msgspec.json.encode(told)
 
     def sending(self, every: int) -> Sending:
-        return Sending(Settings(), "127.0.0.1", self.server.server_port, every)
+        return Sending(Settings(), "127.0.0.1", self.port, every)
 
 
 @pytest.fixture
@@ -84,13 +68,9 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
 
     monkeypatch.setattr(module, "Sender", Sender)
     door = Door(log)
-    thread = threading.Thread(target=door.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield door
-    door.held.set()
-    door.server.shutdown()
-    thread.join()
-    door.server.server_close()
+    with posts_answered(door.answer) as door.port:
+        yield door
+        door.held.set()
 
 
 def named(command: Command) -> tuple[str, str]:

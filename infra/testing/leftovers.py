@@ -58,7 +58,7 @@ def _leaves_nothing_behind(
         return
     mark = f"{os.getpid()} {request.node.nodeid}"
     monkeypatch.setenv(MARK, mark)
-    pids, ports, files = _pids(), _ports(), _files(TEMPORARY)
+    pids, sockets, files = _pids(), _sockets(), _files(TEMPORARY)
     yield
     left = _processes(_pids() - pids, mark)
     if left:
@@ -70,7 +70,7 @@ def _leaves_nothing_behind(
             os.kill(pid, signal.SIGKILL)
     found = [f"process {pid}: {line}" for pid, line in left.items()]
     if not request.node.get_closest_marker("keeps_its_port"):
-        found += [f"a port that this process listens on: {port}" for port in _ports() - ports]
+        found += [f"a port that this process listens on: {port}" for port in _ports(_sockets() - sockets)]
     found += [f"file {file}" for file in (_files(TEMPORARY) - files) | _files(_nowhere)]
     for file in _files(_nowhere):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
@@ -78,7 +78,7 @@ def _leaves_nothing_behind(
 
 
 def _pids() -> set[int]:
-    return {int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()}
+    return {int(name) for name in os.listdir(PROC) if name.isdigit()}  # noqa: PTH208  # much faster than `iterdir`, before each test
 
 
 def _processes(pids: set[int], mark: str) -> dict[int, str]:
@@ -93,18 +93,23 @@ def _processes(pids: set[int], mark: str) -> dict[int, str]:
     return found
 
 
-def _ports() -> set[int]:
-    """The ports on which this process listens."""
+def _sockets() -> set[str]:
+    """Those that this process has open, by their inodes."""
     own = set()
-    for entry in (PROC / "self" / "fd").iterdir():
+    for number in os.listdir(PROC / "self" / "fd"):  # noqa: PTH208
         with suppress(OSError):
-            own.add(str(entry.readlink()))
+            own.add(os.readlink(f"{PROC}/self/fd/{number}"))  # noqa: PTH115
+    return {one.removeprefix("socket:[").removesuffix("]") for one in own if one.startswith("socket:")}
+
+
+def _ports(sockets: set[str]) -> set[int]:
+    """The ports on which these sockets listen. To ask the system for them takes long."""
     found = set()
-    for table in ("tcp", "tcp6"):
+    for table in ("tcp", "tcp6") if sockets else ():
         with suppress(OSError):
             for line in (PROC / "self" / "net" / table).read_text().splitlines()[1:]:
                 _, address, _, state, *rest = line.split()
-                if state == LISTENING and f"socket:[{rest[5]}]" in own:
+                if state == LISTENING and rest[5] in sockets:
                     found.add(int(address.rpartition(":")[2], 16))
     return found
 

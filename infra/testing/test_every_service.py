@@ -49,10 +49,8 @@ PURE = {
         "re",
         "statistics",
         "string",
-        "types",
-        "typing",
-        "unicodedata",
     ),
+    *("types", "typing", "unicodedata"),
     *("pydantic", "domain"),
 }
 CLOCKS = {"now", "utcnow", "today"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,11 +15,10 @@ import psutil
 
 from infra.processes.supervisor import Child
 from infra.settings import Settings
-from proofs.chaos.armed import SOCKET
-from proofs.chaos.control import Control
+from proofs.chaos.armed import LACKING, SOCKET, Control
 from proofs.kit import Supervised, free_ports
+from proofs.patches import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 STOPPED = psutil.STATUS_STOPPED
 FENCED = "was fenced out of its group"
 
@@ -30,12 +30,13 @@ class Crew(Supervised):
         self, settings: Settings, control: Control, folder: Path, lacking: Mapping[str, str] | None = None
     ) -> None:
         """`lacking` names a rule that a module's processes are to lack."""
-        self._lacking = lacking or {}
-        self._environment = settings.environment() | {SOCKET: str(control.path), "PYTHONPATH": str(ROOT)}
+        ours = {SOCKET: str(control.path), LACKING: json.dumps(lacking or {}), "PYTHONPATH": str(ROOT)}
+        self._environment = settings.environment() | ours
         self._prefix = settings.group_prefix
         self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in (1, 2)]
         self.agents = [self._child(f"agent-{n}", "projections.engine.live.agent") for n in (1, 2)]
         self.policies = [self._child(f"policies-{n}", "policies.engine.process") for n in (1, 2)]
+        self.members = {"handler": self.handlers, "agent": self.agents, "policies": self.policies}
         [self.api_port] = free_ports(1)
         api = Child("api", "api", ("--name", self.named("api"), "--port", str(self.api_port)))
         self._others: list[subprocess.Popen[bytes]] = []
@@ -93,11 +94,12 @@ class Crew(Supervised):
     def named(self, name: str) -> str:
         return f"{self._prefix}-{name}"
 
+    def role(self, child: Child | None) -> str:
+        """A builder's where it is no child."""
+        return next((role for role, members in self.members.items() if child in members), "builder")
+
     def _child(self, name: str, module: str) -> Child:
-        rule = self._lacking.get(module)
-        if rule is None:
-            return Child(name, "proofs.chaos.armed", (module, "--name", self.named(name)))
-        return Child(name, "proofs.chaos.armed", ("proofs.chaos.lacking", "--name", self.named(name), rule, module))
+        return Child(name, "proofs.chaos.armed", (module, "--name", self.named(name)))
 
 
 def end_of(process: subprocess.Popen[bytes]) -> None:

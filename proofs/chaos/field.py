@@ -4,10 +4,11 @@ work goes on."""
 from __future__ import annotations
 
 import random
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -19,16 +20,15 @@ from infra.processes.supervisor import Child
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from proofs.bank_oracle import places_in
-from proofs.chaos.control import Control, Strike
+from proofs.chaos.armed import Control, Strike
 from proofs.chaos.crew import Crew
-from proofs.chaos.effects import Effects, Role
 from proofs.chaos.front import Front
 from proofs.chaos.ground import Ground
 from proofs.chaos.judge import Judge
 from proofs.chaos.load import Load
 from proofs.chaos.policy_judge import is_at_rest
-from proofs.chaos.progress import Progress
-from proofs.chaos.tail import Mark, Tail
+from proofs.chaos.report import COMMANDS, SNAPSHOTS, Effects
+from proofs.chaos.tail import Mark, Progress, Tail
 from proofs.kit import name_of
 
 PATIENCE_S = 60.0
@@ -68,8 +68,7 @@ class Field:
         self.front = Front(self.crew.api_port, self.load.sent, self.load.acknowledged)
         self._abandoned = False
         self._open = ExitStack()
-        self._numbers = iter(range(1, 1_000_000))
-        self._numbering = threading.Lock()
+        self._numbers = count(1)
 
     def __enter__(self) -> Self:
         upgrade(self.world)
@@ -88,7 +87,9 @@ class Field:
             raise
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self.abandon()
         self._open.close()
 
     @property
@@ -99,10 +100,26 @@ class Field:
         ends = [f"a process ended: {end}" for end in self.crew.ends()]
         return [*self.violations, *self.judge.violations, *self.progress.violations, *self.front.violations, *ends]
 
+    def counts(self) -> Counter[str]:
+        """What the report says was checked."""
+        seen, policies = self.judge.seen, self.judge.policies
+        return Counter(
+            {
+                COMMANDS: len(self.load.acknowledged),
+                "commits that count": self.judge.ledger.commits,
+                "records of the log that were void": self.tail.void(),
+                "transfers that ended": len(self.judge.ledger.ends),
+                SNAPSHOTS: seen.snapshots,
+                "rows in them": seen.rows,
+                "rows of the outbox in them": policies.rows,
+                "looks that found no database": seen.missed,
+                "reads of positions": self.progress.looks,
+            }
+        )
+
     def number(self) -> int:
         """One that was not given before, for names."""
-        with self._numbering:
-            return next(self._numbers)
+        return next(self._numbers)
 
     # ── waiting ──
 
@@ -147,7 +164,7 @@ class Field:
 
     # ── how each role is seen to go on ──
 
-    def recovered(self, role: Role, mark: Mark, fenced: str = "", *, began: float | None = None) -> None:
+    def recovered(self, role: str, mark: Mark, fenced: str = "", *, began: float | None = None) -> None:
         """Wait until the work that a fault at `mark` stopped goes on, and keep how long that took, from `began` or from now.
 
         A handler's: in each partition that the fenced handler wrote, a commit counts in a new epoch; without any,
@@ -215,8 +232,8 @@ class Field:
 
     def until_answered(self) -> None:
         """A command that a client begins from now on has its answer over HTTP."""
-        begun = self.front.begun()
-        self.goes_on(lambda: self.front.has_answered_one_after(begun), "a command over HTTP is answered")
+        now = time.monotonic()
+        self.goes_on(lambda: self.front.newest > now, "a command over HTTP is answered")
 
     def _writers(self, mark: Mark) -> list[str]:
         return [reader.writers.get(epoch, "") for reader, epoch in zip(self.tail.readers, mark.epochs, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +22,7 @@ OPEN = frozenset({202, 429, 500, 502, 503, 504})
 
 
 class Front(BackgroundThread):
-    """A few clients in threads of their own, one command after the other. `answered` counts final answers."""
+    """A few clients in threads of their own, one command after the other. `newest` is when one began that has its answer."""
 
     def __init__(self, port: int, sent: dict[Key, Sent], acknowledged: set[Key]) -> None:
         super().__init__("front")
@@ -30,22 +30,11 @@ class Front(BackgroundThread):
         self.sent, self.acknowledged = sent, acknowledged
         self.answers: dict[Key, str] = {}
         self.violations: list[str] = []
-        self._lock = threading.Lock()
-        self._begun = 0
-        self._finished: set[int] = set()
+        self.newest = 0.0
 
     def stop(self) -> None:
         """No more commands."""
         self._end(2 * TIMEOUT_S)
-
-    def begun(self) -> int:
-        """How many commands have been begun."""
-        return self._begun
-
-    def has_answered_one_after(self, begun: int) -> bool:
-        """Whether a command that was begun later than that many has its answer."""
-        with self._lock:
-            return any(number > begun for number in self._finished)
 
     def judge(self, logged: Mapping[Key, str]) -> list[str]:
         """Answers to clients that the log does not hold."""
@@ -68,10 +57,7 @@ class Front(BackgroundThread):
 
     def _ask(self, http: httpx.Client, command: Sent) -> None:
         """Until there is an answer, or the run ends: then the log decides alone what became of it."""
-        with self._lock:
-            self._begun += 1
-            number = self._begun
-        key = (command.stream, command.id)
+        key, began = (command.stream, command.id), time.monotonic()
         self.sent[key] = command
         route, amount = ("open-account", "overdraft_limit") if command.type == "OpenAccount" else ("deposit", "cents")
         while not self._ended.is_set():
@@ -85,10 +71,9 @@ class Front(BackgroundThread):
                 self._ended.wait(PAUSE_S)  # between two tries
                 continue
             if answer.status_code in RECORDED:
-                with self._lock:
-                    self.answers[key] = RECORDED[answer.status_code]
-                    self.acknowledged.add(key)
-                    self._finished.add(number)
+                self.answers[key] = RECORDED[answer.status_code]
+                self.acknowledged.add(key)
+                self.newest = max(self.newest, began)
                 return
             if answer.status_code not in OPEN:
                 self.violations.append(f"HTTP answered {answer.status_code}: {answer.text[:500]}")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 import psycopg
+import pytest
 from pydantic import SecretStr
 
 from infra.dev.kafka import HOST, Front, Kafka
 from infra.dev.postgres import USER
 from infra.dev.stack import Stack
-from infra.settings import Settings
-from proofs.chaos.control import Control
-from proofs.chaos.kafka_wire import KafkaWire
-from proofs.chaos.postgres_wire import PostgresWire
+from infra.settings import PREFIX, Settings
+from proofs.chaos.armed import Control
 from proofs.chaos.proxy import Proxy
+from proofs.chaos.wires import KafkaWire, PostgresWire
 from proofs.kit import free_ports
 
 SOCKET = ".s.PGSQL.5432"
@@ -41,18 +44,22 @@ class Ground:
         self.stack = Stack(folder)
         back, front = free_ports(2)
         self.stack.kafka = Kafka(self.stack.folder / "kafka", fronts=[Front(back, front)])
+        # the JVM's second compiler would take twice what the broker's own work does
+        self.stack.kafka.jvm = (*self.stack.kafka.jvm, "-XX:TieredStopAtLevel=1")
         self._sockets = self.stack.folder / "front"
         self.kafka = Proxy((HOST, front), (HOST, back), KafkaWire)
         self.postgres = Proxy(self._sockets / SOCKET, self.stack.postgres.socket_folder / SOCKET, PostgresWire)
-        self.control = Control(self._made(self._sockets) / "control")
+        self._sockets.mkdir(parents=True, exist_ok=True)
+        self.control = Control(self._sockets / "control")
         self._worlds = count(1)
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
         self._open.callback(self.stack.down)
         self.stack.up()
-        for one in (self.control, self.kafka, self.postgres):
-            self._open.enter_context(one)
+        self._open.callback(self.control.close)
+        self._open.enter_context(self.kafka)
+        self._open.enter_context(self.postgres)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -83,7 +90,15 @@ class Ground:
             }
         )
 
-    @staticmethod
-    def _made(folder: Path) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+
+@contextmanager
+def ground_in() -> Iterator[tuple[Ground, Path]]:
+    """A ground, and the folder in which it is. A developer's own settings (environment, .env) must not decide a run."""
+    with TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as made, pytest.MonkeyPatch.context() as patch:
+        folder = Path(made)
+        folder.chmod(0o711)  # where root may not make a user namespace, PostgreSQL runs as nobody and must get in
+        for name in [name for name in os.environ if name.startswith(PREFIX)]:
+            patch.delenv(name)
+        patch.chdir(folder)
+        with Ground(folder / "ground") as ground:
+            yield ground, folder

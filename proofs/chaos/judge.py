@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
@@ -31,7 +31,6 @@ class Seen:
     rows: int = 0
     missed: int = 0
     """Times at which the database was unavailable."""
-    tables: set[str] = field(default_factory=set)
 
 
 class Judge(BackgroundThread):
@@ -80,7 +79,6 @@ class Judge(BackgroundThread):
             if at_rest:
                 self.policies.at_rest(policies, self.ledger)
             self.seen.snapshots += 1
-            self.seen.tables |= set(tables.values())
 
     def _work(self) -> None:
         while not self._ended.is_set():

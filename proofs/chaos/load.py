@@ -6,21 +6,19 @@ Of the transfers some are between the same account, of too much, or with a close
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import deque
 from datetime import date, timedelta
 
 import msgspec
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, Message, Producer
 
-from infra.log import clients
 from infra.log.partitioner import partition_of
 from infra.log.records import Command, encode
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
 from proofs.chaos.ledger import Key, Sent
-from proofs.chaos.progress import Progress
+from proofs.chaos.tail import Progress
 
 TICK_S = 0.02
 DAY = date(2026, 1, 1)
@@ -41,24 +39,17 @@ class Load(BackgroundThread):
         self.settings, self.progress, self.rate, self.ahead = settings, progress, rate, ahead
         self.sent: dict[Key, Sent] = {}
         self.acknowledged: set[Key] = set()
-        self._unacknowledged: set[Key] = set()
         self.ends = [-1] * settings.partitions
         self._random = random.Random(seed)
-        self._producer = clients.producer(settings)
+        # it tries for ever, and again after any fault: a command may come twice, or after a later one
+        self._producer = Producer({"bootstrap.servers": settings.kafka, "message.timeout.ms": 0, "log_level": 2})
         self._accounts: list[str] = []
         self._recent: deque[Sent] = deque(maxlen=500)
         self._closing: list[Sent] = []
-        self._again: list[Sent] = []
-        self._abandoned = threading.Event()
+        self._abandoned = False
 
-    def __exit__(self, *error: object) -> None:
-        if error[0] is not None:
-            self.abandon()
-        self.stop()
-
-    def stop(self) -> None:
-        """No more commands; returns when each one sent is acknowledged, however often that takes sending it."""
-        self._end(120)
+    def _end(self, join_s: float = 120) -> None:
+        super()._end(join_s)
         assert not self._thread.is_alive(), "the broker never acknowledged the last commands"
 
     def _work(self) -> None:
@@ -74,31 +65,28 @@ class Load(BackgroundThread):
                 self._send(self._next())
                 owed -= 1
             self._producer.poll(0)
-            self._resend()
         self._flush()
         # one that is new comes last in each partition: of a repeated one nothing would be seen
         for stream in self._last_streams():
             self._send(Sent(stream, "last", "OpenAccount", LIMIT, str(DAY)))
         self._flush()
 
+    def stop(self) -> None:
+        """No more commands; returns when each one sent is acknowledged."""
+        self._end()
+
     def abandon(self) -> None:
         """Wait for no acknowledgement any more."""
-        self._abandoned.set()
+        self._abandoned = True
 
     def _flush(self) -> None:
-        while self._unacknowledged and not self._abandoned.is_set():
+        while len(self._producer) and not self._abandoned:
             self._producer.flush(0.2)
-            self._resend()
 
     def _last_streams(self) -> list[str]:
         """One for each partition."""
-        found: dict[int, str] = {}
-        number = 0
-        while len(found) < self.settings.partitions:
-            number += 1
-            stream = f"accounts/last-{number}"
-            found.setdefault(partition_of(stream, self.settings.partitions), stream)
-        return list(found.values())
+        streams = (f"accounts/last-{number}" for number in range(100 * self.settings.partitions))
+        return list({partition_of(stream, self.settings.partitions): stream for stream in streams}.values())
 
     def _waiting(self) -> int:
         places = self.progress.places
@@ -126,38 +114,24 @@ class Load(BackgroundThread):
         cents = self._random.randint(1, 100)
         return Sent(stream, f"c{number}", "Deposit" if chance < 0.6 else "Withdraw", cents, on)
 
-    def _resend(self) -> None:
-        again, self._again = self._again, []
-        for command in again:
-            self._send(command)
-
     def _send(self, command: Sent) -> None:
         key = (command.stream, command.id)
         self.sent[key] = command
-        self._unacknowledged.add(key)
         self._recent.append(command)
         body = Command(command.id, command.stream, command.type, msgspec.Raw(msgspec.json.encode(command.body)))
 
         def acknowledged(error: KafkaError | None, message: Message) -> None:
-            if error:
-                self._again.append(command)
+            if error:  # as of a topic that a broker does not know, right after its start
+                self._send(command)
                 return
             self.acknowledged.add(key)
-            self._unacknowledged.discard(key)
             partition = message.partition()
             self.ends[partition] = max(self.ends[partition], message.offset())
 
-        try:
-            self._producer.produce(
-                self.settings.commands_topic,
-                encode(body),
-                key=command.stream.encode(),
-                partition=partition_of(command.stream, self.settings.partitions),
-                on_delivery=acknowledged,
-            )
-        except BufferError:
-            self._again.append(command)
-        except KafkaException:
-            # a fatal error of the idempotent producer: another one goes on with what has no acknowledgement
-            self._producer = clients.producer(self.settings)
-            self._again.append(command)
+        self._producer.produce(
+            self.settings.commands_topic,
+            encode(body),
+            key=command.stream.encode(),
+            partition=partition_of(command.stream, self.settings.partitions),
+            on_delivery=acknowledged,
+        )

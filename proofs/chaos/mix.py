@@ -1,27 +1,111 @@
-"""A random mix of all faults: each lane deals its own from a shuffled deck, so that all come before one comes again."""
+"""All faults by the lane in which they follow one another; lanes run in parallel, services alone.
+
+Each lane deals its own at random from a shuffled deck, so that all come before one comes again.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import cycle
+from typing import NamedTuple
 
-from proofs.chaos.catalogue import ALONE, LANES, Fault, Lane
+from infra.processes.faultpoints import AGENT, BUILDER, HANDLER, RELAY, Point
+from proofs.chaos import process_faults as faults
+from proofs.chaos import wire_faults
 from proofs.chaos.field import Field, NotReached
+from proofs.chaos.stumbles import JOBS, STORES, WAYS, How, Store, shut_down_at_once, stumble, terminate_sessions
+
+Act = Callable[[Field], bool]
+
+
+class Fault(NamedTuple):
+    """`act` returns whether it took effect; then `kind` is one of those that were counted."""
+
+    kind: str
+    act: Act
+
+
+class Lane(NamedTuple):
+    """`quiet_s` is the shortest and the longest pause between two of its faults, in seconds."""
+
+    name: str
+    faults: Sequence[Fault]
+    quiet_s: tuple[float, float] = (0.0, 0.5)
+
+
+def _strikes(role: str, points: Iterable[Point | None]) -> Iterator[Fault]:
+    """At each point; at any moment where it is None."""
+
+    def act(on: Callable[..., bool], point: Point | None) -> Act:
+        return lambda field: on(
+            field, None if role == "builder" else field.random.choice(field.crew.members[role]), point
+        )
+
+    for point in points:
+        for word, on in (("killed", faults.kill), ("frozen", faults.freeze)):
+            yield Fault(f"{word}: {faults.kind_of(role, point)}", act(on, point))
+
+
+def _cuts(whose: wire_faults.Whose) -> Iterator[Fault]:
+    for half in wire_faults.HALVES:
+        yield Fault(f"{whose}: {half} cut off", partial(wire_faults.cut, whose=whose, half=half))
+
+
+def _stumble(store: Store, how: How, first: int) -> Act:
+    jobs = cycle([*JOBS[first % len(JOBS) :], *JOBS[: first % len(JOBS)]])
+    return lambda field: stumble(field, store, how, next(jobs))
+
+
+HANDLERS = [
+    *_strikes("handler", (*HANDLER, None)),
+    Fault("produce: answer held past the time-out", wire_faults.produce_answer_held),
+    Fault("produce: request held over a takeover, then appended", wire_faults.produce_request_held),
+]
+AGENTS = [
+    *_strikes("agent", (*AGENT, None)),
+    Fault("rebalance: an agent joined", faults.rebalance),
+    Fault("rebalance: an agent left", faults.rebalance),
+    Fault("COMMIT: request held past the time-outs", wire_faults.commit_held),
+]
+IN_A_BATCH: tuple[Point, ...] = ("batch read", "rows sent", "COMMIT sent", "COMMIT acknowledged")
+SERVICES = [
+    *(Fault(f"{store}: {how}", _stumble(store, how, number)) for store in STORES for number, how in enumerate(WAYS)),
+    Fault("database: immediate shutdown", shut_down_at_once),
+    Fault("session terminated", terminate_sessions),
+]
+ALONE = Lane("services", SERVICES, (2.0, 10.0))
+LANES = (
+    Lane("handlers", HANDLERS),
+    Lane("agents", AGENTS),
+    Lane("policies", [*_strikes("policies", (*RELAY, None, *IN_A_BATCH)), *_cuts("wish")]),
+    Lane("builders", [*_strikes("builder", BUILDER), *_cuts("switch COMMIT")]),
+    Lane("wire", [*_cuts("produce"), *_cuts("COMMIT")], (2.0, 6.0)),
+    ALONE,
+)
+KINDS = [
+    *(fault.kind for lane in LANES for fault in lane.faults),
+    # a stumble counts for the job that runs meanwhile too, which is another one each time
+    *(f"{job} while the {store} stumbled" for store in STORES for job in JOBS),
+]
 
 
 class Deck:
-    """Deals all, shuffled, and then all again."""
+    """Deals all, shuffled, and then all again. Its lock is held while a fault of it acts."""
 
     def __init__(self, lane: Lane, seed: int) -> None:
         self.lane = lane
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
+        self.acts = threading.Lock()
         self._left: list[Fault] = []
 
     def deal(self) -> Fault:
         if not self._left:
-            self._left = self._random.sample(self.lane.faults, len(self.lane.faults))
+            self._left = self.random.sample(self.lane.faults, len(self.lane.faults))
         return self._left.pop()
 
     def put_back(self, fault: Fault) -> None:
@@ -29,94 +113,56 @@ class Deck:
         self._left.insert(0, fault)
 
 
-class Gate:
-    """Several pass together, or one alone, who is let in before others that come later."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._together = 0
-        self._alone = False
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._alone)
-            self._together += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._together -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._alone)
-            self._alone = True
-            self._changed.wait_for(lambda: self._together == 0)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._alone = False
-                self._changed.notify_all()
-
-
 class Mix:
     """What is dealt goes on from one field to the next."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self.decks = [Deck(lane, self._random.getrandbits(32)) for lane in LANES]
-        self.alone = Deck(ALONE, self._random.getrandbits(32))
+        chance = random.Random(seed)
+        self.decks = [Deck(lane, chance.getrandbits(32)) for lane in LANES]
         self.without_effect = 0
+        self._entrance = threading.Lock()
+        """Who acts alone keeps it, so that nobody begins anything while those that have begun are waited for."""
 
-    def pause(self, lane: Lane) -> float:
-        """Until the lane's next fault, in seconds."""
-        return self._random.uniform(*lane.quiet_s)
+    @contextmanager
+    def on(self, field: Field) -> Iterator[None]:
+        """Faults strike while the block runs; those that are under way at its end are waited for."""
+        out = threading.Event()
+        with ThreadPoolExecutor(len(self.decks)) as pool:
+            for deck in self.decks:
+                pool.submit(self._burn, deck, field, out)
+            try:
+                yield
+            except BaseException:
+                field.abandon()
+                raise
+            finally:
+                out.set()
 
-    def on(self, field: Field) -> Fire:
-        """Start the fire; `put_out` ends it."""
-        return Fire(self, field)
+    def _burn(self, deck: Deck, field: Field, out: threading.Event) -> None:
+        while not out.wait(deck.random.uniform(*deck.lane.quiet_s)):
+            if deck.lane is ALONE:
+                with self._entrance, ExitStack() as others:
+                    for one in self.decks:
+                        others.enter_context(one.acts)
+                    self._act(deck, field, out)
+            else:
+                with self._entrance:
+                    deck.acts.acquire()
+                try:
+                    self._act(deck, field, out)
+                finally:
+                    deck.acts.release()
 
-
-class Fire:
-    """Lanes at work on one field."""
-
-    def __init__(self, mix: Mix, field: Field) -> None:
-        self.mix, self.field = mix, field
-        self._gate = Gate()
-        self._out = threading.Event()
-        passes = [(deck, self._gate.together) for deck in mix.decks] + [(mix.alone, self._gate.alone)]
-        self._threads = [
-            threading.Thread(target=self._burn, args=one, daemon=True, name=one[0].lane.name) for one in passes
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def put_out(self, seconds: float = 120) -> None:
-        """No more faults; returns when those that are under way have ended."""
-        self._out.set()
-        for thread in self._threads:
-            thread.join(seconds)
-
-    def _burn(self, deck: Deck, passing: Callable[[], AbstractContextManager[None]]) -> None:
-        while not self._out.wait(self.mix.pause(deck.lane)):
-            with passing():
-                self._act(deck)
-
-    def _act(self, deck: Deck) -> None:
-        if self._out.is_set():
+    def _act(self, deck: Deck, field: Field, out: threading.Event) -> None:
+        if out.is_set():
             return
-        fault = deck.deal()
+        fault, took = deck.deal(), False
         try:
-            took = fault.act(self.field)
+            took = fault.act(field)
         except NotReached:
-            took = False
+            pass
         except Exception as error:
-            self.field.violations.append(f"'{fault.kind}' failed: {error!r}")
-            took = False
+            field.violations.append(f"'{fault.kind}' failed: {error!r}")
         if not took:
-            self.mix.without_effect += 1
+            self.without_effect += 1
             deck.put_back(fault)

@@ -7,19 +7,19 @@ have ended well or with a named error, and then succeed when it is run again.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Literal, assert_never, get_args
+from typing import Literal, get_args
 
 import psutil
 
 from infra.database.connect import connect
 from infra.dev.kafka import Kafka
 from infra.dev.postgres import Postgres
-from proofs.chaos.effects import Role
 from proofs.chaos.field import Field
 from proofs.chaos.ledger import Sent
 
@@ -49,7 +49,7 @@ def stumble(field: Field, store: Store, how: How, job: Job) -> bool:
     back = time.monotonic()
     field.effects.took_effect(f"{store}: {how}")
     field.effects.took_effect(f"{job} while the {store} stumbled")
-    once: Role = "broker, once it answers" if store == "broker" else "database, once it answers"
+    once = f"{store}, once it answers"
     with ExitStack() as times:
         times.enter_context(field.effects.recovery(store, began))
         times.enter_context(field.effects.recovery(once, back))
@@ -170,21 +170,15 @@ class _Running:
         number = field.number()
         self._log = field.folder / f"{job}-{number}.out"
         self.commands: list[Sent] = before.commands if before else self._commands(number) if job == "send" else []
-        arguments: list[str]
-        match job:
-            case "send":
-                file = field.folder / f"send-{number}.jsonl"
-                file.write_text("".join(map(_line, self.commands)))
-                arguments = ["send", str(file), "--wait"]
-            case "rebuild":
-                arguments = ["rebuild", field.random.choice(["balances", "statement", "daily_totals"])]
-            case "verify":
-                arguments = ["verify", "--json"]
-            case "archive":
-                arguments = ["archive"]
-            case _:
-                assert_never(job)
-        self._process = field.crew.samefold(self._log, *arguments)
+        file = field.folder / f"send-{number}.jsonl"
+        file.write_text("".join(map(_line, self.commands)))
+        arguments: dict[Job, list[str]] = {
+            "send": [str(file), "--wait"],
+            "rebuild": [field.random.choice(["balances", "statement", "daily_totals"])],
+            "verify": ["--json"],
+            "archive": [],
+        }
+        self._process = field.crew.samefold(self._log, job, *arguments[job])
 
     def ended_well(self) -> bool:
         """Whether it succeeded. What it must never do is a violation: hang, end in a traceback, say what is not so."""
@@ -197,8 +191,8 @@ class _Running:
             return True
         if "Traceback" in self.output() or code not in (0, 1):
             self.field.violations.append(f"`{self.job}` ended with {code}: {self.output()}")
-        if self.job == "verify" and (found := self._differences()):
-            self.field.violations.append(f"C: verify found {found} differences: {self.output()}")
+        if self.job == "verify" and re.search(r'"differences": *[1-9]', self._log.read_text()):
+            self.field.violations.append(f"C: verify found differences: {self.output()}")
         if self.job == "send" and code == 0:
             self.field.load.acknowledged.update((one.stream, one.id) for one in self.commands)
         return code == 0
@@ -206,18 +200,10 @@ class _Running:
     def output(self) -> str:
         return self._log.read_text(errors="replace")[-2_000:]
 
-    def _differences(self) -> int:
-        try:
-            return int(json.loads(self._log.read_text())["differences"])
-        except (ValueError, KeyError):
-            return 0  # it ended before it had a result
-
     def _commands(self, number: int) -> list[Sent]:
-        opened = [Sent(f"accounts/s{number}-{n}", f"open-{n}", "OpenAccount", 0, "2026-01-01") for n in range(50)]
-        deposits = [
-            Sent(f"accounts/s{number}-{n % 50}", f"send-{n}", "Deposit", 1 + n % 100, "2026-01-02") for n in range(SENT)
-        ]
-        commands = [*opened, *deposits]
+        names = [f"accounts/s{number}-{n}" for n in range(50)]
+        commands = [Sent(name, f"open-{name}", "OpenAccount", 0, "2026-01-01") for name in names]
+        commands += [Sent(names[n % 50], f"send-{n}", "Deposit", 1 + n % 100, "2026-01-02") for n in range(SENT)]
         self.field.load.sent.update({(one.stream, one.id): one for one in commands})
         return commands
 

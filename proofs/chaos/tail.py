@@ -1,18 +1,25 @@
-"""The log as it grows: all its records, and what the newest of them mean for who writes where."""
+"""The log as it grows: all its records, and what the newest of them mean for who writes where.
+
+And the agents' positions, read many times a second: how far they are, and that they never go back.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+import psycopg
 from confluent_kafka import TopicPartition
 
+from infra.database.connect import Connection, DatabaseUnavailable, connect
 from infra.log import clients
 from infra.processes.background_thread import BackgroundThread
 from infra.settings import Settings
-from proofs.bank_oracle import Entry, Reader
+from proofs.bank_oracle import Entry, Place, Reader, places_in
+from proofs.policy_oracle import POLICIES
 
 BATCH = 2_000
 WAIT_S = 0.02
+LOOK_S = 0.03
 
 
 class Mark(NamedTuple):
@@ -67,3 +74,40 @@ class Tail(BackgroundThread):
             self.wished += "depth" in commit
             self.counted[partition] = (reader.place.epoch, offset)
         self.records[partition].append(Entry(time_ms, value))
+
+
+class Progress(BackgroundThread):
+    """Positions of `core`, and of policies, by partition, as last read; what was seen to go back is in `violations`."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("progress")
+        self.settings = settings
+        self.places = [Place()] * settings.partitions
+        self.policies = {f"policy_{policy}": self.places for policy in POLICIES}
+        self.violations: list[str] = []
+        self.looks = 0
+
+    def _work(self) -> None:
+        connection: Connection | None = None
+        while not self._ended.wait(LOOK_S):
+            try:
+                connection = connection or connect(self.settings, "chaos progress")
+                self._look(connection)
+            except (psycopg.Error, DatabaseUnavailable):
+                if connection is not None:
+                    connection.close()
+                    connection = None
+        if connection is not None:
+            connection.close()
+
+    def _look(self, connection: Connection) -> None:
+        self.places = self._looked(connection, "core", self.places)
+        self.policies = {agent: self._looked(connection, agent, places) for agent, places in self.policies.items()}
+        self.looks += 1
+
+    def _looked(self, connection: Connection, agent: str, before: list[Place]) -> list[Place]:
+        now = places_in(connection, agent)
+        for partition, (was, place) in enumerate(zip(before, now, strict=bool(now))):
+            if place[:2] < was[:2] or place.epoch < was.epoch or place.command_offset < was.command_offset:
+                self.violations.append(f"I9: the position of {agent}, {partition}, went from {was} to {place}")
+        return now or before

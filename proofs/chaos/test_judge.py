@@ -21,8 +21,7 @@ from proofs.bank_oracle import Place
 from proofs.chaos.judge import Judge
 from proofs.chaos.ledger import Key, Ledger, Sent
 from proofs.chaos.policy_judge import PolicyJudge
-from proofs.chaos.progress import Progress
-from proofs.chaos.tail import Tail
+from proofs.chaos.tail import Progress, Tail
 from tests.engine import spine
 from tests.engine.api.api import agent
 from tests.engine.log import commit, opening
