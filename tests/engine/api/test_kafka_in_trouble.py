@@ -137,6 +137,7 @@ def test_commands_wait_for_a_broker_that_is_silent_for_a_moment_and_are_refused_
             until(lambda: not looks.kafka_answered, "a look has failed")
             waiting = pool.submit(api.open, "meanwhile")
             wait([waiting], REFUSED_WITHIN_S)
+            until(lambda: waiting.done() or len(api.services.appender._producer.now) > 0, "it is under way")
             monkeypatch.setattr(stores, "PATIENCE_S", 0.0)
             until(lambda: "kafka" in looks.failures, "it is told")
             refused = api.open("refused")

@@ -43,7 +43,7 @@ from infra.testing.fixtures import SEED, Samefold, dev_env
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.build_locks import release, try_claim
 from projections.engine.rebuild.builds import abandon_dead, begin, builds_of
-from projections.engine.rebuild.rebuild import rebuild
+from projections.engine.rebuild.rebuild import go_to, rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views, code_set
 from spark_jobs.engine import Spark
@@ -581,6 +581,22 @@ def test_an_agent_goes_on_in_the_archive_and_then_in_kafka(bank: Bookkeeper, tmp
         bank.life(ACCOUNTS, 1)
         until(lambda: position() == end + len(ACCOUNTS), "and what comes")
         assert not running.says("Traceback")
+    assert verify(world, all_views()).differences == 0
+
+
+@pytest.mark.slow
+def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
+    world = bank.world
+    rebuild(world, ["balances", "statement"], all_views())
+    bank.life(ACCOUNTS, 8)
+    archive_log(world)
+    delete_all(world)
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    back = go_to(world, ["balances", "statement"], all_views())
+    states = {"streams_accounts": "streams_accounts_v3"}
+    assert back.tables == {"balances": "balances_v2", "statement": "statement_v2"} | states
+    assert back.commits == 10 * len(ACCOUNTS)
     assert verify(world, all_views()).differences == 0
 
 

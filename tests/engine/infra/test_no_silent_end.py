@@ -143,13 +143,14 @@ def test_a_callback_that_raises_is_told_and_what_a_connection_says_is_not() -> N
 
 
 @pytest.mark.slow
-def test_a_handler_that_waits_for_kafka_ends_cleanly() -> None:
-    """Nothing listens on port 9. That an agent does too: test_agent.py."""
+@pytest.mark.parametrize("module", [HANDLER, AGENT])
+def test_a_process_that_waits_for_kafka_ends_cleanly(module: str) -> None:
+    """Nothing listens on port 9."""
     nowhere = {
         "SAMEFOLD_KAFKA_BOOTSTRAP": "127.0.0.1:9",
         "SAMEFOLD_DATABASE_URL": "postgresql://nobody@127.0.0.1:9/none",
     }
-    command = [sys.executable, "-m", HANDLER, "--name", "waiting"]
+    command = [sys.executable, "-m", module, "--name", "waiting"]
     with subprocess.Popen(command, env=os.environ | nowhere, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

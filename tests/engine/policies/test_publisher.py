@@ -26,7 +26,7 @@ from infra.observability.metrics import REGISTRY
 from infra.processes.faultpoints import PUBLISHER
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
-from infra.testing.waiting import until
+from infra.testing.waiting import SLOWNESS, until
 from policies.engine.policy import BadPolicy
 from policies.engine.public_schema import asyncapi, publication, publication_of
 from policies.engine.publisher import Publisher
@@ -53,8 +53,8 @@ BRIEF = f"import infra.log.clients\ninfra.log.clients.TRANSACTION_MS = {BRIEF_S 
 
 @pytest.fixture
 def world(world: Settings) -> Settings:
-    """Its groups forget a killed member soon."""
-    return world.model_copy(update={"session_timeout_ms": 1_000})
+    """Its groups forget a killed member soon, and none that is only slow."""
+    return world.model_copy(update={"session_timeout_ms": int(1_500 * SLOWNESS)})
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Lock
 from urllib.parse import unquote
 
 from standardwebhooks.webhooks import Webhook
@@ -22,6 +23,7 @@ from standardwebhooks.webhooks import Webhook
 LONG_S = 120.0
 MOODS = ("status/500", "ok", "status/503", "crash", "reset", "ok", "never", "trickle")
 """Of a moody endpoint, one after the other."""
+ONE_BY_ONE = Lock()
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -34,12 +36,13 @@ class Receiver(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         mood = self.path.partition("?")[0].removeprefix("/")
         name, _, mood = mood.partition("/")
-        if mood == "moody":
-            known = self.journal.read_bytes().count(b"\n") if self.journal.exists() else 0
-            mood = MOODS[known % len(MOODS)]
-        if mood == "hasty" and random.random() < 0.3:
-            mood = "status/500"
-        self._process(name, mood, body)
+        with ONE_BY_ONE:  # or two at once would have the same mood, and the next one nobody
+            if mood == "moody":
+                known = self.journal.read_bytes().count(b"\n") if self.journal.exists() else 0
+                mood = MOODS[known % len(MOODS)]
+            if mood == "hasty" and random.random() < 0.3:
+                mood = "status/500"
+            self._process(name, mood, body)
         getattr(self, f"_{mood.partition('/')[0]}", self._ok)(mood.partition("/")[2])
 
     def do_GET(self) -> None:

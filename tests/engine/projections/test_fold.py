@@ -113,6 +113,16 @@ def test_at_tells_where_an_event_stands() -> None:
     assert at.time.isoformat() == "1970-01-01T00:00:02+00:00"
 
 
+def test_a_view_that_does_not_subscribe_is_not_decoded_for() -> None:
+    source = PURSES.replace("event: Filled | Spent", "event: Filled")
+    some = views(purses=source)
+    del some["streams_purse"]
+    plan = plan_of(some)
+    unreadable = EventRecord("Spent", msgspec.Raw(b'"no such body"'))
+    batch = decode(plan, 0, history(("a", [filled(5), unreadable, filled(1)])))
+    assert [item.at.version for item in batch.items] == [1, 3]
+
+
 def test_rows_asked_for_are_those_not_held() -> None:
     plan = plan_of(views(purses=PURSES, moves=MOVES))
     held = Held(plan)

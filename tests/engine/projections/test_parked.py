@@ -5,7 +5,7 @@ Parked streams: replayed in order with corrected code, or dropped for good; noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from infra.database.connect import connect
 from infra.settings import Settings
 from projections.engine.operate.replaying import NotParked, _Replay, drop, replay
 from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.store.commit import BatchResult, Fate
 from projections.engine.store.parking import parked_streams
 from projections.engine.verify.verify import NotLive, verify
 from projections.engine.views.view import View
@@ -24,6 +25,7 @@ from tests.engine.projections.bankviews import (
     CORRECTED,
     PARKING,
     STILL_BROKEN,
+    a_batch_around,
     build_states,
     make_tables,
     parking,
@@ -122,6 +124,17 @@ def test_a_drop_leaves_one_event_out_for_good_and_replays_the_rest(bank: Bookkee
     for name in KINDS:
         assert rows(world, f"{name}_v1_r2") == rows(world, f"{name}_v1"), "a later build honours the skips"
         _as_if_never_parked(world, name, parking(CORRECTED))
+
+
+@pytest.mark.parametrize("act", [replay, drop])
+def test_an_agent_that_holds_the_stream_parked_is_fenced(bank: Bookkeeper, act: Callable[..., object]) -> None:
+    world, views = bank.world, parking(CORRECTED)
+    bank.commit("1", deposited(7))
+    bank.flush()
+    fate = a_batch_around(world, views, lambda: [act(world, views[name], "accounts/1") for name in KINDS])
+    assert fate == BatchResult(Fate.FENCED)
+    fold_all(world, views)
+    assert verify(world, views).differences == 0
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""make test + test-all + prove: files only; other tools take longer, the one that reads all licences most.
+"""make test + test-all: files only; other tools take longer.
 
 What a service is made of is written down, and "no vulnerability is known" is said only where that was asked and answered."""
 
@@ -46,7 +46,7 @@ def test_the_page_names_each_jar_that_is_not_under_apaches_licence() -> None:
     assert dict(re.findall(r"^\| `([\w-]+)\.jar` \| ([^|]+) \|$", page, re.MULTILINE)) == others
 
 
-@pytest.mark.prove(part="new-services")
+@pytest.mark.slow
 def test_the_sbom_names_each_package_and_jar_with_hashes_and_licence(tmp_path: Path) -> None:
     written = tmp_path / "sbom.cdx.json"
     command = [sys.executable, "-m", "infra.dev.sbom", str(written)]
