@@ -29,8 +29,7 @@ def test_each_program_has_a_row_in_the_table_that_stays(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTEST_ADDOPTS", "proofs/test_prove.py")  # not all tests are collected
-    removed = prove.Program("proofs.removed_from_this_clone", "")
-    monkeypatch.setattr(prove, "PROGRAMS", {"some": [prove.Program("a_search", r"\d+ walks"), removed]})
+    monkeypatch.setattr(prove, "PROGRAMS", {"some": {"a_search": r"\d+ walks", "proofs.removed_from_this_clone": ""}})
     monkeypatch.setattr("sys.argv", ["proofs", "some", *arguments, "--seed", "7", "--report", str(tmp_path)])
     assert prove.main() == code
     rows = [line.split(" | ") for line in capfd.readouterr().out.splitlines() if line.startswith("| some |")]
