@@ -268,22 +268,9 @@ class _View:
                 self.parked[at.stream] = Parked(self.name, at.stream, at.partition, at.offset, at.version)
             else:
                 self.stops[at.partition] = Stop(at.stream, at.version, at.offset)
-            self._count(event, "refused")
         else:
             self.reached[f"{self.spec.letter} {event.act}"] += 1
-            self._count(event, "kept")
-
-    def _count(self, event: Any, what: str) -> None:
-        for place, column in enumerate(self.spec.columns):
-            kind, number = column.type, event.picks[place % len(event.picks)]
-            if number < 0 and kind.bad:
-                self.reached[f"{what} {column.annotation} not {(-number - 1) % len(kind.bad)}"] += 1
-            elif what == "kept":
-                self.reached[f"{column.annotation} {number % (len(kind.good) + column.optional)}"] += 1
-        for column, number in zip(self.spec.keys, event.keys, strict=False):
-            kind = column.type
-            if number >= 0 and what == "kept":
-                self.reached[f"{column.annotation} {number % len(kind.good)}"] += 1
+            self.reached.update(f"kept {column.annotation}" for column in (*self.spec.keys, *self.spec.columns))
 
     def _apply(self, at: At, event: Any, after: Any) -> None:
         keys = made.keys([column.type for column in self.spec.keys], event)
