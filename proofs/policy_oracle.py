@@ -63,8 +63,9 @@ class Command(NamedTuple):
     fills: bool = False
 
     @property
-    def columns(self) -> tuple[str, str, str | None]:
-        return self.type, _json(self.body), None if self.fills else _fingerprint(self.type, self.body)
+    def columns(self) -> dict[str, str | None]:
+        fingerprint = None if self.fills else _fingerprint(self.type, self.body)
+        return {"type": self.type, "body": _json(self.body), "fingerprint": fingerprint}
 
 
 class Wish(NamedTuple):
@@ -116,7 +117,7 @@ class Wishes:
         ident = commit["command_id"]
         if ident.startswith(f"{self.policy}~"):
             self._put(
-                self.rows.get(ident, Row(ident, self.policy))._replace(
+                self._row(ident)._replace(
                     outcome=commit["outcome"],
                     refusal=(commit["reason"] or {}).get("code"),
                     outcome_depth=commit.get("depth", 0),
@@ -130,31 +131,28 @@ class Wishes:
 
     def _wished(self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish) -> None:
         ident = id_of(self.policy, at.stream, at.version, number)
-        then, otherwise = (one.columns if one else (None,) * 3 for one in (wish.then, wish.otherwise))
-        self._put(
-            self.rows.get(ident, Row(ident, self.policy))._replace(
-                kind="send",
-                partition=at.partition,
-                stream=at.stream,
-                version=at.version,
-                number=number,
-                target=wish.target,
-                type=wish.type,
-                body=_json(wish.body),
-                fingerprint=_fingerprint(wish.type, wish.body),
-                due=time_ms + wish.after_ms if wish.after_ms else None,
-                depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
-                correlation_id=commit.get("correlation_id", commit["command_id"]),
-                causation_id=commit["command_id"],
-                wished_at=time_ms,
-                then_type=then[0],
-                then_body=then[1],
-                then_fingerprint=then[2],
-                otherwise_type=otherwise[0],
-                otherwise_body=otherwise[1],
-                otherwise_fingerprint=otherwise[2],
-            )
+        columns: dict[str, Any] = {
+            f"{half}_{name}": value
+            for half, command in (("then", wish.then), ("otherwise", wish.otherwise))
+            for name, value in (command.columns if command else {}).items()
+        }
+        columns |= {
+            "kind": "send",
+            "partition": at.partition,
+            "stream": at.stream,
+            "version": at.version,
+            "number": number,
+        }
+        columns |= {"target": wish.target, **Command(wish.type, wish.body).columns, "wished_at": time_ms}
+        columns |= (
+            {"due": time_ms + wish.after_ms, "depth": 0} if wish.after_ms else {"depth": commit.get("depth", 0) + 1}
         )
+        cause = commit["command_id"]
+        columns |= {"correlation_id": commit.get("correlation_id", cause), "causation_id": cause}
+        self._put(self._row(ident)._replace(**columns))
+
+    def _row(self, ident: str) -> Row:
+        return self.rows.get(ident, Row(ident, self.policy))
 
     def _put(self, row: Row) -> None:
         """Keep the row; or, if both halves are there, what follows."""
@@ -172,23 +170,10 @@ class Wishes:
         if fingerprint is None:
             body = _json(json.loads(body) | {"refusal": row.refusal})
         ident = f"{row.id}~{half}"
-        self._put(
-            self.rows.get(ident, Row(ident, self.policy))._replace(
-                kind="send",
-                partition=row.partition,
-                stream=row.stream,
-                version=row.version,
-                number=row.number,
-                target=row.stream,
-                type=kind,
-                body=body,
-                fingerprint=fingerprint,
-                depth=(row.outcome_depth or 0) + 1,
-                correlation_id=row.correlation_id,
-                causation_id=row.id,
-                wished_at=row.wished_at,
-            )
-        )
+        columns = {"target": row.stream, "type": kind, "body": body, "fingerprint": fingerprint}
+        columns |= {"depth": (row.outcome_depth or 0) + 1, "causation_id": row.id}
+        kept = ("kind", "partition", "stream", "version", "number", "correlation_id", "wished_at")
+        self._put(self._row(ident)._replace(**columns, **{name: getattr(row, name) for name in kept}))
 
 
 def id_of(policy: str, stream: str, version: int, number: int) -> str:

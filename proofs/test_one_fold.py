@@ -40,7 +40,7 @@ from proofs.one_fold.values import COLUMNS, SUMS
 from proofs.patches import Edit, edited
 
 NUMBER = 314159
-HISTORIES = 20
+HISTORIES = 12
 MORE = 100
 
 

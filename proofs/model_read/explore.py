@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from random import Random
 
-from proofs.checker import Found, Mutant, Violation, shrunk
+from proofs.checker import Mutant, Violation, smallest
 from proofs.model_read.database import State
 from proofs.model_read.play import Chooser, Replay
 from proofs.model_read.scenarios import Scenario
@@ -143,16 +143,13 @@ class Tried:
         self.schedules += 1
         self.steps += len(done.story)
         self.commits += done.commits
-        if done.violation is None:
-            return
-        promise = done.violation.promise
-
-        def fails(choices: list[str]) -> bool:
-            broken = run(scenario, Replay(choices), mutant).violation
-            return broken is not None and broken.promise == promise
-
-        choices = shrunk(done.choices, fails)
-        raise Found(scenario.name, run(scenario, Replay(choices), mutant).violation or done.violation, choices)
+        if done.violation is not None:
+            raise smallest(
+                scenario.name,
+                done.violation,
+                done.choices,
+                lambda choices: run(scenario, Replay(choices), mutant).violation,
+            )
 
 
 def search(
