@@ -62,11 +62,6 @@ class Command(NamedTuple):
     body: Mapping[str, Any] = {}
     fills: bool = False
 
-    @property
-    def columns(self) -> dict[str, str | None]:
-        fingerprint = None if self.fills else _fingerprint(self.type, self.body)
-        return {"type": self.type, "body": _json(self.body), "fingerprint": fingerprint}
-
 
 class Wish(NamedTuple):
     """What a policy yields."""
@@ -131,25 +126,22 @@ class Wishes:
 
     def _wished(self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish) -> None:
         ident = id_of(self.policy, at.stream, at.version, number)
-        columns: dict[str, Any] = {
-            f"{half}_{name}": value
-            for half, command in (("then", wish.then), ("otherwise", wish.otherwise))
-            for name, value in (command.columns if command else {}).items()
-        }
-        columns |= {
-            "kind": "send",
-            "partition": at.partition,
-            "stream": at.stream,
-            "version": at.version,
-            "number": number,
-        }
-        columns |= {"target": wish.target, **Command(wish.type, wish.body).columns, "wished_at": time_ms}
-        columns |= (
-            {"due": time_ms + wish.after_ms, "depth": 0} if wish.after_ms else {"depth": commit.get("depth", 0) + 1}
+        self._put(
+            self._row(ident)._replace(
+                kind="send",
+                number=number,
+                target=wish.target,
+                due=time_ms + wish.after_ms if wish.after_ms else None,
+                depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
+                correlation_id=commit.get("correlation_id", commit["command_id"]),
+                causation_id=commit["command_id"],
+                wished_at=time_ms,
+                **{name: getattr(at, name) for name in ("partition", "stream", "version")},
+                **_columns("", Command(wish.type, wish.body)),
+                **_columns("then_", wish.then),
+                **_columns("otherwise_", wish.otherwise),
+            )
         )
-        cause = commit["command_id"]
-        columns |= {"correlation_id": commit.get("correlation_id", cause), "causation_id": cause}
-        self._put(self._row(ident)._replace(**columns))
 
     def _row(self, ident: str) -> Row:
         return self.rows.get(ident, Row(ident, self.policy))
@@ -174,6 +166,13 @@ class Wishes:
         columns |= {"depth": (row.outcome_depth or 0) + 1, "causation_id": row.id}
         kept = ("kind", "partition", "stream", "version", "number", "correlation_id", "wished_at")
         self._put(self._row(ident)._replace(**columns, **{name: getattr(row, name) for name in kept}))
+
+
+def _columns(prefix: str, command: Command | None) -> dict[str, Any]:
+    if command is None:
+        return {}
+    fingerprint = None if command.fills else _fingerprint(command.type, command.body)
+    return {f"{prefix}type": command.type, f"{prefix}body": _json(command.body), f"{prefix}fingerprint": fingerprint}
 
 
 def id_of(policy: str, stream: str, version: int, number: int) -> str:

@@ -138,7 +138,6 @@ def main() -> int:
         finally:
             stack.down()
     print("\nreached:", *(f"  {count:6} {what}" for what, count in sorted(total.reached.items())), sep="\n")
-    print("\nms:", *(f"  {count:6} {what}" for what, count in sorted(total.milliseconds.items())), sep="\n")
     print("\ndifferences:", *(f"  {one}" for one in total.differences[:200]), sep="\n")
     return 1 if total.differences else 0
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -30,7 +29,8 @@ _numbers = count(1)
 
 
 class Places:
-    """`make(logs)` gives settings with the log written into a topic of its own, and an empty database."""
+    """`make(logs)` gives settings with the log written into a topic of its own, and an empty database. `name` is that of the
+    database from which the others are made."""
 
     def __init__(self, stack: Stack, name: str, views: Mapping[str, View]) -> None:
         self.stack = stack
@@ -63,7 +63,7 @@ class Places:
         self._databases.append(name)
         return place.model_copy(update={"database_url": SecretStr(self.stack.postgres.url(name))})
 
-    def clear(self) -> None:
+    def close(self) -> None:
         while self._databases:
             self._admin(sql.SQL("drop database {} with (force)"), self._databases.pop())
 
@@ -140,13 +140,3 @@ def parked_of(place: Settings, tables: Iterable[str]) -> set[Parked]:
 def live_tables(place: Settings) -> dict[str, str]:
     with connect(place, "test") as db:
         return dict(db.execute("select view, table_name from live").fetchall())
-
-
-@contextmanager
-def places(stack: Stack, name: str, views: Mapping[str, View]) -> Iterator[Places]:
-    """`name` is that of the database from which the others are made."""
-    made = Places(stack, name, views)
-    try:
-        yield made
-    finally:
-        made.clear()

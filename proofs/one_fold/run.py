@@ -12,10 +12,9 @@ import os
 import pickle
 import random
 import re
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from proofs.one_fold.expect import Found, Result, Skip, differences, expect, fou
 from proofs.one_fold.folding import live
 from proofs.one_fold.generate import HistorySpec, context_name, view_name
 from proofs.one_fold.histories import history
-from proofs.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, rows_of, write_skips
+from proofs.one_fold.places import Places, live_tables, parked_of, places_of, read_log, rows_of, write_skips
 from spark_jobs.engine import Spark
 
 PARTITIONS = 3
@@ -127,7 +126,6 @@ class Folding:
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """What is raised in here is a difference, of the history that it names."""
-        began = time.monotonic()
         try:
             yield
         except Exception as error:
@@ -138,8 +136,6 @@ class Folding:
             self.report.differences.append(
                 (int(found[1]) if found else None, f"{name}: raised", short(f"{text} {trace}"))
             )
-        finally:
-            self.report.milliseconds[name] += int(1000 * (time.monotonic() - began))
 
     def add(self, step: str, lines: Sequence[str]) -> None:
         for line in lines:
@@ -328,7 +324,7 @@ def main() -> None:
     report = Found()
     folding = Folding(specs, random.Random(asked.seed), report)
     name = "fold_" + re.sub(r"\W", "_", asked.seed)
-    with places(Stack(asked.stack), name, folding.views) as ground:
+    with closing(Places(Stack(asked.stack), name, folding.views)) as ground:
         if asked.spark:
             with on_spark(asked.folder) as spark:
                 folding.run(ground, spark)
