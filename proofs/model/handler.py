@@ -81,10 +81,10 @@ class Handler:
 
     def choices(self, world: World) -> list[str]:
         found: list[str] = []
-        confirms = not self.call and self.timer == "confirm"
-        if (self.call or self.timer) and (world.openings > 0 or not self._opens_next()):
-            if not confirms or world.assignee == self.name:
-                found.append(f"go {self.name}")
+        may_open = world.openings > 0 or not self._opens_next()
+        may_act = self.call or (self.timer and (self.timer != "confirm" or world.assignee == self.name))
+        if may_open and may_act:
+            found.append(f"go {self.name}")
         if self.reports and self.reports[0].came:
             found.append(f"hears {self.name}")
         if not self.call and not self.timer and self.writer.phase is Phase.SERVING:
