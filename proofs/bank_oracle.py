@@ -174,9 +174,8 @@ class Bank:
         if (stream, command) in self.rows["command_outcomes"]:
             self.wrong("A", partition, offset, f"{(stream, command)} counts a second time")
         if commit["version"] != account.version + len(commit["events"]):
-            self.wrong(
-                "B", partition, offset, f"{stream} is at version {account.version}, the commit has {commit['version']}"
-            )
+            what = f"{stream} is at version {account.version}, the commit has {commit['version']}"
+            self.wrong("B", partition, offset, what)
         self.decided(partition, offset, commit, account)
         self.put("command_outcomes", (stream, command), outcome_row(commit, time, partition))
         for event in commit["events"]:
@@ -226,13 +225,8 @@ class Bank:
             account.holds.pop(data["hold"], None)
         elif data.get("hold"):
             account.holds[data["hold"]] = data["cents"]
-        state = {
-            "status": account.status,
-            "balance": account.balance,
-            "overdraft_limit": account.limit,
-            "holds": dict(account.holds),
-            "owner": account.owner,
-        }
+        state = {"status": account.status, "balance": account.balance, "overdraft_limit": account.limit}
+        state |= {"holds": dict(account.holds), "owner": account.owner}
         self.put("streams_accounts", (at.stream,), (at.stream, at.version, state, at.partition))
         if kind == "HoldReleased":
             return

@@ -1,8 +1,7 @@
 """What the two model checkers have in common: mutants and their traces, how a schedule is made smaller, one command line.
 
     python -m proofs.model|proofs.model_read --minutes 10 --seed 1     large worlds and random schedules
-    python -m proofs.model|proofs.model_read --table                   promise → check → guarantees switched off, and noticed
-    python -m proofs.model|proofs.model_read --traces                  search for the trace of each mutant again, and store it
+    python -m proofs.model|proofs.model_read --traces                  search for the trace of each mutant again
 
 The last line of a long run says that every promise was kept, or a line begins with FOUND, and the exit code is 1. A choice is a few
 words; `name*9` is nine in a row. A mutant's block in a `mutants.txt` (`proofs/patches.py`) says in which `world` it is tried, which
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -66,8 +65,6 @@ class Mutant(Patch):
 
 class Checker(NamedTuple):
     name: str
-    promises: Mapping[str, tuple[str, str]]
-    """In words, and where each is checked."""
     mutants: Path
     replayed: Callable[[Mutant, bool], Violation | None]
     """What the mutant's choices break in its world; or without the mutant, if that is not in force."""
@@ -94,13 +91,10 @@ def main(checker: Checker) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {checker.name}", description="Promises under a model checker.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--table", action="store_true", help="promise, check, mutants killed, as Markdown")
-    parser.add_argument("--traces", action="store_true", help="search for each mutant's trace and store it")
+    parser.add_argument("--traces", action="store_true", help="search for each mutant's trace and print it")
     arguments = parser.parse_args()
-    if arguments.table:
-        return table(checker)
     if arguments.traces:
-        return store_traces(checker)
+        return print_traces(checker)
     print(f"seed {arguments.seed}, {arguments.minutes:g} minutes", flush=True)
     try:
         seen = checker.attack(60 * arguments.minutes, arguments.seed)
@@ -111,44 +105,16 @@ def main(checker: Checker) -> int:
     return 0
 
 
-def table(checker: Checker) -> int:
-    """Print what is promised, where that is checked, and the mutants that break it, each by choices that the real code passes."""
-    killed: dict[str, list[str]] = {promise: [] for promise in checker.promises}
-    survivors = []
+def print_traces(checker: Checker) -> int:
+    """As they stand in the file; of a mutant for which none is found, the stored one is still as good as any."""
+    survivors = 0
     for name, mutant in mutants_in(checker.mutants).items():
-        if is_killed(checker, mutant):
-            killed[mutant.promise].append(name)
-        elif mutant.promise:
-            survivors.append(name)
-    print("| promise | checked at | guarantees switched off, each noticed |\n|---|---|---|")
-    for promise, (words, check) in checker.promises.items():
-        print(f"| {words} | {check} | {'; '.join(killed[promise])} |")
-    print(*(f"SURVIVED: {name}" for name in survivors), sep="\n")
-    return int(bool(survivors))
-
-
-def store_traces(checker: Checker) -> int:
-    """Of a mutant for which none is found, the stored one stays."""
-    found = {}
-    mutants = {name: mutant for name, mutant in mutants_in(checker.mutants).items() if mutant.promise}
-    for name, mutant in mutants.items():
-        if one := checker.find(mutant):
-            found[name] = one
-        print(f"{name}: {folded(one.choices) if one else 'SURVIVED'}", flush=True)
-    checker.mutants.write_text("\n".join(_stored(checker.mutants.read_text().splitlines(), found)) + "\n")
-    return int(len(found) < len(mutants))
-
-
-def _stored(lines: Iterable[str], found: Mapping[str, Found]) -> Iterator[str]:
-    name = ""
-    for line in lines:
-        name = line.removeprefix("== ") if line.startswith("== ") else name
-        if name not in found or not line.startswith(("breaks: ", "by: ")):
-            yield line
-        elif line.startswith("breaks: "):
-            yield f"breaks: {found[name].violation.promise}"
-            if found[name].choices:
-                yield f"by: {folded(found[name].choices)}"
+        if mutant.promise:
+            found = checker.find(mutant)
+            survivors += found is None
+            trace = f"breaks: {found.violation.promise}\nby: {folded(found.choices)}" if found else "SURVIVED"
+            print(f"== {name}\n{trace}", flush=True)
+    return int(survivors > 0)
 
 
 # ── choices ──
@@ -167,7 +133,20 @@ def unfolded(text: str) -> list[str]:
     return choices
 
 
-def shrunk(choices: list[str], fails: Callable[[list[str]], bool]) -> list[str]:
+def smallest(
+    world: str, violation: Violation, choices: list[str], replayed: Callable[[list[str]], Violation | None]
+) -> Found:
+    """The same promise broken by fewer choices: no single one of them can be left out."""
+
+    def fails(fewer: list[str]) -> bool:
+        broken = replayed(fewer)
+        return broken is not None and broken.promise == violation.promise
+
+    choices = _shrunk(choices, fails)
+    return Found(world, replayed(choices) or violation, choices)
+
+
+def _shrunk(choices: list[str], fails: Callable[[list[str]], bool]) -> list[str]:
     """A list from which no single choice can be left out without making it pass."""
     size = len(choices)
     while size:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, Self, TypeVar
 
-from proofs.checker import Found, Violation, shrunk
+from proofs.checker import Found, Violation, smallest
 
 
 class World(Protocol):
@@ -102,10 +102,8 @@ def _choices(path: Path | None) -> list[str]:
     return choices[::-1]
 
 
-def walk(
-    name: str, first: W, random: Random, steps: int, weight: Callable[[str], float] = lambda _choice: 1
-) -> list[str]:
-    """A way by chance, to where all must end well: its choices. Raises Found, with as few choices as do."""
+def walk(name: str, first: W, random: Random, steps: int, weight: Callable[[str], float] = lambda _choice: 1) -> None:
+    """A way by chance, to where all must end well. Raises Found, with as few choices as do."""
     choices: list[str] = []
     world = first
     try:
@@ -114,19 +112,7 @@ def walk(
             world = world.after(choices[-1])
         world.settle()
     except Violation as violation:
-        raise smallest(name, first, Found(name, violation, choices)) from violation
-    return choices
-
-
-def smallest(name: str, first: W, found: Found) -> Found:
-    """The same promise broken by fewer choices: no single one of them can be left out."""
-
-    def fails(choices: list[str]) -> bool:
-        broken = retraced(first, choices)
-        return broken is not None and broken.promise == found.violation.promise
-
-    choices = shrunk(found.choices, fails)
-    return Found(name, retraced(first, choices) or found.violation, choices)
+        raise smallest(name, violation, choices, lambda fewer: retraced(first, fewer)) from violation
 
 
 def retraced(

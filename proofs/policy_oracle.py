@@ -62,10 +62,6 @@ class Command(NamedTuple):
     body: Mapping[str, Any] = {}
     fills: bool = False
 
-    @property
-    def columns(self) -> tuple[str, str, str | None]:
-        return self.type, _json(self.body), None if self.fills else _fingerprint(self.type, self.body)
-
 
 class Wish(NamedTuple):
     """What a policy yields."""
@@ -116,11 +112,12 @@ class Wishes:
         ident = commit["command_id"]
         if ident.startswith(f"{self.policy}~"):
             self._put(
-                ident,
-                outcome=commit["outcome"],
-                refusal=(commit["reason"] or {}).get("code"),
-                outcome_depth=commit.get("depth", 0),
-                outcome_fingerprint=f"{commit['fingerprint']} {commit['stream']}",
+                self._row(ident)._replace(
+                    outcome=commit["outcome"],
+                    refusal=(commit["reason"] or {}).get("code"),
+                    outcome_depth=commit.get("depth", 0),
+                    outcome_fingerprint=f"{commit['fingerprint']} {commit['stream']}",
+                )
             )
 
     def reaction(self, at: Event) -> Iterator[Wish]:
@@ -128,32 +125,29 @@ class Wishes:
         return _reaction(self.policy, at.stream, at.type, at.data)
 
     def _wished(self, commit: Mapping[str, Any], time_ms: int, at: Event, number: int, wish: Wish) -> None:
-        halves: dict[str, Any] = {}
-        for half, command in (("then", wish.then), ("otherwise", wish.otherwise)):
-            names = (f"{half}_type", f"{half}_body", f"{half}_fingerprint")
-            halves |= dict(zip(names, command.columns if command else (None,) * 3, strict=True))
+        ident = id_of(self.policy, at.stream, at.version, number)
         self._put(
-            id_of(self.policy, at.stream, at.version, number),
-            kind="send",
-            partition=at.partition,
-            stream=at.stream,
-            version=at.version,
-            number=number,
-            target=wish.target,
-            type=wish.type,
-            body=_json(wish.body),
-            fingerprint=_fingerprint(wish.type, wish.body),
-            due=time_ms + wish.after_ms if wish.after_ms else None,
-            depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
-            correlation_id=commit.get("correlation_id", commit["command_id"]),
-            causation_id=commit["command_id"],
-            wished_at=time_ms,
-            **halves,
+            self._row(ident)._replace(
+                kind="send",
+                number=number,
+                target=wish.target,
+                due=time_ms + wish.after_ms if wish.after_ms else None,
+                depth=0 if wish.after_ms else commit.get("depth", 0) + 1,
+                correlation_id=commit.get("correlation_id", commit["command_id"]),
+                causation_id=commit["command_id"],
+                wished_at=time_ms,
+                **{name: getattr(at, name) for name in ("partition", "stream", "version")},
+                **_columns("", Command(wish.type, wish.body)),
+                **_columns("then_", wish.then),
+                **_columns("otherwise_", wish.otherwise),
+            )
         )
 
-    def _put(self, ident: str, **columns: Any) -> None:
-        """Keep the row with these columns; or, if both halves are there, what follows."""
-        row = self.rows.get(ident, Row(ident, self.policy))._replace(**columns)
+    def _row(self, ident: str) -> Row:
+        return self.rows.get(ident, Row(ident, self.policy))
+
+    def _put(self, row: Row) -> None:
+        """Keep the row; or, if both halves are there, what follows."""
         if row.kind:
             self.made[row.id] = (row.target or "", row.type or "", row.body or "")
         same = row.fingerprint is None or f"{row.fingerprint} {row.target}" == row.outcome_fingerprint
@@ -167,17 +161,18 @@ class Wishes:
             return
         if fingerprint is None:
             body = _json(json.loads(body) | {"refusal": row.refusal})
-        wished = ("kind", "partition", "stream", "version", "number", "correlation_id", "wished_at")
-        self._put(
-            f"{row.id}~{half}",
-            target=row.stream,
-            type=kind,
-            body=body,
-            fingerprint=fingerprint,
-            depth=(row.outcome_depth or 0) + 1,
-            causation_id=row.id,
-            **{name: getattr(row, name) for name in wished},
-        )
+        ident = f"{row.id}~{half}"
+        columns = {"target": row.stream, "type": kind, "body": body, "fingerprint": fingerprint}
+        columns |= {"depth": (row.outcome_depth or 0) + 1, "causation_id": row.id}
+        kept = ("kind", "partition", "stream", "version", "number", "correlation_id", "wished_at")
+        self._put(self._row(ident)._replace(**columns, **{name: getattr(row, name) for name in kept}))
+
+
+def _columns(prefix: str, command: Command | None) -> dict[str, Any]:
+    if command is None:
+        return {}
+    fingerprint = None if command.fills else _fingerprint(command.type, command.body)
+    return {f"{prefix}type": command.type, f"{prefix}body": _json(command.body), f"{prefix}fingerprint": fingerprint}
 
 
 def id_of(policy: str, stream: str, version: int, number: int) -> str:

@@ -81,11 +81,10 @@ class Handler:
 
     def choices(self, world: World) -> list[str]:
         found: list[str] = []
-        if self.call or self.timer:
-            if self._opens_next() and world.openings <= 0:
-                pass
-            elif self.call or self.timer != "confirm" or world.assignee == self.name:
-                found.append(f"go {self.name}")
+        may_open = world.openings > 0 or not self._opens_next()
+        may_act = self.call or (self.timer and (self.timer != "confirm" or world.assignee == self.name))
+        if may_open and may_act:
+            found.append(f"go {self.name}")
         if self.reports and self.reports[0].came:
             found.append(f"hears {self.name}")
         if not self.call and not self.timer and self.writer.phase is Phase.SERVING:
@@ -219,14 +218,10 @@ class Handler:
                 case ReadLog(start, stop):
                     action = self._read(world, start, stop)
                 case Serve(offset):
-                    for other in world.handlers.values():
-                        if other.name != self.name and (other.writer.phase, other.writer.epoch) == (
-                            writer.phase,
-                            writer.epoch,
-                        ):
-                            world.setting.broken(
-                                "4", f"{other.name} and {self.name} serve in one epoch, {writer.epoch}"
-                            )
+                    others = [handler for handler in world.handlers.values() if handler.name != self.name]
+                    serves = (writer.phase, writer.epoch)
+                    if too := [h.name for h in others if (h.writer.phase, h.writer.epoch) == serves]:
+                        world.setting.broken("4", f"{too[0]} and {self.name} serve in one epoch, {writer.epoch}")
                     last = world.log.truth[writer.epoch + 1].reading.command_offset
                     if offset != last + 1:
                         world.setting.broken("8", f"{self.name} wants command {offset}, the last that counts is {last}")

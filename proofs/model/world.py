@@ -47,13 +47,10 @@ class World:
         self.promised: frozenset[tuple[str, int]] = frozenset()
         """(stream, version) of those that were accepted: a client that saw one and then reads finds at least that version."""
         self.group_offset = 0
-        self.faults, self.births, self.openings = (
-            setting.bounds.faults,
-            setting.bounds.births - 1,
-            setting.bounds.openings,
-        )
-        if setting.bounds.prologue:
-            self._prologue(setting.bounds.prologue)
+        bounds = setting.bounds
+        self.faults, self.births, self.openings = bounds.faults, bounds.births - 1, bounds.openings
+        if bounds.prologue:
+            self._prologue(bounds.prologue)
         self.born()
 
     def copy(self) -> World:
@@ -69,34 +66,15 @@ class World:
         waiting = {(name, report.token) for name, h in self.handlers.items() for report in h.reports}
         # a commit of a fenced epoch is void wherever it lands
         current = self.log.truth[-1].reading.epoch if self.setting.alike else 0
-        flights = [
-            hash(
-                (
-                    b"" if 0 <= f.epoch < current else f.value,
-                    f.bend,
-                    number[f.owner] if self.in_line(f) else -1,
-                    (f.owner, f.token) in waiting,
-                )
-            )
-            for f in self.flights
-        ]
-        return hash(
-            (
-                self.log.number,
-                tuple(p for p, _ in prints),
-                number.get(self.assignee),
-                tuple(sorted(flights)),
-                id(self.database),
-                self.era_number,
-                tuple((id(view), era) for view, era in self.stored),
-                self.answers,
-                self.promised,
-                self.faults,
-                self.births,
-                self.openings,
-                self.group_offset if not self.setting.alike else 0,
-            )
-        )
+        flights = []
+        for f in self.flights:
+            value, owner = b"" if 0 <= f.epoch < current else f.value, number[f.owner] if self.in_line(f) else -1
+            flights.append(hash((value, f.bend, owner, (f.owner, f.token) in waiting)))
+        processes = tuple(p for p, _ in prints), number.get(self.assignee), tuple(sorted(flights))
+        stored = id(self.database), self.era_number, tuple((id(view), era) for view, era in self.stored)
+        left = self.faults, self.births, self.openings
+        group_offset = 0 if self.setting.alike else self.group_offset
+        return hash((self.log.number, *processes, *stored, self.answers, self.promised, *left, group_offset))
 
     @property
     def era(self) -> Era:

@@ -158,8 +158,8 @@ class Agent:
     def _positions(self, action: ReadPositions, found: Positions | DatabaseUnavailable | None) -> None:
         if isinstance(found, DatabaseUnavailable):
             self._do(self.reader.away(action.turn))
-            return
-        self._do(self.reader.positions(action.turn, found))
+        else:
+            self._do(self.reader.positions(action.turn, found))
 
     def _applied(self, action: Apply, done: BatchResult | DatabaseUnavailable) -> None:
         done = BatchResult(Fate.AWAY) if isinstance(done, DatabaseUnavailable) else done
@@ -176,10 +176,7 @@ class Agent:
 
     def _call(self, lane: int, job: Callable[[], Any], then: Callable[[Any], None], *, reads: bool = False) -> None:
         jobs = self.lanes[lane].jobs
-        if reads:
-            jobs.appendleft((job, then))
-        else:
-            jobs.append((job, then))
+        (jobs.appendleft if reads else jobs.append)((job, then))
 
     # ── a lane ──
 

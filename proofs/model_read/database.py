@@ -205,12 +205,12 @@ def _relations(now: State, to: State, pristine: Iterable[str]) -> list[str]:
     """What makes the tables and SQL views those of `to`, before their rows."""
     changed = [name for name, relation in now.relations.items() if to.relations.get(name) != relation]
     made = [name for name, relation in to.relations.items() if now.relations.get(name) != relation]
-    if changed or made:  # a table can't go while a view reads it
-        views = [name for name, (kind, _) in now.relations.items() if kind == "v"]
-        dropped = [*views, *(name for name in changed if now.relations[name][0] == "r")]
-        made = [name for name, (kind, _) in to.relations.items() if kind == "v" or name in made]
-    else:
+    if not changed and not made:
         return []
+    # a table can't go while a view reads it
+    views = [name for name, (kind, _) in now.relations.items() if kind == "v"]
+    dropped = [*views, *(name for name in changed if now.relations[name][0] == "r")]
+    made = [name for name, (kind, _) in to.relations.items() if kind == "v" or name in made]
     statements = [f'drop {"view" if now.relations[name][0] == "v" else "table"} "{name}"' for name in dropped]
     for name in sorted(made, key=lambda name: to.relations[name][0]):
         kind, text = to.relations[name]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
-from proofs.checker import Found, Mutant, Violation, shrunk
+from proofs.checker import Mutant, Violation, smallest
 from proofs.model_read.database import State
 from proofs.model_read.play import Chooser, Replay
 from proofs.model_read.scenarios import Scenario
@@ -17,13 +18,11 @@ _begun: dict[tuple[str, str], list[State]] = {}
 """Where the runs of a scenario begin, so that what happens before them happens once."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What became of one schedule."""
 
     violation: Violation | None
     choices: list[str]
-    story: list[tuple[str, str]]
     commits: int
 
 
@@ -44,8 +43,7 @@ def run(scenario: Scenario, chooser: Chooser, mutant: Mutant | None = None) -> R
         except Violation as broken:
             violation = broken
         world.play.over = True
-    story = world.play.story
-    return Run(violation, [choice for choice, _ in story], story, world.watch.checked)
+    return Run(violation, world.play.choices, world.watch.checked)
 
 
 class Walk:
@@ -133,7 +131,6 @@ class Tried:
     """What an exploration came to. `complete` where every schedule within the bounds was tried."""
 
     schedules: int = 0
-    steps: int = 0
     commits: int = 0
     complete: bool = False
 
@@ -141,18 +138,14 @@ class Tried:
         """Raises Found, with the smallest schedule near this one that breaks the same promise."""
         done = run(scenario, chooser, mutant)
         self.schedules += 1
-        self.steps += len(done.story)
         self.commits += done.commits
-        if done.violation is None:
-            return
-        promise = done.violation.promise
-
-        def fails(choices: list[str]) -> bool:
-            broken = run(scenario, Replay(choices), mutant).violation
-            return broken is not None and broken.promise == promise
-
-        choices = shrunk(done.choices, fails)
-        raise Found(scenario.name, run(scenario, Replay(choices), mutant).violation or done.violation, choices)
+        if done.violation is not None:
+            raise smallest(
+                scenario.name,
+                done.violation,
+                done.choices,
+                lambda choices: run(scenario, Replay(choices), mutant).violation,
+            )
 
 
 def search(

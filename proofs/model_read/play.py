@@ -104,7 +104,8 @@ class Play:
         self.now = 1_000.0
         self.over = False
         self.current: Actor | None = None
-        self.story: list[tuple[str, str]] = []
+        self.choices: list[str] = []
+        """Those that were made."""
         self._histories: dict[str, int] = {}
         """By process, a hash of all that its code has seen so far."""
         self._main = getcurrent()
@@ -187,7 +188,7 @@ class Play:
                     return False
                 self._carry_out(choice)
                 last = "" if choice.startswith("!") else choice
-                if len(self.story) > TOO_LONG:
+                if len(self.choices) > TOO_LONG:
                     raise Stuck(f"no end after {TOO_LONG} steps: {self._where()}")
             return True
         finally:
@@ -247,23 +248,19 @@ class Play:
         ]
 
     def _carry_out(self, choice: str) -> None:
+        self.choices.append(choice)
         if choice.startswith("!"):
-            self.story.append((choice, ""))
             self._fault(*choice[1:].split())
             self._go_on()
             return
         actor = self.actors[choice]
         if (exchange := actor.exchange) is None:
-            self.story.append((choice, "goes on"))
             self._resume(actor)
         else:
-            actor.waits_since = len(self.story)
-            self.story.append((choice, exchange.text[:70]))
+            actor.waits_since = len(self.choices)
             patience = QUICK_S
             while not exchange.go_on(patience) and not self.database.waiting([exchange.server.backend_pid]):
                 patience *= 2
-            if not exchange.done:
-                self.story[-1] = (choice, f"{exchange.text[:70]} … waits")
         self._go_on()
 
     def _go_on(self) -> None:

@@ -46,9 +46,9 @@ class Scenario:
     may_end: tuple[type[BaseException], ...] = (SamefoldError,)
     kind: type[World] = World
 
-    def with_faults(self, **faults: int) -> Scenario:
-        """The same, and things go wrong, up to so many of each kind."""
-        return replace(self, name=f"{self.name}, {' '.join(faults)}", faults=faults)
+    def with_faults(self, *each: Mapping[str, int]) -> list[Scenario]:
+        """The same, and things go wrong, up to so many of each kind: once as it is, and then each of these."""
+        return [self, *(replace(self, name=f"{self.name}, {' '.join(faults)}", faults=faults) for faults in each)]
 
 
 # ── actors ──
@@ -180,6 +180,7 @@ FORTH = command("switch", switching(2))
 DROP = command("drop", parked_stream(drop))
 AGAIN = command("rebuild", rebuilding(2))
 FAULTS = {"kill": 1, "cut": 1, "crash": 1, "timeout": 1}
+RESTORE = {"restore": 1}
 
 ONE_AGENT = Scenario("one agent", one_partition, [agent("a", 1, 3, [0])], may_end=())
 TWO_AGENTS = Scenario("two agents", one_partition, [agent(name, 1, 3, [0]) for name in ("a", "b")], may_end=())
@@ -274,43 +275,30 @@ TAKEN_BACK = _of_policies(
 SCENARIOS = {
     one.name: one
     for one in (
-        TWO_AGENTS,
-        TWO_AGENTS.with_faults(kill=1, cut=1),
-        TWO_AGENTS.with_faults(crash=1, timeout=1),
-        ONE_AGENT.with_faults(kill=2, cut=2),
+        *TWO_AGENTS.with_faults({"kill": 1, "cut": 1}, {"crash": 1, "timeout": 1}),
+        *ONE_AGENT.with_faults({"kill": 2, "cut": 2})[1:],
         BACK_AND_FORTH,
         TWO_LANES,
         SWITCH,
         replace(SWITCH, name="switch that reads little at once", actors=[read_little, *SWITCH.actors]),
         replace(SWITCH, name="switch while a batch waits", actors=[agent("old", 1, 2, interrupted=1), FORTH]),
-        SWITCH_AND_ALL,
-        SWITCH_AND_ALL.with_faults(**FAULTS),
-        SWITCH_AND_ALL.with_faults(restore=1),
+        *SWITCH_AND_ALL.with_faults(FAULTS, RESTORE),
         replace(SWITCH_AND_ALL, name="switch with readers, blind view", before=[*ONE_READY, hide_ready]),
         GOING_BACK,
-        FORTH_AND_BACK,
-        FORTH_AND_BACK.with_faults(restore=2, cut=1),
+        *FORTH_AND_BACK.with_faults({"restore": 2, "cut": 1}),
         RESTORED,
-        REBUILD,
-        REBUILD.with_faults(**FAULTS),
-        REBUILD.with_faults(restore=1),
+        *REBUILD.with_faults(FAULTS, RESTORE),
         LOADED_TWICE,
         AFTER_A_DEAD_ONE,
         Scenario("replay", poisoned, [POISONED, command("replay", parked_stream(replay))], PARKED),
         Scenario("drop", poisoned, [POISONED, DROP], PARKED),
         Scenario("drop against switch", poisoned, [FORTH, POISONED, DROP], [*PARKED, READY]),
-        DROP_AND_REBUILD,
-        DROP_AND_REBUILD.with_faults(**FAULTS),
-        JOIN,
-        JOIN.with_faults(**FAULTS),
-        JOIN.with_faults(restore=1),
-        RELAYED,
-        RELAYED.with_faults(**FAULTS),
-        RELAYED.with_faults(restore=1, crash=1),
-        TWO_RELAYS.with_faults(crash=1, kill=1),
-        POLICY_SWITCH,
-        POLICY_SWITCH.with_faults(**FAULTS),
-        replace(POLICY_SWITCH.with_faults(restore=1), actors=AS_THE_PAGE_SAYS),
+        *DROP_AND_REBUILD.with_faults(FAULTS),
+        *JOIN.with_faults(FAULTS, RESTORE),
+        *RELAYED.with_faults(FAULTS, {"restore": 1, "crash": 1}),
+        *TWO_RELAYS.with_faults({"crash": 1, "kill": 1})[1:],
+        *POLICY_SWITCH.with_faults(FAULTS),
+        *replace(POLICY_SWITCH, actors=AS_THE_PAGE_SAYS).with_faults(RESTORE)[1:],
         TAKEN_BACK,
     )
 }

@@ -143,7 +143,7 @@ class Session(psycopg.Connection[Any]):
         self.owner = owner
         self.lost = False
         self.text = ""
-        """What is sent, for the story."""
+        """What is sent."""
         self.queued: list[tuple[Cursor, Any, Any]] = []
         """Not sent yet, as the schedule has it: to psycopg's caller, it is."""
         self._piped = False

@@ -36,14 +36,6 @@ def test_some_schedules_of_each_scenario(name: str) -> None:
     assert wander(SCENARIOS[name], 1, walks=3).commits > 0
 
 
-@pytest.mark.slow
-def test_a_run_is_the_same_again() -> None:
-    """Also where statements wait for locks and sessions end: a seed reproduces a run."""
-    scenario = SCENARIOS["switch with readers, kill cut crash timeout"]
-    one, other = (wander(scenario, SEED, walks=5) for _ in range(2))
-    assert (one.steps, one.commits) == (other.steps, other.commits)
-
-
 @pytest.mark.parametrize(
     ("faults", "least"),
     [

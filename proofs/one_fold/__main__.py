@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from infra.dev.stack import Stack
@@ -73,40 +74,24 @@ def smaller(spec: HistorySpec) -> Iterator[HistorySpec]:
     """This history with less in it, the boldest first."""
     if len(spec.views) > 1:
         yield from (replace(spec, views=(view,)) for view in spec.views)
-    size = len(spec.events)
-    width = size // 2
+    width = len(spec.events) // 2
     while width:
-        for start in range(0, size, width):
+        for start in range(0, len(spec.events), width):
             yield replace(spec, events=spec.events[:start] + spec.events[start + width :])
         width //= 2
-    if spec.state:
-        yield from (replace(spec, state=spec.state[:n] + spec.state[n + 1 :]) for n in range(len(spec.state)))
-    if spec.skips:
-        yield replace(spec, skips=())
-    if spec.long_ids:
-        yield replace(spec, long_ids=False)
+    yield from (replace(spec, state=spec.state[:n] + spec.state[n + 1 :]) for n in range(len(spec.state)))
     for place, view in enumerate(spec.views):
-        for part in ("columns", "keys"):
-            has = getattr(view, part)
-            for n in range(len(has) if len(has) > 1 else 0):
-                less = replace(view, **{part: has[:n] + has[n + 1 :]})
-                yield replace(spec, views=(*spec.views[:place], less, *spec.views[place + 1 :]))
-    for place, event in enumerate(spec.events):
-        plain = replace(event, stream=0, noted=False, ends=True)
-        still = tuple(min(0, pick) for pick in event.picks)
-        for simple in (plain, replace(event, act="set"), replace(event, picks=still), replace(event, keys=(0, 0))):
-            if simple != event:
-                yield replace(spec, events=(*spec.events[:place], simple, *spec.events[place + 1 :]))
+        for n in range(len(view.columns) if len(view.columns) > 1 else 0):
+            less = replace(view, columns=view.columns[:n] + view.columns[n + 1 :])
+            yield replace(spec, views=(*spec.views[:place], less, *spec.views[place + 1 :]))
 
 
-def shrunk(stack: Path, spec: HistorySpec, seed: str, *, spark: bool) -> tuple[HistorySpec, list[tuple[str, str]]]:
+def shrunk(stack: Path, spec: HistorySpec, seed: str) -> tuple[HistorySpec, list[tuple[str, str]]]:
     """The smallest history found that differs still, and how. In each round many smaller ones are folded side by side."""
     why: list[tuple[str, str]] = []
     for turn in range(TRIES):
-        candidates = dict(enumerate([one for _, one in zip(range(A_ROUND), smaller(spec), strict=False)]))
-        if not candidates:
-            break
-        found = fold(stack, candidates, f"{seed} {turn}", spark=spark).differences
+        candidates = dict(enumerate(islice(smaller(spec), A_ROUND)))
+        found = fold(stack, candidates, f"{seed} {turn}", spark=False).differences
         bad = [number for number in candidates if any(number == of for of, _, _ in found)]
         if not bad:
             break
@@ -115,26 +100,12 @@ def shrunk(stack: Path, spec: HistorySpec, seed: str, *, spark: bool) -> tuple[H
     return spec, why
 
 
-def found_in(stack: Path, specs: Mapping[int, HistorySpec], seed: str, *, spark: bool) -> Found:
-    """A run; where it broke and the history at fault is not known, its halves."""
-    found = fold(stack, specs, seed, spark=spark)
-    if any(number is None for number, _, _ in found.differences) and len(specs) > 1:
-        numbers = sorted(specs)
-        parts = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
-        first, second = (fold(stack, {n: specs[n] for n in part}, f"{seed} {part[0]}", spark=spark) for part in parts)
-        if bool(first.differences) != bool(second.differences):  # else neither half is at fault alone
-            part = parts[bool(second.differences)]
-            return found_in(stack, {number: specs[number] for number in part}, f"{seed} of {part[0]}", spark=spark)
-    return found
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m proofs.one_fold")
     parser.add_argument("--histories", type=int, help="300, or as many as can be folded in --minutes")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then no more are begun")
     parser.add_argument("--seed", type=int, default=314159)
     parser.add_argument("--no-spark", action="store_true")
-    parser.add_argument("--no-shrinking", action="store_true")
     asked = parser.parse_args()
     spark = not asked.no_spark
     count = asked.histories or (300 if math.isinf(asked.minutes) else math.ceil(asked.minutes) * A_MINUTE)
@@ -151,15 +122,15 @@ def main() -> int:
                 some = {number: specs[number] for number in range(first, min(first + AT_ONCE, len(specs)))}
                 # a stack of its own for each, so that what one leaves behind slows none
                 stack.up()
-                total.add(found_in(stack.folder, some, f"{asked.seed} {first}", spark=spark))
+                total.add(fold(stack.folder, some, f"{asked.seed} {first}", spark=spark))
                 print(
                     f"{total.histories} of {len(specs)} histories, {total.events} events, {total.folded} kept whole, "
                     f"{len(total.differences)} differences, {time.monotonic() - began:.0f} s",
                     flush=True,
                 )
             wrong = sorted({number for number, _, _ in total.differences if number is not None})
-            for number in wrong[:5] if not asked.no_shrinking else []:
-                spec, why = shrunk(stack.folder, specs[number], f"{asked.seed} shrinks {number}", spark=False)
+            for number in wrong[:5]:
+                spec, why = shrunk(stack.folder, specs[number], f"{asked.seed} shrinks {number}")
                 print(f"\n── history {number}, made smaller ──")
                 for _, text in sources(0, spec):
                     print(text[text.index("projections.engine") :])
@@ -167,7 +138,6 @@ def main() -> int:
         finally:
             stack.down()
     print("\nreached:", *(f"  {count:6} {what}" for what, count in sorted(total.reached.items())), sep="\n")
-    print("\nms:", *(f"  {count:6} {what}" for what, count in sorted(total.milliseconds.items())), sep="\n")
     print("\ndifferences:", *(f"  {one}" for one in total.differences[:200]), sep="\n")
     return 1 if total.differences else 0
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter, namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
@@ -78,7 +78,6 @@ class Found:
     folded: int = 0
     """Histories in which no view left anything out."""
     reached: Counter[str] = field(default_factory=Counter)
-    milliseconds: Counter[str] = field(default_factory=Counter)
     differences: list[tuple[int | None, str, str]] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
@@ -86,7 +85,6 @@ class Found:
         self.events += other.events
         self.folded += other.folded
         self.reached += other.reached
-        self.milliseconds += other.milliseconds
         self.differences += other.differences
 
 
@@ -99,8 +97,6 @@ def canonical(kind: str, role: str, value: Any) -> Any:
             return int(value)
         case "str" | 'Literal["x", "y"]' if isinstance(value, str):
             return _text(value)
-        case "bool" if isinstance(value, bool):
-            return value
         case "date" if isinstance(value, datetime):
             return value.date()
         case "date" if isinstance(value, date):
@@ -117,9 +113,7 @@ def canonical(kind: str, role: str, value: Any) -> Any:
             return UUID(int=value.int)
         case "bytes" if isinstance(value, bytes):
             return b"".join([value])
-        case "Mood" if isinstance(value, Mood):
-            return value
-        case "Tone" if isinstance(value, Tone):
+        case "bool" | "Mood" | "Tone" if type(value).__name__ == kind:
             return value
         case _:
             raise Refused(f"{value!r} is no {kind}")
@@ -169,50 +163,35 @@ def require_short(key: Sequence[Any]) -> None:
         raise Refused(f"a key of {size} bytes")
 
 
-def kept(kind: str, value: Any) -> Any:
-    """A field of a state as its JSON gives it back."""
-    match kind:
-        case "int":
-            return int(value)
-        case "float":
-            return float(value)
-        case "str":
-            return str(value)
-        case "datetime":
-            return datetime.fromisoformat(value.isoformat())
-        case "tuple[int, ...]":
-            return tuple(map(int, value))
-        case "frozenset[str]":
-            return frozenset(value)
-        case "dict[str, float]":
-            return {name: float(share) for name, share in value.items()}
-        case "Inner":
-            return Inner(None if value.at is None else kept("datetime", value.at), float(value.share))
-        case _:
-            return value
+def _inner(at: datetime | None, share: float) -> Inner:
+    return Inner(None if at is None else datetime.fromisoformat(at.isoformat()), float(share))
 
 
-def _from_json(kind: str, value: Any) -> Any:
-    match kind:
-        case "date":
-            return date.fromisoformat(value)
-        case "datetime":
-            return datetime.fromisoformat(value)
-        case "Decimal":
-            return Decimal(value)
-        case "UUID":
-            return UUID(value)
-        case "bytes":
-            return base64.b64decode(value)
-        case "Mood":
-            return Mood(value)
-        case "Level":
-            return Level(value)
-        case "Inner":
-            at = value["at"]
-            return Inner(None if at is None else datetime.fromisoformat(at), float(value["share"]))
-        case _:
-            return kept(kind, value)
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "datetime": lambda value: datetime.fromisoformat(value.isoformat()),
+    "tuple[int, ...]": lambda value: tuple(map(int, value)),
+    "frozenset[str]": frozenset,
+    "dict[str, float]": lambda value: {name: float(share) for name, share in value.items()},
+    "Inner": lambda value: _inner(value.at, value.share),
+}
+"""A field of a state as its JSON gives it back, by its type: any other as it is."""
+FROM_JSON: dict[str, Callable[[Any], Any]] = KEPT | {
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
+    "Decimal": Decimal,
+    "UUID": UUID,
+    "bytes": base64.b64decode,
+    "Mood": Mood,
+    "Level": Level,
+    "Inner": lambda value: _inner(value["at"] and datetime.fromisoformat(value["at"]), value["share"]),
+}
+
+
+def _read(types: Mapping[str, Callable[[Any], Any]], kind: str, value: Any) -> Any:
+    return types[kind](value) if kind in types else value
 
 
 def shown(value: Any) -> str:
@@ -268,22 +247,9 @@ class _View:
                 self.parked[at.stream] = Parked(self.name, at.stream, at.partition, at.offset, at.version)
             else:
                 self.stops[at.partition] = Stop(at.stream, at.version, at.offset)
-            self._count(event, "refused")
         else:
             self.reached[f"{self.spec.letter} {event.act}"] += 1
-            self._count(event, "kept")
-
-    def _count(self, event: Any, what: str) -> None:
-        for place, column in enumerate(self.spec.columns):
-            kind, number = column.type, event.picks[place % len(event.picks)]
-            if number < 0 and kind.bad:
-                self.reached[f"{what} {column.annotation} not {(-number - 1) % len(kind.bad)}"] += 1
-            elif what == "kept":
-                self.reached[f"{column.annotation} {number % (len(kind.good) + column.optional)}"] += 1
-        for column, number in zip(self.spec.keys, event.keys, strict=False):
-            kind = column.type
-            if number >= 0 and what == "kept":
-                self.reached[f"{column.annotation} {number % len(kind.good)}"] += 1
+            self.reached.update(f"kept {column.annotation}" for column in (*self.spec.keys, *self.spec.columns))
 
     def _apply(self, at: At, event: Any, after: Any) -> None:
         keys = made.keys([column.type for column in self.spec.keys], event)
@@ -387,7 +353,7 @@ class _Context:
         version, _, before = self.states.get(stream, (0, 0, None)) if stream in self.states else (0, 0, self.initial())
         event = SimpleNamespace(**record["data"], noted=record["type"] == "Noted")
         state = made.state(self.fields, before, event)
-        after = self.cls(*(kept(kind, getattr(state, name)) for name, kind in self.spec.state), state.seen)
+        after = self.cls(*(_read(KEPT, kind, getattr(state, name)) for name, kind in self.spec.state), state.seen)
         self.states[stream] = (version + 1, partition, after)
         at = At(stream, version + 1, partition, offset, time)
         for view in self.views:
@@ -446,7 +412,7 @@ def found_rows(spec: HistorySpec | None, view: str, rows: Sequence[Sequence[Any]
     found: list[tuple[str, ...]] = []
     for stream, version, text, partition in rows:
         data = json.loads(text) if isinstance(text, str | bytes) else text
-        state = cls(*(_from_json(kind, data[name]) for name, kind in spec.state), data["seen"])
+        state = cls(*(_read(FROM_JSON, kind, data[name]) for name, kind in spec.state), data["seen"])
         found.append((shown(stream), shown(version), made.tell(state), made.tell(state.seen), shown(partition)))
     return found
 

@@ -23,6 +23,8 @@ from proofs.bank_oracle import Entry, Place
 from proofs.one_fold.expect import Parked, Skip
 
 ADDED = (Kind.JOURNAL, Kind.OUTCOMES)
+RESTARTS, DROPS = 0.04, 0.08
+"""Chances before a batch: that an agent starts again, and that it drops what it holds and reads the positions again."""
 
 Folds = tuple[list[Place], dict[str, list[tuple[Any, ...]]], set[Parked]]
 """Positions by partition, rows by view, and parked streams."""
@@ -60,86 +62,73 @@ def in_memory(
     return places, rows, found
 
 
-class Live:
-    """Agents' own work on one database, without their processes: they take turns as chance has it, each ahead of the others now
-    and then, which fences the others."""
+class _Agent:
+    """A process's worker, and the positions that it read last."""
 
-    def __init__(
-        self,
-        place: Settings,
-        views: Mapping[str, View],
-        chance: random.Random,
-        sizes: Sequence[int] = (1, 7, 40, 400),
-        *,
-        agent: str = "core",
-        workers: int = 2,
-        lanes: int = 2,
-        restarts: float = 0.0,
-        drops: float = 0.0,
-    ) -> None:
-        """`sizes` are those of a batch's share of one partition, in records. `restarts` and `drops` are chances: that a worker
-        starts again before a batch, and that it drops what it holds and reads the positions again."""
-        self.place, self.views, self.agent, self.lanes = place, views, agent, lanes
-        self.chance, self.sizes, self.restarts, self.drops = chance, sizes, restarts, drops
-        self.fenced = 0
-        self._workers: list[Worker | None] = [None] * workers
-        self._at: list[dict[int, rule.Reading] | None] = [None] * workers
-        self._turns = [0] * workers
+    def __init__(self, place: Settings, agent: str, views: Mapping[str, View], name: str, lanes: int) -> None:
+        self.worker = Worker(place, agent, views, name, lanes=lanes)
+        self.worker.start(topics.describe(place, place.events_topic))
+        self.lanes = range(lanes)
+        self.turn = 0
+        self.at: dict[int, rule.Reading] = {}
 
-    def __enter__(self) -> Live:
-        for number in range(len(self._workers)):
-            self._start(number)
-        return self
+    def look(self) -> None:
+        self.turn += 1
+        positions = self.worker.positions(self.turn)
+        assert positions is not None
+        self.at = dict(positions.readings)
 
-    def __exit__(self, *_error: object) -> None:
-        for number in range(len(self._workers)):
-            self._close(number)
+    def close(self) -> None:
+        for lane in self.lanes:
+            self.worker.close(lane)
 
-    def _start(self, number: int) -> Worker:
-        self._close(number)
-        worker = Worker(self.place, self.agent, self.views, f"agent-{number}", lanes=self.lanes)
-        self._workers[number], self._at[number] = worker, None
-        worker.start(topics.describe(self.place, self.place.events_topic))
-        return worker
 
-    def _close(self, number: int) -> None:
-        if (worker := self._workers[number]) is not None:
-            for lane in range(self.lanes):
-                worker.close(lane)
-
-    def fold(self, logs: Sequence[Sequence[Entry]], ends: Mapping[int, int] | None = None) -> SamefoldError | None:
-        """Up to these offsets, or to what stops an agent, which is returned."""
-        records = [_records(partition, log) for partition, log in enumerate(logs)]
-        ends = ends or {partition: len(log) for partition, log in enumerate(logs)}
+def live(
+    place: Settings,
+    agent: str,
+    views: Mapping[str, View],
+    logs: Sequence[Sequence[Entry]],
+    ends: Mapping[int, int],
+    size: int,
+    agents: int,
+    chance: random.Random,
+) -> tuple[SamefoldError | None, int]:
+    """As so many agents do it, with as many lanes, without their processes: they take turns as chance has it, each ahead of the
+    others now and then, which fences the others; they start again, or drop what they hold. Batches have up to `size` records of a
+    partition. Up to these offsets, or to what stops an agent, which is returned; and how often one was fenced."""
+    records = [_records(partition, log) for partition, log in enumerate(logs)]
+    running: dict[int, _Agent] = {}
+    fenced = 0
+    try:
         while True:
-            number = self.chance.randrange(len(self._workers))
-            worker = self._workers[number]
-            if worker is None or self.chance.random() < self.restarts:
-                worker = self._start(number)
-            at = self._at[number]
-            if at is None or self.chance.random() < self.drops:
-                self._turns[number] += 1
-                positions = worker.positions(self._turns[number])
-                assert positions is not None
-                at = self._at[number] = dict(positions.readings)
-            left = [partition for partition, reading in at.items() if reading.next_offset < ends[partition]]
+            number = chance.randrange(agents)
+            if number not in running or chance.random() < RESTARTS:
+                if number in running:
+                    running.pop(number).close()
+                running[number] = _Agent(place, agent, views, f"agent-{number}", agents)
+            one = running[number]
+            if not one.at or chance.random() < DROPS:
+                one.look()
+            left = [partition for partition, reading in one.at.items() if reading.next_offset < ends[partition]]
             if not left:
-                return None
+                return None, fenced
             takes = {}
-            for partition in self.chance.sample(left, self.chance.randint(1, len(left))):
-                start = at[partition].next_offset
-                stop = min(start + self.chance.choice(self.sizes), ends[partition])
-                takes[partition] = (at[partition], records[partition][start:stop])
-            done = worker.apply(takes, self._turns[number], self.chance.randrange(self.lanes))
-            if done.fate is not Fate.APPLIED:
+            for partition in chance.sample(left, chance.randint(1, len(left))):
+                start = one.at[partition].next_offset
+                takes[partition] = (one.at[partition], records[partition][start : min(start + size, ends[partition])])
+            done = one.worker.apply(takes, one.turn, chance.randrange(agents))
+            if done.fate is Fate.APPLIED:
+                one.at.update(done.readings)
+            else:
                 assert done.fate is Fate.FENCED, done
-                assert len(self._workers) > 1, "fenced, although no other agent folds"
-                self.fenced += 1
-                self._at[number] = None
-                continue
-            at.update(done.readings)
+                assert agents > 1, "fenced, although no other agent folds"
+                fenced += 1
+                one.at = {}
             if done.stop:
-                return done.stop
+                return done.stop, fenced
+    finally:
+        for one in running.values():
+            one.close()
 
 
 def _records(partition: int, log: Sequence[Entry]) -> list[Record]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from textwrap import indent
 
-from proofs.one_fold.values import COLUMNS, EXTREMES, KEYS, STATES, SUMS, Type
+from proofs.one_fold.values import COLUMNS, KEYS, STATES, TYPES, Type
 
 KINDS = {"e": "entity", "k": "entity with keys", "j": "journal", "d": "journal with keys", "s": "summary"}
 ACTS = ("set", "fold", "keep", "gone", "word", "raise", "stray", "alien")
@@ -32,15 +32,7 @@ class Column:
 
     @property
     def type(self) -> Type:
-        match self.role:
-            case "Key":
-                return KEYS[self.kind]
-            case "Sum":
-                return SUMS[self.kind]
-            case "Min" | "Max":
-                return EXTREMES[self.kind]
-            case _:
-                return COLUMNS[self.kind]
+        return TYPES[self.role][self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +70,10 @@ class HistorySpec:
     """(view, stream, version) that the view leaves out on record."""
 
 
+Turn = tuple[Iterator[str], Iterator[str]]
+"""The next type of a column, and of a key."""
+
+
 def histories(count: int, seed: int) -> list[HistorySpec]:
     """So many of a seed, the same each time: even a few of them have all kinds of views and all types of columns."""
     turn = cycle(sorted(COLUMNS)), cycle(sorted(KEYS))
@@ -98,18 +94,11 @@ def _history(chance: random.Random, number: int, turn: Turn) -> HistorySpec:
     )
 
 
-Turn = tuple[Iterator[str], Iterator[str]]
-"""The next type of a column, and of a key."""
-
-
 def _view(chance: random.Random, letter: str, turn: Turn) -> ViewSpec:
     types, keys = turn
     if letter == "s":
         roles = chance.choices(("Sum", "Min", "Max"), k=chance.randrange(1, 5))
-        columns = [
-            Column(f"c{n}", chance.choice(sorted(SUMS if role == "Sum" else EXTREMES)), role)
-            for n, role in enumerate(roles)
-        ]
+        columns = [Column(f"c{n}", chance.choice(sorted(TYPES[role])), role) for n, role in enumerate(roles)]
     else:
         columns = [Column(f"c{n}", next(types), "", chance.random() < 0.4) for n in range(chance.randrange(1, 5))]
     return ViewSpec(
@@ -153,7 +142,7 @@ from uuid import UUID
 from domain.language import fact
 from projections.engine import At, Key, Max, Min, Sum
 from proofs.one_fold import made
-from proofs.one_fold.values import COLUMNS, EXTREMES, KEYS, STATES, SUMS, Inner, Level, Mixed, Mood, Tone
+from proofs.one_fold.values import STATES, TYPES, Inner, Level, Mood, Tone
 """
 
 _CONTEXT = """
@@ -244,18 +233,16 @@ def context_source(number: int, spec: HistorySpec) -> str:
     return _HEAD + _CONTEXT.format(kinds=kinds, fields=fields)
 
 
-_TABLES = {"Key": "KEYS", "Sum": "SUMS", "Min": "EXTREMES", "Max": "EXTREMES", "": "COLUMNS"}
-
-
 def view_source(number: int, view: ViewSpec) -> str:
     stops = "" if view.parks else f'AGENT = "a{number}_{view.letter}"\n'
     columns = "".join(f"{column.name}: {column.annotation}\n" for column in all_columns(view))
-    kinds = ", ".join(f"{c.name!r}: {_TABLES[c.role]}[{c.kind!r}]" for c in view.columns)
+    keys = ", ".join(f"TYPES['Key'][{column.kind!r}]" for column in view.keys)
+    kinds = ", ".join(f"{c.name!r}: TYPES[{c.role!r}][{c.kind!r}]" for c in view.columns)
     optional = ", ".join(repr(column.name) for column in view.columns if column.optional)
     return (
         f'"""A generated {KINDS[view.letter]} view."""\n{_HEAD}from domain.{context_name(number)} import Happened, Noted, State\n\n'
         f'VERSION = 1\nON_POISON = "{"park" if view.parks else "stop"}"\n{stops}'
-        f"KINDS = [{', '.join(f'KEYS[{column.kind!r}]' for column in view.keys)}]\n"
+        f"KINDS = [{keys}]\n"
         f"FIELDS = made.Fields({{{kinds}}}, [{optional}])\n\nclass Row(NamedTuple):\n{indent(columns, '    ')}"
         + _FUNCTIONS[view.letter].format(event="Happened | Noted" if view.noted else "Happened")
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from infra.log.partitioner import partition_of
 from infra.log.records import EventRecord, Reason
@@ -45,103 +46,72 @@ def history(chance: random.Random, partitions: int, given: Sequence[Given]) -> H
     logs = []
     for number in range(partitions):
         own = [one for one in given if partition_of(one[0], partitions) == number]
-        part = _Partition(number, chance, made, own)
-        while part.true.last < len(own) - 1:
+        part = _Partition(chance, made, own)
+        while part.answered < len(own):
             part.step()
         logs.append(part.log)
     return History(logs, made)
 
 
 @dataclass(slots=True)
-class _Known:
-    """What a writer knows: the version of each stream, and the offset of the last command that was answered."""
-
-    versions: dict[str, int] = field(default_factory=dict)
-    last: int = -1
-
-    def learn(self, one: _Appended) -> None:
-        self.versions[one.stream], self.last = one.version, one.offset
-
-
-@dataclass(slots=True)
 class _Writer:
+    """Its commit `seq` answers command `first + seq - 1`: it knows what counted before it, and what it sent."""
+
     epoch: int
-    known: _Known
+    first: int
     seq: int = 0
 
 
-@dataclass(slots=True)
-class _Appended:
-    """A commit on its way, and what is known once it counts."""
-
-    value: bytes
-    epoch: int
-    seq: int
-    stream: str
-    version: int
-    offset: int
+Sent = tuple[_Writer, int]
+"""A commit, by its writer and seq."""
 
 
 class _Partition:
-    """`commands` are those of its topic of commands, by offset."""
+    """`commands` are those of its topic of commands, by offset; the first `answered` have a commit that counts."""
 
-    def __init__(self, number: int, chance: random.Random, made: Counter[str], commands: Sequence[Given]) -> None:
-        self.nobody: Given = (f"-/{number}", ())
-        self.chance = chance
-        self.made = made
-        self.commands = commands
+    def __init__(self, chance: random.Random, made: Counter[str], commands: Sequence[Given]) -> None:
+        self.chance, self.made, self.commands = chance, made, commands
         self.log: list[bytes | None] = []
         self.writers: list[_Writer] = []
-        self.held: list[_Appended] = []
-        self.appended: list[_Appended] = []
-        self.epoch, self.seq, self.true = -1, 0, _Known()
+        self.openings: list[bytes] = []
+        self.sent: list[Sent] = []
+        self.epoch, self.seq, self.answered = -1, 0, 0
 
     def step(self) -> None:
-        chance = self.chance
-        newest = self.writers[-1] if self.writers else None
-        if newest is None or ((newest.epoch, newest.seq) != (self.epoch, self.seq) and chance.randrange(3) == 0):
-            acts: list[tuple[int, Callable[[], None]]] = [(8, self._open), (1, self._garbage), (1, self._impostor)]
-        else:
-            acts = [
-                (60, self._commit),
-                (4, self._open),
-                (6, self._fenced),
-                (2, self._lose),
-                (2, self._hold),
-                (4, self._release),
-                (2, self._swap),
-                (4, self._repeat),
-                (3, self._garbage),
-                (2, self._impostor),
-            ]
-        [act] = chance.choices([act for _, act in acts], [weight for weight, _ in acts])
+        acts: dict[Callable[[], None], int] = {self._open: 4, self._garbage: 3, self._impostor: 2}
+        if self.writers:
+            more = {self._commit: 60, self._fenced: 6, self._hold: 4, self._swap: 2, self._repeat: 8, self._reopen: 1}
+            newest = self.writers[-1]
+            if (newest.epoch, newest.seq) == (self.epoch, self.seq) or self.chance.randrange(3):
+                acts |= more
+        [act] = self.chance.choices(list(acts), list(acts.values()))
         self.made[act.__name__.strip("_")] += 1
         act()
 
-    # ── what writers do ──
-
     def _open(self) -> None:
-        epoch = len(self.log)
-        self._opening(opening(writer=f"w{len(self.writers)}"))
-        self.writers.append(_Writer(epoch, _Known(dict(self.true.versions), self.true.last)))
+        writer = _Writer(len(self.log), self.answered)
+        self.openings.append(opening(writer=f"w{len(self.writers)}"))
+        self.writers.append(writer)
+        self._opening(self.openings[-1])
+
+    def _reopen(self) -> None:
+        """An opening once more begins an epoch, too, in which no writer appends."""
+        self._opening(self.chance.choice(self.openings))
+
+    def _opening(self, value: bytes) -> None:
+        self.epoch, self.seq = len(self.log), 0
+        self.log.append(value)
 
     def _commit(self) -> None:
         self._append(self._next(self.writers[-1]))
 
     def _fenced(self) -> None:
         """One that does not know it yet."""
-        if len(self.writers) > 1:
-            self._append(self._next(self.chance.choice(self.writers[:-1])))
-
-    def _lose(self) -> None:
-        self._next(self.writers[-1])
+        self._append(self._next(self.chance.choice(self.writers)))
 
     def _hold(self) -> None:
-        self.held.append(self._next(self.writers[-1]))
-
-    def _release(self) -> None:
-        if self.held:
-            self._append(self.held.pop(self.chance.randrange(len(self.held))))
+        """It may come later, or never."""
+        self._next(self.writers[-1])
 
     def _swap(self) -> None:
         first, second = self._next(self.writers[-1]), self._next(self.writers[-1])
@@ -149,18 +119,9 @@ class _Partition:
         self._append(first)
 
     def _repeat(self) -> None:
-        """Any record once more: an opening, too, begins an epoch then, in which no writer appends."""
-        if not self.log:
-            return
-        offset = self.chance.randrange(len(self.log))
-        again = [one for one in self.appended if one.value == self.log[offset]]
-        value = self.log[offset]
-        if again:
-            self._append(again[0])
-        elif value is not None and value.startswith(b'{"samefold":"opening/1"'):
-            self._opening(value)
-        elif value is None or b'"command_id":"impostor"' not in value:  # which might be in line by now
-            self.log.append(value)
+        """Any commit that was sent: for the first time, or once more."""
+        if self.sent:
+            self._append(self.chance.choice(self.sent))
 
     def _garbage(self) -> None:
         self.log.append(self.chance.choice(GARBAGE))
@@ -170,37 +131,24 @@ class _Partition:
         epoch, seq = self.chance.choice(
             [(-1, 1), (len(self.log) + 3, 1), (self.epoch, self.seq), (self.epoch, self.seq + 2), (self.epoch, -1)]
         )
-        stream, _ = self.chance.choice(self.commands or [self.nobody])
+        stream = self.chance.choice(self.commands)[0]
         self.log.append(commit(epoch, seq, stream=stream, version=7, command_id="impostor", command_offset=10**6))
 
-    def _opening(self, value: bytes) -> None:
-        self.epoch, self.seq = len(self.log), 0
-        self.log.append(value)
-
-    def _append(self, one: _Appended) -> None:
-        if (one.epoch, one.seq) == (self.epoch, self.seq + 1):
-            self.seq = one.seq
-            self.true.learn(one)
-        self.appended.append(one)
-        self.log.append(one.value)
-
-    def _next(self, writer: _Writer) -> _Appended:
-        """The writer's next commit: of the next command that it has not answered."""
-        offset = writer.known.last + 1
-        stream, events = self.commands[offset] if offset < len(self.commands) else self.nobody
-        version = writer.known.versions.get(stream, 0) + len(events)
+    def _next(self, writer: _Writer) -> Sent:
         writer.seq += 1
-        value = commit(
-            writer.epoch,
-            writer.seq,
-            stream=stream,
-            version=version,
-            events=events,
-            command_id=f"c{offset}",
-            command_offset=offset,
-            reason=None if events else REFUSED,
-        )
+        self.sent.append((writer, writer.seq))
+        return self.sent[-1]
+
+    def _append(self, sent: Sent) -> None:
+        writer, seq = sent
+        offset = writer.first + seq - 1
+        if offset >= len(self.commands):
+            return  # there is nothing to answer
+        if (writer.epoch, seq) == (self.epoch, self.seq + 1):
+            self.seq, self.answered = seq, offset + 1
+        stream, events = self.commands[offset]
+        version = sum(len(its) for name, its in self.commands[: offset + 1] if name == stream)
         self.made[f"of {len(events)} events"] += 1
-        one = _Appended(value, writer.epoch, writer.seq, stream, version, offset)
-        writer.known.learn(one)
-        return one
+        reason = None if events else REFUSED
+        what: dict[str, Any] = {"stream": stream, "version": version, "events": events, "reason": reason}
+        self.log.append(commit(writer.epoch, seq, command_id=f"c{offset}", command_offset=offset, **what))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -19,18 +17,19 @@ from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.clients import producer
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry, Place, places_in
 from proofs.one_fold.expect import Parked, Skip
 from tests.engine.projections.bankviews import make_tables
 
-PATIENCE_S = 30.0
 _numbers = count(1)
 """Of all places in one process: topics stay when they are no longer used."""
 
 
 class Places:
-    """`make(logs)` gives settings with the log written into a topic of its own, and an empty database."""
+    """`make(logs)` gives settings with the log written into a topic of its own, and an empty database. `name` is that of the
+    database from which the others are made."""
 
     def __init__(self, stack: Stack, name: str, views: Mapping[str, View]) -> None:
         self.stack = stack
@@ -53,7 +52,7 @@ class Places:
         for partition, log in enumerate(logs):
             for value in log:
                 client.produce(place.events_topic, value, partition=partition)
-        assert client.flush(PATIENCE_S) == 0
+        assert client.flush(DEADLINE_S) == 0
         return place
 
     def with_database(self, place: Settings) -> Settings:
@@ -63,7 +62,7 @@ class Places:
         self._databases.append(name)
         return place.model_copy(update={"database_url": SecretStr(self.stack.postgres.url(name))})
 
-    def clear(self) -> None:
+    def close(self) -> None:
         while self._databases:
             self._admin(sql.SQL("drop database {} with (force)"), self._databases.pop())
 
@@ -76,22 +75,19 @@ def read_log(place: Settings) -> list[list[Entry]]:
     """All records, by a consumer that has nothing to do with the product's."""
     ends = topics.describe(place, place.events_topic).end
     found: list[list[Entry]] = [[] for _ in ends]
-    settings = {
-        "bootstrap.servers": place.kafka,
-        "group.id": "oracle",
-        "enable.auto.commit": False,
-        "enable.metrics.push": False,
-    }
-    consumer = Consumer(settings)
+    quiet = {"enable.auto.commit": False, "enable.metrics.push": False}
+    consumer = Consumer({"bootstrap.servers": place.kafka, "group.id": "oracle", **quiet})
+
+    def is_read() -> bool:
+        for message in consumer.consume(10_000, 0.05):
+            assert message.error() is None, message.error()
+            assert message.offset() == len(found[message.partition()]), "the log has a hole"
+            found[message.partition()].append(Entry(message.timestamp()[1], message.value()))
+        return all(len(found[partition]) == end for partition, end in ends.items())
+
     try:
         consumer.assign([TopicPartition(place.events_topic, partition, 0) for partition in ends])
-        deadline = time.monotonic() + PATIENCE_S
-        while any(len(found[partition]) < end for partition, end in ends.items()):
-            assert time.monotonic() < deadline, f"the log is not there: {list(map(len, found))} of {ends}"
-            for message in consumer.consume(10_000, 0.05):
-                assert message.error() is None, message.error()
-                assert message.offset() == len(found[message.partition()]), "the log has a hole"
-                found[message.partition()].append(Entry(message.timestamp()[1], message.value()))
+        until(is_read, "the log is read to its end")
     finally:
         consumer.close()
     return found
@@ -140,13 +136,3 @@ def parked_of(place: Settings, tables: Iterable[str]) -> set[Parked]:
 def live_tables(place: Settings) -> dict[str, str]:
     with connect(place, "test") as db:
         return dict(db.execute("select view, table_name from live").fetchall())
-
-
-@contextmanager
-def places(stack: Stack, name: str, views: Mapping[str, View]) -> Iterator[Places]:
-    """`name` is that of the database from which the others are made."""
-    made = Places(stack, name, views)
-    try:
-        yield made
-    finally:
-        made.clear()

@@ -12,10 +12,9 @@ import os
 import pickle
 import random
 import re
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,15 @@ from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from proofs.bank_oracle import Entry
 from proofs.one_fold.expect import Found, Result, Skip, differences, expect, found_rows
-from proofs.one_fold.folding import Live
+from proofs.one_fold.folding import live
 from proofs.one_fold.generate import HistorySpec, context_name, view_name
 from proofs.one_fold.histories import history
-from proofs.one_fold.places import Places, live_tables, parked_of, places, places_of, read_log, rows_of, write_skips
+from proofs.one_fold.places import Places, live_tables, parked_of, places_of, read_log, rows_of, write_skips
 from spark_jobs.engine import Spark
 
 PARTITIONS = 3
 OWN = re.compile(r"(?:streams_)?h(\d+)(?:_[a-z])?")
 IDS = ("576", "Zür/ich ", "o'Neil \"%s\\")
-RESTARTS, DROPS = 0.04, 0.08
-"""Of a worker's batches."""
 
 
 def commits_of(number: int, spec: HistorySpec) -> Iterator[tuple[str, list[EventRecord]]]:
@@ -129,7 +126,6 @@ class Folding:
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """What is raised in here is a difference, of the history that it names."""
-        began = time.monotonic()
         try:
             yield
         except Exception as error:
@@ -140,8 +136,6 @@ class Folding:
             self.report.differences.append(
                 (int(found[1]) if found else None, f"{name}: raised", short(f"{text} {trace}"))
             )
-        finally:
-            self.report.milliseconds[name] += int(1000 * (time.monotonic() - began))
 
     def add(self, step: str, lines: Sequence[str]) -> None:
         for line in lines:
@@ -157,12 +151,10 @@ class Folding:
             if agent != "core" and size == 1:
                 continue  # it stops for longer than it folds
             with self.step(f"{name}: {'core' if agent == 'core' else 'others'}"):
-                how = {"workers": 2, "lanes": 2} if size == 7 else {"workers": 1, "lanes": 1}
-                with Live(
-                    place, views, self.chance, [size], agent=agent, restarts=RESTARTS, drops=DROPS, **how
-                ) as live:
-                    self.compare_stop(name, live.fold(self.logs, ends), expected, views)
-                self.report.reached["fenced"] += live.fenced
+                agents = 2 if size == 7 else 1
+                stop, outrun = live(place, agent, views, self.logs, ends, size, agents, self.chance)
+                self.compare_stop(name, stop, expected, views)
+                self.report.reached["outrun"] += outrun
                 self.compare(place, name, views, self.tables(place, views), agent)
 
     # ── comparing ──
@@ -281,7 +273,7 @@ class Folding:
             if size == 7:
                 self.build(one, "built in the middle", self.some(4))
             self.live(one, size, self.ends, f"live by {size}")
-            self.verify(one, f"verify of live by {size}", self.core if size == 1 else self.views)
+        self.verify(filled[7], "verify", self.views)
         with self.step("switched"):
             go_to(filled[7], self.some(4), self.views)
             for agent, views in self.of_agents().items():
@@ -332,7 +324,7 @@ def main() -> None:
     report = Found()
     folding = Folding(specs, random.Random(asked.seed), report)
     name = "fold_" + re.sub(r"\W", "_", asked.seed)
-    with places(Stack(asked.stack), name, folding.views) as ground:
+    with closing(Places(Stack(asked.stack), name, folding.views)) as ground:
         if asked.spark:
             with on_spark(asked.folder) as spark:
                 folding.run(ground, spark)

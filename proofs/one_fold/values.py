@@ -160,6 +160,8 @@ SUMS = {
     "Decimal": Type("Decimal", _DECIMALS, _NO_DECIMALS),
 }
 EXTREMES = {name: COLUMNS[name] for name in ("int", "Decimal", "date", "datetime")}
+TYPES = {"": COLUMNS, "Key": KEYS, "Sum": SUMS, "Min": EXTREMES, "Max": EXTREMES}
+"""By a column's role and its type's name."""
 
 STATES = {
     one.name: one
