@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import TransactionTimedOut, connect
 from infra.processes import faultpoints
 from infra.settings import Settings
@@ -40,15 +41,18 @@ from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import Bookkeeper, fold_all, live_agent
+from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent
 from tests.engine.projections.bankviews import (
     ACCOUNTS,
     BALANCES_2,
+    BROKEN,
+    PARKING,
     a_batch_around,
     behind,
     build_states,
     live_table,
     make_tables,
+    parking,
     rows,
     view,
     with_views,
@@ -262,6 +266,30 @@ def test_a_switch_that_stood_still_for_too_long_says_so_and_has_changed_nothing(
     assert live_table(bank.world, "statement") == was
     go_to(bank.world, ["statement"], all_views())
     assert live_table(bank.world, "statement") != was
+
+
+def test_poison_and_refused_rows_met_while_catching_up_are_parked_for_the_new_table(bank: Bookkeeper) -> None:
+    world = bank.world
+    refused = """
+    ON_POISON = "park"
+
+    class Line(NamedTuple):
+        account: Key[str]
+        line: Key[int]
+
+    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Line]:
+        yield Line(at.id, 10**30 if event.details.purpose == "poison" else at.version)
+    """
+    new = parking(BROKEN) | {"lines": view(refused, "lines")}
+    make_tables(world, new)
+    rebuild(world, ["lines", *PARKING], new, make_live=False)
+    bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    go_to(world, [], new)
+    parked = scalar(world, "select array_agg(table_name || ' ' || stream order by table_name) from parked")
+    assert parked == [f"{name}_v1 accounts/1" for name in sorted(["lines", *PARKING])]
+    assert _differences(world, new) == 0
 
 
 # ── what it refuses ──
