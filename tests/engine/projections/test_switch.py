@@ -19,10 +19,11 @@ from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild import build_locks as claims
+from projections.engine.rebuild import builds as engine_builds
 from projections.engine.rebuild import switch as switch_module
-from projections.engine.rebuild.build_locks import BuildAlive, claim
-from projections.engine.rebuild.builds import Build, builds_of
-from projections.engine.rebuild.catch_up import Ahead, Group
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim
+from projections.engine.rebuild.builds import Build, abandon, builds_of
+from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import (
@@ -41,7 +42,7 @@ from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import DAY, Bookkeeper, fold_all, live_agent
+from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, live_agent
 from tests.engine.projections.bankviews import (
     ACCOUNTS,
     BALANCES_2,
@@ -303,6 +304,32 @@ def test_a_table_ahead_of_a_position_is_refused(bank: Bookkeeper) -> None:
     with pytest.raises(Ahead, match="partition 1"):
         _switch(world, [build])
     assert live_table(world, "balances") == "balances_v2"
+
+
+def test_a_build_that_somebody_moved_or_abandoned_is_left_alone(bank: Bookkeeper) -> None:
+    world = bank.world
+    [build] = _ready(world, "balances")
+    with connect(world, "test") as db:
+        stale = Group("core", all_views(), [build])
+        db.execute("update build_positions set next_offset = next_offset - 1 where partition = 1")
+        with pytest.raises(MovedElsewhere), db.transaction():
+            stale.check(engine_builds.lock_builds(db, stale.ids))
+        abandon(db, build)
+        with pytest.raises(BuildAbandoned), db.transaction():
+            stale.check(engine_builds.lock_builds(db, stale.ids))
+
+
+def test_catching_up_never_goes_beyond_the_agent(bank: Bookkeeper) -> None:
+    world = bank.world
+    [build] = _ready(world, "balances")
+    bank.life(ACCOUNTS, 1)  # in the log, but not folded by the agent
+    group = Group("core", all_views(), [build])
+    with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
+        prepare(db)
+        end = {p: reading.next_offset + 1 for p, reading in group.at.items()}
+        with pytest.raises(Ahead):
+            group.catch_up(db, tail, _ends(group.at, end))
+    assert _differences(world) == 0
 
 
 def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
