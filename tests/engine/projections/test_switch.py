@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from domain.accounts import Details, MoneyDeposited
 from infra.database.connect import TransactionTimedOut, connect
 from infra.processes import faultpoints
 from infra.settings import Settings
@@ -18,10 +19,11 @@ from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
 from projections.engine.rebuild import build_locks as claims
+from projections.engine.rebuild import builds as engine_builds
 from projections.engine.rebuild import switch as switch_module
-from projections.engine.rebuild.build_locks import BuildAlive, claim
-from projections.engine.rebuild.builds import Build, builds_of
-from projections.engine.rebuild.catch_up import Ahead, Group
+from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim
+from projections.engine.rebuild.builds import Build, abandon, builds_of
+from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
 from projections.engine.rebuild.rebuild import NoBuild, go_to, rebuild
 from projections.engine.rebuild.switch import (
@@ -40,15 +42,18 @@ from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
-from tests.engine.bookkeeper import Bookkeeper, fold_all, live_agent
+from tests.engine.bookkeeper import DAY, Bookkeeper, _ends, fold_all, live_agent
 from tests.engine.projections.bankviews import (
     ACCOUNTS,
     BALANCES_2,
+    BROKEN,
+    PARKING,
     a_batch_around,
     behind,
     build_states,
     live_table,
     make_tables,
+    parking,
     rows,
     view,
     with_views,
@@ -264,6 +269,30 @@ def test_a_switch_that_stood_still_for_too_long_says_so_and_has_changed_nothing(
     assert live_table(bank.world, "statement") != was
 
 
+def test_poison_and_refused_rows_met_while_catching_up_are_parked_for_the_new_table(bank: Bookkeeper) -> None:
+    world = bank.world
+    refused = """
+    ON_POISON = "park"
+
+    class Line(NamedTuple):
+        account: Key[str]
+        line: Key[int]
+
+    def rows(event: MoneyDeposited, after: State, at: At) -> Iterable[Line]:
+        yield Line(at.id, 10**30 if event.details.purpose == "poison" else at.version)
+    """
+    new = parking(BROKEN) | {"lines": view(refused, "lines")}
+    make_tables(world, new)
+    rebuild(world, ["lines", *PARKING], new, make_live=False)
+    bank.commit("1", MoneyDeposited(cents=5, on=DAY, details=Details(purpose="poison")))
+    bank.life(ACCOUNTS, 2)
+    fold_all(world)
+    go_to(world, [], new)
+    parked = scalar(world, "select array_agg(table_name || ' ' || stream order by table_name) from parked")
+    assert parked == [f"{name}_v1 accounts/1" for name in sorted(["lines", *PARKING])]
+    assert _differences(world, new) == 0
+
+
 # ── what it refuses ──
 
 
@@ -275,6 +304,32 @@ def test_a_table_ahead_of_a_position_is_refused(bank: Bookkeeper) -> None:
     with pytest.raises(Ahead, match="partition 1"):
         _switch(world, [build])
     assert live_table(world, "balances") == "balances_v2"
+
+
+def test_a_build_that_somebody_moved_or_abandoned_is_left_alone(bank: Bookkeeper) -> None:
+    world = bank.world
+    [build] = _ready(world, "balances")
+    with connect(world, "test") as db:
+        stale = Group("core", all_views(), [build])
+        db.execute("update build_positions set next_offset = next_offset - 1 where partition = 1")
+        with pytest.raises(MovedElsewhere), db.transaction():
+            stale.check(engine_builds.lock_builds(db, stale.ids))
+        abandon(db, build)
+        with pytest.raises(BuildAbandoned), db.transaction():
+            stale.check(engine_builds.lock_builds(db, stale.ids))
+
+
+def test_catching_up_never_goes_beyond_the_agent(bank: Bookkeeper) -> None:
+    world = bank.world
+    [build] = _ready(world, "balances")
+    bank.life(ACCOUNTS, 1)  # in the log, but not folded by the agent
+    group = Group("core", all_views(), [build])
+    with connect(world, "test") as db, Tail(world, world.events_topic, group.at) as tail:
+        prepare(db)
+        end = {p: reading.next_offset + 1 for p, reading in group.at.items()}
+        with pytest.raises(Ahead):
+            group.catch_up(db, tail, _ends(group.at, end))
+    assert _differences(world) == 0
 
 
 def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
