@@ -10,8 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := $(firstword $(wildcard requirements/samefold.txt) requirements/development.txt)
-# Two workers, each with a stack of its own.
-PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadgroup --times
+# Three workers, each with a stack of its own: much of a test is waiting, and two leave a third of two cores idle.
+PYTEST = $(BIN)/python -m pytest -q -n 3 --dist loadgroup --times
 # Fewer examples of each property than in `make test-all`.
 QUICK = --hypothesis-profile=quick
 # Tools for the supply chain: what they need must not decide what the service runs on.
