@@ -49,8 +49,10 @@ PURE = {
         "re",
         "statistics",
         "string",
+        "types",
+        "typing",
+        "unicodedata",
     ),
-    *("types", "typing", "unicodedata"),
     *("pydantic", "domain"),
 }
 CLOCKS = {"now", "utcnow", "today"}
