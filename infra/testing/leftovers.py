@@ -86,11 +86,18 @@ def _processes(pids: set[int], mark: str) -> dict[int, str]:
     found = {}
     for pid in pids:
         with suppress(OSError):
+            line = _command_line(PROC / str(pid)).replace(b"\0", b" ").decode(errors="replace").strip()
             variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            line = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             if f"{MARK}={mark}".encode() in variables and line and not any(part in line for part in NOT_ITS_OWN):
                 found[pid] = line[:300]
     return found
+
+
+def _command_line(process: Path) -> bytes:
+    """Raises OSError where the process has ended. One that has just been started has neither arguments nor variables yet."""
+    while not (line := (process / "cmdline").read_bytes()):
+        (process / "exe").readlink()
+    return line
 
 
 def _sockets() -> set[str]:

@@ -17,6 +17,7 @@ from api.server import HEADERS
 from infra.errors import BadSettings
 from infra.observability import metrics
 from infra.settings import Settings
+from infra.testing.waiting import DEADLINE_S
 from tests.engine.api.api import Api, problem, serving
 from tests.engine.api.front import free_port
 from tests.engine.api.raw_http import ask, connection, head, post
@@ -156,11 +157,12 @@ def test_a_port_of_metrics_tells_no_version_whatever_is_asked() -> None:
 
 @pytest.mark.keeps_its_port
 def test_a_port_of_metrics_serves_the_next_client_however_many_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "SCRAPE_S", 0.5)
+    monkeypatch.setattr(metrics, "SCRAPE_S", DEADLINE_S)
     port = free_port()
     metrics.serve(Settings(metrics_port=port))
     with ExitStack() as stack:
         silent = [stack.enter_context(connection(port)) for _ in range(3 * metrics.MAX_SCRAPERS)]
         assert ask(port, head("GET", "/metrics")).status == 200
+        monkeypatch.setattr(metrics, "SCRAPE_S", 0.0)
         for one in silent:  # the last ones by their deadline
             assert one.recv(1) == b""
