@@ -86,7 +86,7 @@ def test_a_topic_that_was_recreated_is_refused(world: Settings, monkeypatch: pyt
         admin = clients.admin(world)
         for future in admin.delete_topics([world.commands_topic]).values():
             future.result(10)
-        until(lambda: not admin.list_topics(timeout=10).topics.get(world.commands_topic), "it is gone")
+        until(lambda: not admin.list_topics(timeout=DEADLINE_S).topics.get(world.commands_topic), "it is gone")
         topics.ensure(world)
         until(lambda: "topics" in api.services.stores.failures, "it is noticed")
         assert answered(api.open("x"), "topic-changed")

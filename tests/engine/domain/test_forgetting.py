@@ -468,7 +468,7 @@ def test_a_recreated_topic_is_refused_and_taken_when_the_position_is_deleted(vau
     name, backup = vault.settings.keys_topic, records_of(vault.settings, vault.settings.keys_topic)
     admin = clients.admin(vault.settings)
     admin.delete_topics([name])[name].result(DEADLINE_S)
-    until(lambda: name not in admin.list_topics(timeout=10).topics, "it is gone")
+    until(lambda: name not in admin.list_topics(timeout=DEADLINE_S).topics, "it is gone")
     topics.ensure_keys(vault.settings)
     for record in backup:
         vault.produce(record.key or b"", record.value)

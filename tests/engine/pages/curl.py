@@ -7,6 +7,8 @@ import shlex
 
 import httpx
 
+from infra.testing.waiting import DEADLINE_S
+
 
 def curl(line: str, base_url: str | None = None) -> httpx.Response:
     """What a line with `--json BODY` and `-H 'Name: value'` asks for, at its own URL or at the same path of another server."""
@@ -18,6 +20,6 @@ def curl(line: str, base_url: str | None = None) -> httpx.Response:
     headers = dict(header.split(": ", 1) for header in given.H)
     url: httpx.URL = given.url if base_url is None else httpx.URL(base_url).join(given.url.raw_path.decode())
     if given.json is None:
-        return httpx.get(url, headers=headers, timeout=30)
+        return httpx.get(url, headers=headers, timeout=DEADLINE_S)
     headers |= {"Content-Type": "application/json", "Accept": "application/json"}  # as curl's --json does
-    return httpx.post(url, headers=headers, content=given.json, timeout=30)
+    return httpx.post(url, headers=headers, content=given.json, timeout=DEADLINE_S)

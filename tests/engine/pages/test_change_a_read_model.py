@@ -223,7 +223,7 @@ def test_the_page_from_the_first_line_to_the_last(operator: Operator) -> None:
     for language, block in blocks(PAGE):
         operator.walk(language, block)
     traffic.stop()
-    answered = wait_for(world, traffic.commands, lambda _: None, timeout_s=60)
+    answered = wait_for(world, traffic.commands, lambda _: None, timeout_s=DEADLINE_S)
     assert (answered.accepted, answered.rejected) == (len(traffic.commands), 0)
     counted = counted_in(world)
     assert {counted[command.stream, command.id] for command in traffic.commands} == {1}

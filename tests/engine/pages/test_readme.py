@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.front import free_port
 from tests.engine.pages.curl import curl
 
@@ -57,7 +57,13 @@ class Newcomer:
         if line.startswith("curl "):
             return self._asks(line)
         done = subprocess.run(
-            line.split(), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=90, check=False
+            line.split(),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
         assert done.returncode == 0, f"`{line}` ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -104,7 +110,9 @@ def newcomer() -> Iterator[Newcomer]:
     try:
         yield someone
     finally:
-        subprocess.run(["samefold", "dev", "down"], cwd=folder, env=someone.environment, check=False, timeout=60)
+        subprocess.run(
+            ["samefold", "dev", "down"], cwd=folder, env=someone.environment, check=False, timeout=DEADLINE_S
+        )
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -22,7 +22,7 @@ from infra.log.topics import TopicChanged, TopicUnfit
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.activations import (
     Activation,
     AlreadyLive,
@@ -296,7 +296,7 @@ def test_a_recreated_topic_is_refused(world: Settings, bank: Bookkeeper, db: Con
     switch(world, policy())
     admin = clients.admin(world)
     admin.delete_topics([world.policies_topic])[world.policies_topic].result(30)
-    until(lambda: world.policies_topic not in admin.list_topics(timeout=10).topics, "it is gone")
+    until(lambda: world.policies_topic not in admin.list_topics(timeout=DEADLINE_S).topics, "it is gone")
     topics.ensure_policies(world)
     with pytest.raises(TopicChanged, match="ends at 0, but records up to 1 were read"):
         bring_in(world, db)

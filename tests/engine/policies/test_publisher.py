@@ -26,7 +26,7 @@ from infra.observability.metrics import REGISTRY
 from infra.processes.faultpoints import PUBLISHER
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
-from infra.testing.waiting import SLOWNESS, until
+from infra.testing.waiting import DEADLINE_S, SLOWNESS, until
 from policies.engine.policy import BadPolicy
 from policies.engine.public_schema import asyncapi, publication, publication_of
 from policies.engine.publisher import Publisher
@@ -401,7 +401,7 @@ def test_a_recreated_topic_is_refused(world: Settings, log: Log, public: Reader,
     name = world.events_topic if topic == "events" else world.public_topic
     admin = clients.admin(world)
     admin.delete_topics([name])[name].result(30)
-    until(lambda: name not in admin.list_topics(timeout=10).topics, "it is deleted")
+    until(lambda: name not in admin.list_topics(timeout=DEADLINE_S).topics, "it is deleted")
     with publisher(world, tmp_path) as one:
         assert one.ends() == 1
         assert one.says("topic-changed")

@@ -20,7 +20,7 @@ from infra.log.topics import TopicChanged
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
 from infra.settings import Settings
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from policies.engine import relay as relay_engine
 from policies.engine import sender as sender_engine
 from policies.engine.relay import Relay, read_unsent
@@ -239,7 +239,7 @@ def test_a_recreated_topic_of_commands_is_refused_by_name(world: Settings, db: C
         until(lambda: project(world) > 0, "the log has an opening, and the agent has read it")
     admin = clients.admin(world)  # its futures end with it
     admin.delete_topics([world.commands_topic])[world.commands_topic].result(30)
-    until(lambda: world.commands_topic not in admin.list_topics(timeout=10).topics, "it is gone")
+    until(lambda: world.commands_topic not in admin.list_topics(timeout=DEADLINE_S).topics, "it is gone")
     topics.ensure(world)
     wish(db, "w")
     with relay(world) as errors:

@@ -432,7 +432,7 @@ def test_more_than_one_read_gives_is_never_switched_to(
 
     monkeypatch.setattr(_Switch, "_attempt", frozen)
     with connect(world, "test") as db:
-        switched = switch(world, db, builds, second, give_up_s=20)
+        switched = switch(world, db, builds, second, give_up_s=DEADLINE_S)
     assert live_table(world, "balances") == "balances_v3"
     assert len(switched.tables) == 3
     assert _differences(world, {name: second[name] for name in ("balances", "statement")}) == 0

@@ -214,7 +214,7 @@ class Shop:
             {"bootstrap.servers": self.stack.kafka.bootstrap, "group.id": "search", "enable.partition.eof": True}
             | {"auto.offset.reset": "earliest", "isolation.level": "read_uncommitted"}
         )
-        known = consumer.list_topics(timeout=30).topics
+        known = consumer.list_topics(timeout=DEADLINE_S).topics
         left = [TopicPartition(name, number, 0) for name, topic in known.items() for number in topic.partitions]
         consumer.assign(left)
         open_ones = {(one.topic, one.partition) for one in left}

@@ -72,12 +72,12 @@ def pids(stack: Stack) -> tuple[int, int]:
 
 
 def topics(stack: Stack) -> set[str]:
-    return set(AdminClient({"bootstrap.servers": stack.kafka.bootstrap}).list_topics(timeout=10).topics)
+    return set(AdminClient({"bootstrap.servers": stack.kafka.bootstrap}).list_topics(timeout=DEADLINE_S).topics)
 
 
 def make_topic(stack: Stack, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": stack.kafka.bootstrap})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(timeout=20)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(DEADLINE_S)
 
 
 def test_up_again_changes_nothing(stack: Stack) -> None:
@@ -104,7 +104,7 @@ def test_the_database_server_is_durable_and_sorts_by_code_point(stack: Stack) ->
 
 
 def test_a_topic_is_never_made_by_asking_for_it(stack: Stack) -> None:
-    AdminClient({"bootstrap.servers": stack.kafka.bootstrap}).list_topics("asked-for", timeout=10)
+    AdminClient({"bootstrap.servers": stack.kafka.bootstrap}).list_topics("asked-for", timeout=DEADLINE_S)
     assert "asked-for" not in topics(stack)
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.views.core_views import OUTCOMES_VERSION
 from tests.engine.pages.pages import Author, author  # noqa: F401
 from tests.engine.tools.service_trees import Tree
@@ -103,7 +103,7 @@ def test_what_the_readme_says_to_type_grows_a_running_service(author: Author) ->
     first, after_restart = re.findall(r"^```console\n(.*?)^```", growing, re.MULTILINE | re.DOTALL)
     adding = first.replace("$ source .venv/bin/activate\n", "").replace("$ ", "")
     author.restart()
-    with httpx.Client(base_url=f"http://127.0.0.1:{author.port}", timeout=60) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{author.port}", timeout=DEADLINE_S) as client:
 
         def post(command: str, key: str, name: str) -> dict[str, Any]:
             headers = {"Idempotency-Key": f'"{key}"'}

@@ -20,7 +20,7 @@ import pytest
 
 from infra.dev.stack import Stack
 from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.infra.role_worlds import role_world
 from tests.engine.tools.test_compose import OURS, SERVICES, make_secrets, mounted
@@ -73,7 +73,7 @@ def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tm
             assert set(lasting) == {"handler", "agent", "policies", "publisher", "api"}
             processes = [started(name) for name in lasting]
             try:
-                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as client:
                     until(lambda: is_ready(str(client.base_url)), "the service is ready")
                     body, key = {"overdraft_limit": 0, "on": "2026-11-21"}, {"Idempotency-Key": '"1"'}
                     opened = client.post("/accounts/ada/open-account", json=body, headers=key)
