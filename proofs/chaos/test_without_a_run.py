@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from infra.processes import faultpoints
-from proofs.chaos.mix import ALONE, KINDS, Deck
+from proofs.chaos.mix import KINDS
 from proofs.chaos.report import SNAPSHOTS, Result
 from proofs.patches import ROOT
 
@@ -41,13 +41,6 @@ def test_a_run_that_lacks_something_does_not_hold(spoil: Callable[[Result], obje
     assert not run.holds
     assert "seed 7: **does not hold**" in text
     assert told in text
-
-
-def test_a_deck_deals_all_before_one_comes_again() -> None:
-    deck = Deck(ALONE, seed=1)
-    count = len(ALONE.faults)
-    dealt = [deck.deal().kind for _ in range(2 * count)]
-    assert sorted(dealt[:count]) == sorted(dealt[count:]) == sorted(fault.kind for fault in ALONE.faults)
 
 
 def test_each_point_is_on_the_way_of_the_product() -> None:
