@@ -7,7 +7,6 @@ from datetime import date
 from functools import reduce
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
@@ -292,12 +291,6 @@ def test_whatever_is_asked_for_the_account_stays_sound(state: State, commands: l
 @for_all(event=any_event, history=st.lists(any_event, max_size=10))
 def test_evolve_takes_every_event_after_every_history(event: Event, history: list[Event]) -> None:
     assert isinstance(evolve(given(*history), event), State)
-
-
-@settings(deadline=None)
-@for_all(state=any_state)
-def test_the_state_comes_back_from_its_snapshot(state: State) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
 
 
 # What is no fact
