@@ -6,13 +6,14 @@ who it is and waits for a first answer before it begins, so that the points of i
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
 import sys
 import threading
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.connection import Client, Connection, Listener
@@ -21,11 +22,31 @@ from typing import Literal, NamedTuple
 
 from infra.processes import faultpoints
 from infra.processes.faultpoints import Point
+from proofs.patches import Edit, edited
 
-SOCKET = "CHAOS_SOCKET"
+SOCKET, LACKING = "CHAOS_SOCKET", "CHAOS_LACKING"
 Action = Literal["kill", "freeze", "tell"]
 """What a process does to itself at a point; `tell` only reports that it is there."""
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+RULE, COMMIT = "infra/log/rule.py", "projections/engine/store/commit.py"
+RULES: dict[str, list[Edit]] = {
+    "a handler reads up to its opening": [
+        Edit(
+            "commands/writer.py",
+            "self.phase = Phase.READING\n        return ReadLog(self.reading.next_offset, offset + 1)",
+            "self.phase = Phase.SERVING\n        self.last_command = self.reading.command_offset\n"
+            "        return Serve(self.last_command + 1)",
+        )
+    ],
+    "a commit counts in its epoch and in line": [
+        Edit(RULE, "entry.epoch != epoch or epoch < 0", "False"),
+        Edit(RULE, "entry.seq != seq + 1", "False"),
+    ],
+    "a batch moves positions from where it was read": [
+        Edit(COMMIT, "and (p.next_offset, p.epoch, p.seq) = (u.was, u.was_epoch, u.was_seq)", "")
+    ],
+}
+"""What a process may be made to lack, so that the judge must find it."""
 
 
 class Order(NamedTuple):
@@ -157,7 +178,10 @@ def main() -> None:
     threading.Thread(target=armed.listen, daemon=True, name="armed").start()
     faultpoints.hook = armed.reach
     sys.argv = [module, *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    with ExitStack() as lacking:
+        if rule := json.loads(os.environ.get(LACKING, "{}")).get(module):
+            lacking.enter_context(edited(*RULES[rule]))
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from infra.processes.supervisor import Child
 from infra.settings import Settings
-from proofs.chaos.armed import SOCKET, Control
+from proofs.chaos.armed import LACKING, SOCKET, Control
 from proofs.kit import Supervised, free_ports
 from proofs.patches import ROOT
 
@@ -25,8 +26,11 @@ FENCED = "was fenced out of its group"
 class Crew(Supervised):
     """Processes run while the `with` lasts; `folder` gets their logs. Children are named as they are to Kafka and PostgreSQL."""
 
-    def __init__(self, settings: Settings, control: Control, folder: Path) -> None:
-        ours = {SOCKET: str(control.path), "PYTHONPATH": str(ROOT)}
+    def __init__(
+        self, settings: Settings, control: Control, folder: Path, lacking: Mapping[str, str] | None = None
+    ) -> None:
+        """`lacking` names a rule that a module's processes are to lack."""
+        ours = {SOCKET: str(control.path), LACKING: json.dumps(lacking or {}), "PYTHONPATH": str(ROOT)}
         self._environment = settings.environment() | ours
         self._prefix = settings.group_prefix
         self.handlers = [self._child(f"handler-{n}", "commands.handler") for n in (1, 2)]

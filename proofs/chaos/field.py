@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -49,6 +49,7 @@ class Field:
         seed: int,
         *,
         rate: int = 300,
+        lacking: Mapping[str, str] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.ground = ground
@@ -63,7 +64,7 @@ class Field:
         self.progress = Progress(self.world)
         self.load = Load(self.world, self.progress, seed, rate)
         self.judge = Judge(self.world, self.tail, self.load.sent)
-        self.crew = Crew(self.fronted, ground.control, folder)
+        self.crew = Crew(self.fronted, ground.control, folder, lacking)
         self.front = Front(self.crew.api_port, self.load.sent, self.load.acknowledged)
         self._abandoned = False
         self._open = ExitStack()
