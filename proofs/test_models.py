@@ -7,14 +7,12 @@ from collections.abc import Collection
 
 import pytest
 
-from infra.testing.fixtures import SEED
 from proofs.checker import Checker, Mutant, is_killed, mutants_in
 from proofs.model.checks import CHECKER as WRITE_SIDE
 from proofs.model_read.checks import CHECKER as READ_SIDE
 from proofs.model_read.explore import wander
 from proofs.model_read.scenarios import SCENARIOS
 
-MINUTES = 10
 pytestmark = pytest.mark.usefixtures("model_database")
 
 CHECKERS = [pytest.param(WRITE_SIDE, id="write"), pytest.param(READ_SIDE, id="read", marks=pytest.mark.integration)]
@@ -69,9 +67,3 @@ def test_without_a_guarantee_a_search_finds_such_choices_again(checker: Checker,
 def test_what_is_harmless_to_leave_out_breaks_nothing(checker: Checker, mutant: Mutant) -> None:
     assert mutant.facts["harmless"]
     assert wander(SCENARIOS[mutant.world], 1, mutant, walks=3).commits > 0
-
-
-@pytest.mark.prove(part="models")
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_no_promise_is_broken_in_large_worlds_and_by_chance(checker: Checker) -> None:
-    print(checker.attack(60 * MINUTES, SEED))

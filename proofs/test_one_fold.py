@@ -41,7 +41,6 @@ from proofs.patches import Edit, edited
 
 NUMBER = 314159
 HISTORIES = 12
-MORE = 100
 
 
 # ── in every way, on databases and on Spark ──
@@ -50,7 +49,7 @@ MORE = 100
 @pytest.fixture(scope="module")
 def found(stack: Stack) -> Found:
     """All is folded once, and looked at by several tests."""
-    return fold(stack.folder, dict(enumerate(histories(HISTORIES, NUMBER))), str(NUMBER), spark=True)
+    return fold(stack.folder, dict(enumerate(histories(HISTORIES, NUMBER))), str(NUMBER))
 
 
 @pytest.mark.slow
@@ -81,11 +80,6 @@ LEAST = {
     **dict.fromkeys(("commit", "open", "fenced", "reopen", "hold", "swap", "repeat", "garbage", "impostor"), 1),
 }
 """How often each happens, at least, of what views do and of what a log may hold."""
-
-
-@pytest.mark.prove(part="histories")
-def test_other_histories_give_the_same_too(stack: Stack) -> None:
-    assert fold(stack.folder, dict(enumerate(histories(MORE, SEED))), str(SEED), spark=True).differences == []
 
 
 # ── in memory ──

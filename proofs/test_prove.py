@@ -39,14 +39,3 @@ def test_each_program_has_a_row_in_the_table_that_stays(
     ]
     [report] = tmp_path.glob("*-7/report.md")
     assert found in report.read_text()
-
-
-def test_an_unknown_part_is_refused_with_those_that_there_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["proofs", "everything", "--report", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        prove.main()
-    assert ended.value.code == 2
-    assert "new-services" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

@@ -7,12 +7,11 @@ from datetime import date
 from functools import reduce
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from domain import accounts
 from domain.accounts import (
@@ -52,7 +51,6 @@ from domain.accounts import (
     evolve,
 )
 from domain.language import Refusal
-from infra.domain_model.contexts import contexts
 from infra.testing.facts import facts, members
 
 TODAY = date(1993, 1, 31)
@@ -70,11 +68,6 @@ def deposited(cents: int) -> MoneyDeposited:
     return MoneyDeposited(cents=cents, on=TODAY)
 
 
-def full() -> State:
-    """An account that can take no more."""
-    return State("open", LARGEST_BALANCE, 0)
-
-
 # Open
 
 
@@ -88,11 +81,6 @@ def test_an_open_account_is_not_opened_again() -> None:
         decide(OpenAccount(overdraft_limit=200, on=TODAY), given(OPENED))
 
 
-def test_a_closed_account_is_not_opened_again() -> None:
-    with pytest.raises(AccountIsClosed):
-        decide(OpenAccount(overdraft_limit=200, on=TODAY), given(OPENED, CLOSED))
-
-
 # Deposit
 
 
@@ -100,15 +88,6 @@ def test_a_deposit_keeps_what_the_books_say() -> None:
     command = Deposit(cents=300, on=TODAY, details=RENT)
     assert decide(command, given(OPENED)) == [MoneyDeposited(cents=300, on=TODAY, details=RENT)]
     assert given(OPENED, deposited(300), deposited(4)).balance == 304
-
-
-def test_a_deposit_beyond_what_the_bank_can_keep_is_refused() -> None:
-    with pytest.raises(BalanceTooLarge):
-        decide(Deposit(cents=1, on=TODAY), full())
-
-
-def test_a_deposit_up_to_what_the_bank_can_keep_is_taken() -> None:
-    assert decide(Deposit(cents=1, on=TODAY), State("open", LARGEST_BALANCE - 1, 0)) == [deposited(1)]
 
 
 # Withdraw
@@ -126,11 +105,6 @@ def test_a_withdrawal_beyond_the_limit_is_refused() -> None:
         decide(Withdraw(cents=701, on=TODAY), given(OPENED, deposited(500)))
 
 
-def test_after_a_fee_beyond_the_limit_nothing_can_be_withdrawn() -> None:
-    with pytest.raises(InsufficientFunds):
-        decide(Withdraw(cents=1, on=TODAY), given(OPENED, FeeCharged(cents=250, on=TODAY)))
-
-
 # Interest
 
 
@@ -139,16 +113,6 @@ def test_interest_is_credited() -> None:
     command = CreditInterest(cents=7, on=TODAY, details=Details(purpose="interest"))
     assert decide(command, given(OPENED)) == [credited]
     assert given(OPENED, credited).balance == 7
-
-
-def test_interest_beyond_what_the_bank_can_keep_is_refused() -> None:
-    with pytest.raises(BalanceTooLarge):
-        decide(CreditInterest(cents=1, on=TODAY), full())
-
-
-def test_interest_up_to_what_the_bank_can_keep_is_credited() -> None:
-    state = State("open", LARGEST_BALANCE - 1, 0)
-    assert decide(CreditInterest(cents=1, on=TODAY), state) == [InterestCredited(cents=1, on=TODAY)]
 
 
 # Fee
@@ -161,14 +125,24 @@ def test_a_fee_may_pass_the_overdraft_limit() -> None:
     assert given(OPENED, charged).balance == -201
 
 
-def test_a_fee_beyond_what_the_bank_can_keep_is_refused() -> None:
+# As much as the bank can keep
+
+
+@pytest.mark.parametrize(
+    ("command", "event", "balance"),
+    [
+        (Deposit(cents=1, on=TODAY), deposited(1), LARGEST_BALANCE),
+        (CreditInterest(cents=1, on=TODAY), InterestCredited(cents=1, on=TODAY), LARGEST_BALANCE),
+        (ChargeFee(cents=1, on=TODAY), FeeCharged(cents=1, on=TODAY), -LARGEST_BALANCE),
+    ],
+)
+def test_a_balance_goes_as_far_as_the_bank_can_keep_and_no_further(
+    command: Command, event: Event, balance: int
+) -> None:
+    nearly = State("open", balance - 1 if balance > 0 else balance + 1, 0)
+    assert decide(command, nearly) == [event]
     with pytest.raises(BalanceTooLarge):
-        decide(ChargeFee(cents=1, on=TODAY), State("open", -LARGEST_BALANCE, 0))
-
-
-def test_a_fee_down_to_what_the_bank_can_keep_is_charged() -> None:
-    state = State("open", 1 - LARGEST_BALANCE, 0)
-    assert decide(ChargeFee(cents=1, on=TODAY), state) == [FeeCharged(cents=1, on=TODAY)]
+        decide(command, State("open", balance, 0))
 
 
 # Holds
@@ -217,11 +191,6 @@ def test_without_a_hold_nothing_comes_back_or_is_released(command: Command) -> N
         decide(command, given(OPENED, HELD))
 
 
-def test_money_comes_back_once() -> None:
-    with pytest.raises(NoSuchHold):
-        decide(ReturnMoney(hold="t1", on=TODAY), given(OPENED, HELD, MoneyReturned(hold="t1", cents=60, on=TODAY)))
-
-
 @pytest.mark.parametrize("credit", [Deposit(cents=1, on=TODAY), CreditInterest(cents=1, on=TODAY)])
 def test_what_may_come_back_has_its_room_in_the_balance(credit: Command) -> None:
     state = State("open", LARGEST_BALANCE - 60, 0, {"t1": 60})
@@ -240,10 +209,6 @@ def test_an_account_is_not_closed_while_money_may_come_back(events: list[Event])
         decide(CloseAccount(on=TODAY), given(OPENED, *events))
 
 
-def test_an_account_whose_hold_was_released_is_closed() -> None:
-    assert decide(CloseAccount(on=TODAY), given(OPENED, deposited(60), HELD, HoldReleased(hold="t1"))) == [CLOSED]
-
-
 def test_an_empty_account_is_closed() -> None:
     assert decide(CloseAccount(on=TODAY), given(OPENED)) == [CLOSED]
     assert given(OPENED, CLOSED).status == "closed"
@@ -253,11 +218,6 @@ def test_an_empty_account_is_closed() -> None:
 def test_an_account_with_money_or_debt_on_it_is_not_closed(movement: Event) -> None:
     with pytest.raises(BalanceNotZero):
         decide(CloseAccount(on=TODAY), given(OPENED, movement))
-
-
-def test_an_account_is_closed_once() -> None:
-    with pytest.raises(AccountIsClosed):
-        decide(CloseAccount(on=TODAY), given(OPENED, CLOSED))
 
 
 # Every command and every event, present and future
@@ -333,95 +293,18 @@ def test_evolve_takes_every_event_after_every_history(event: Event, history: lis
     assert isinstance(evolve(given(*history), event), State)
 
 
-@settings(deadline=None)
-@for_all(state=any_state)
-def test_the_state_comes_back_from_its_snapshot(state: State) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
-
-
-# What has been stored is stored for ever
-
-STORED = [
-    ("AccountOpened", '{"overdraft_limit": 200, "on": "1993-01-31"}', AccountOpened(overdraft_limit=200, on=TODAY)),
-    ("MoneyDeposited", '{"cents": 5, "on": "1993-01-31"}', deposited(5)),
-    ("MoneyWithdrawn", '{"cents": 5, "on": "1993-01-31"}', MoneyWithdrawn(cents=5, on=TODAY)),
-    ("InterestCredited", '{"cents": 5, "on": "1993-01-31"}', InterestCredited(cents=5, on=TODAY)),
-    ("FeeCharged", '{"cents": 5, "on": "1993-01-31"}', FeeCharged(cents=5, on=TODAY)),
-    ("MoneyReturned", '{"hold": "t1", "cents": 5, "on": "1993-01-31"}', MoneyReturned(hold="t1", cents=5, on=TODAY)),
-    ("HoldReleased", '{"hold": "t1"}', HoldReleased(hold="t1")),
-    ("AccountClosed", '{"on": "1993-01-31"}', CLOSED),
-    (
-        "MoneyWithdrawn",
-        '{"cents": 5, "on": "1993-01-31", "details": {"operation": "transfer out", "purpose": "household", '
-        '"counter_bank": "YZ", "counter_account": "87144583"}}',
-        MoneyWithdrawn(cents=5, on=TODAY, details=RENT),
-    ),
-    ("MoneyWithdrawn", '{"cents": 60, "on": "1993-01-31", "hold": "t1"}', HELD),
-]
-
-
-@pytest.mark.parametrize(("name", "body", "event"), STORED, ids=[name for name, _, _ in STORED])
-def test_old_records_mean_what_they_meant(name: str, body: str, event: Event) -> None:
-    """Fails when a class or field was renamed or lost its default: add beside the old, never change it."""
-    assert msgspec.json.decode(body, type=contexts()["accounts"].events[name]) == event
-
-
-# A hostile world at the door
-
-
-HOSTILE = {
-    "zero": '{"cents": 0, "on": "1993-01-31"}',
-    "negative": '{"cents": -1, "on": "1993-01-31"}',
-    "too much": '{"cents": 100000000000001, "on": "1993-01-31"}',
-    "beyond 64 bits": '{"cents": 9223372036854775808, "on": "1993-01-31"}',
-    "beyond any bits": f'{{"cents": 1{"0" * 5000}, "on": "1993-01-31"}}',
-    "text for a number": '{"cents": "5", "on": "1993-01-31"}',
-    "bool for a number": '{"cents": true, "on": "1993-01-31"}',
-    "fraction": '{"cents": 5.5, "on": "1993-01-31"}',
-    "float": '{"cents": 5.0, "on": "1993-01-31"}',
-    "not a number": '{"cents": NaN, "on": "1993-01-31"}',
-    "null": '{"cents": null, "on": "1993-01-31"}',
-    "list": '{"cents": [5], "on": "1993-01-31"}',
-    "no amount": '{"on": "1993-01-31"}',
-    "no day": '{"cents": 5}',
-    "number for a day": '{"cents": 5, "on": 19930131}',
-    "digits for a day": '{"cents": 5, "on": "19930131"}',
-    "moment for a day": '{"cents": 5, "on": "1993-01-31T10:00:00"}',
-    "31 February": '{"cents": 5, "on": "1993-02-31"}',
-    "year 0": '{"cents": 5, "on": "0000-01-01"}',
-    "year 10000": '{"cents": 5, "on": "10000-01-01"}',
-    "unknown field": '{"cents": 5, "on": "1993-01-31", "colour": "red"}',
-    "unknown field within": '{"cents": 5, "on": "1993-01-31", "details": {"colour": "red"}}',
-    "details are text": '{"cents": 5, "on": "1993-01-31", "details": "rent"}',
-    "text is a number": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": 5}}',
-    "NUL": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "a\\u0000b"}}',
-    "newline at the end": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "rent\\n"}}',
-    "escape sequence": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "\\u001b[2J"}}',
-    "half an emoji": '{"cents": 5, "on": "1993-01-31", "details": {"purpose": "\\ud83d"}}',
-    "10 kB": f'{{"cents": 5, "on": "1993-01-31", "details": {{"purpose": "{"x" * 10_000}"}}}}',
-    "201 characters": f'{{"cents": 5, "on": "1993-01-31", "details": {{"purpose": "{"x" * 201}"}}}}',
-    "array": '[5, "1993-01-31"]',
-    "nothing": "",
-    "deep": "[" * 10_000,
-}
-
-
-@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_no_command_does_not_come_in(body: str) -> None:
-    with pytest.raises(ValidationError):
-        TypeAdapter(Deposit).validate_json(body)
-
-
-@pytest.mark.parametrize("purpose", ["O'Brien \"; drop table balances; --", "🦉🇨🇿", "%s {} \\ $1", "x" * 200, "  "])
-def test_odd_text_is_text(purpose: str) -> None:
-    command = Deposit(cents=5, on=TODAY, details=Details(purpose=purpose))
-    assert TypeAdapter(Deposit).validate_json(msgspec.json.encode(command)) == command
+# What is no fact
 
 
 @pytest.mark.parametrize("cents", ["5", True, 5.0, None, 0, 10**14 + 1])
 def test_code_can_not_make_what_json_may_not_say(cents: object) -> None:
     with pytest.raises(ValidationError):
         Deposit(cents=cents, on=TODAY)  # type: ignore[arg-type]
+
+
+def test_a_line_of_text_does_not_end_with_a_line_break() -> None:
+    with pytest.raises(ValidationError):
+        Details(purpose="rent\n")
 
 
 # Refusals

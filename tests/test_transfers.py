@@ -125,12 +125,6 @@ def test_every_command_is_in_the_table() -> None:
     assert {type(command) for command, _ in MEANS} == set(members(Command))
 
 
-def test_a_debit_after_the_timeout_is_refunded() -> None:
-    state = given(REQUESTED, TIMED_OUT, TOO_LATE)
-    assert state.step == "refunding"
-    assert decide(RecordRefund(), state) == [REFUNDED]
-
-
 def test_a_transfer_to_the_same_account_is_refused() -> None:
     with pytest.raises(SameAccount):
         decide(replace(REQUEST, target="ada"), State())

@@ -11,8 +11,6 @@ import random
 import shutil
 import sys
 import time
-from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 from proofs.chaos.field import Field, NotReached
@@ -23,45 +21,36 @@ from proofs.patches import ROOT
 
 ROUND_S = 100.0
 """Then a new database and new topics: the judge compares everything, so the log must stay short."""
+LOGS = ROOT / ".samefold" / "chaos"
+"""The processes' own, after a violation."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m proofs.chaos")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--rate", type=int, default=300, help="commands a second")
-    parser.add_argument("--report", type=Path, default=ROOT / ".samefold" / "chaos", help="the report's folder")
     asked = parser.parse_args()
     result = Result(asked.seed, KINDS)
     print(f"seed {asked.seed} (the same again: make prove PART=chaos MINUTES={asked.minutes:g} SEED={asked.seed})")
     interrupted = False
     with ground_in() as (ground, folder):
         try:
-            _fire(ground, folder, result, 60 * asked.minutes, asked.rate)
+            _fire(ground, folder, result, 60 * asked.minutes)
         except KeyboardInterrupt:
             interrupted = True
         if result.violations:
-            kept = asked.report / "logs"
-            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("ground"), dirs_exist_ok=True)
-    asked.report.mkdir(parents=True, exist_ok=True)
-    report = asked.report / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{asked.seed}.md"
-    report.write_text(result.as_markdown())
-    kinds = result.effects.by_kind
-    killed = sum(times for kind, times in kinds.items() if "kill" in kind)
-    print(
-        f"\n{kinds.total()} faults took effect, {killed} of them kills, {len(result.violations)} violations: {report}"
-    )
-    print(*(f"  {line}" for line in (*result.violations, *result.lacks())), sep="\n")
+            shutil.copytree(folder, LOGS, ignore=shutil.ignore_patterns("ground"), dirs_exist_ok=True)
+    print(result.as_markdown())
     return 130 if interrupted else 0 if result.holds else 1
 
 
-def _fire(ground: Ground, folder: Path, result: Result, seconds: float, rate: int) -> None:
+def _fire(ground: Ground, folder: Path, result: Result, seconds: float) -> None:
     """Round after round, until the time is over."""
     mix, number = Mix(result.seed), 0
     began = time.monotonic()
     while (left := seconds - (time.monotonic() - began)) > 0 and not result.violations:
         number += 1
-        with Field(ground, folder / f"round-{number}", result.seed + number, rate=rate) as field:
+        with Field(ground, folder / f"round-{number}", result.seed + number) as field:
             # a last round that is too short for anything is part of the one before
             ends = time.monotonic() + (left if left < 1.5 * ROUND_S else ROUND_S)
             try:
@@ -82,19 +71,16 @@ def _fire(ground: Ground, folder: Path, result: Result, seconds: float, rate: in
 
 
 def _tell(result: Result, field: Field, seconds: float) -> None:
-    """The live line; without a terminal, every ten seconds."""
-    if not sys.stdout.isatty() and int(seconds) % 10:
+    """A line every ten seconds."""
+    if int(seconds) % 10:
         return
-    kinds: Counter[str] = Counter()
-    for kind, times in (result.effects.by_kind + field.effects.by_kind).items():
-        kinds[kind.partition(":")[0]] += times
+    faults = result.effects.by_kind.total() + field.effects.by_kind.total()
     commands = result.counts[COMMANDS] + len(field.load.acknowledged)
-    line = (
-        f"{seconds // 60:.0f}:{seconds % 60:02.0f}  {kinds.total()} faults ("
-        + ", ".join(f"{kind} {times}" for kind, times in kinds.most_common())
-        + f")  {len(field.all_violations())} violations  {commands / max(seconds, 1):.0f} commands/s"
+    print(
+        f"{seconds // 60:.0f}:{seconds % 60:02.0f}  {faults} faults, {len(field.all_violations())} violations, "
+        f"{commands / max(seconds, 1):.0f} commands/s",
+        flush=True,
     )
-    print(f"\r\x1b[2K{line}" if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
 
 
 if __name__ == "__main__":

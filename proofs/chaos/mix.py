@@ -18,7 +18,7 @@ from infra.processes.faultpoints import AGENT, BUILDER, HANDLER, RELAY, Point
 from proofs.chaos import process_faults as faults
 from proofs.chaos import wire_faults
 from proofs.chaos.field import Field, NotReached
-from proofs.chaos.stumbles import JOBS, STORES, WAYS, How, Store, shut_down_at_once, stumble, terminate_sessions
+from proofs.chaos.stumbles import JOBS, STORES, WAYS, How, Store, stumble, terminate_sessions
 
 Act = Callable[[Field], bool]
 
@@ -75,7 +75,6 @@ AGENTS = [
 IN_A_BATCH: tuple[Point, ...] = ("batch read", "rows sent", "COMMIT sent", "COMMIT acknowledged")
 SERVICES = [
     *(Fault(f"{store}: {how}", _stumble(store, how, number)) for store in STORES for number, how in enumerate(WAYS)),
-    Fault("database: immediate shutdown", shut_down_at_once),
     Fault("session terminated", terminate_sessions),
 ]
 ALONE = Lane("services", SERVICES, (2.0, 10.0))

@@ -122,21 +122,6 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 # ── the database alone ──
 
 
-def shut_down_at_once(field: Field) -> bool:
-    """The postmaster lets all go without a checkpoint; started again at once."""
-    postgres = field.ground.stack.postgres
-    server = postgres.process()
-    assert server is not None
-    with field.effects.recovery("database"):
-        server.send_signal(signal.SIGQUIT)
-        server.wait(GONE_S)
-        field.effects.took_effect("database: immediate shutdown")
-        postgres.start()
-        with field.effects.recovery("database, once it answers"):
-            field.until_visible()
-    return True
-
-
 def terminate_sessions(field: Field) -> bool:
     """`pg_terminate_backend` of one or more sessions of handlers, agents and builders, whichever they are."""
     with connect(field.world, "chaos terminate") as connection:

@@ -205,18 +205,11 @@ SWITCH_AND_ALL = Scenario(
     [agent("old", 1, 2, lanes=2), agent("new", 2, 2, lanes=2), FORTH, readers],
     ONE_READY,
 )
-BACK = command("back", switching(1))
 FORTH_AND_BACK = Scenario(
     "forth and back",
     two_partitions,
-    [agent("old", 1, 1), agent("new", 2, 1), command("forth", switching(2)), BACK, readers],
+    [agent("old", 1, 1), agent("new", 2, 1), command("forth", switching(2)), command("back", switching(1)), readers],
     ONE_READY,
-)
-GOING_BACK = Scenario(
-    "going back",
-    two_partitions,
-    [agent("new", 2, 1), BACK, agent("old", 1, 1), readers],
-    [*ONE_READY, alone("switch", switching(2)), fold(2, 1)],
 )
 RESTORED = Scenario(
     "restored between two switches",  # the agent knows the generation of the first, which the restore takes back
@@ -284,7 +277,6 @@ SCENARIOS = {
         replace(SWITCH, name="switch while a batch waits", actors=[agent("old", 1, 2, interrupted=1), FORTH]),
         *SWITCH_AND_ALL.with_faults(FAULTS, RESTORE),
         replace(SWITCH_AND_ALL, name="switch with readers, blind view", before=[*ONE_READY, hide_ready]),
-        GOING_BACK,
         *FORTH_AND_BACK.with_faults({"restore": 2, "cut": 1}),
         RESTORED,
         *REBUILD.with_faults(FAULTS, RESTORE),

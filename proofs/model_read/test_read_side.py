@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.testing.fixtures import SEED
 from proofs.explore import explore
-from proofs.model_read.checks import read_by_chance
 from proofs.model_read.explore import search, wander
 from proofs.model_read.reader_world import ReaderWorld, log_with_holes, short_log
 from proofs.model_read.scenarios import SCENARIOS
@@ -55,7 +53,3 @@ def test_the_reader_in_everything_that_can_happen(faults: dict[str, int], least:
 
 def test_the_reader_of_a_log_with_holes() -> None:
     assert explore("a reader", ReaderWorld(log_with_holes(), {"lose": 1}), settle_every=7).states > 1_300
-
-
-def test_the_reader_by_chance() -> None:
-    read_by_chance(str(SEED), 300)

@@ -252,7 +252,7 @@ class Folding:
 
     # ── all of it ──
 
-    def run(self, ground: Places, spark: Callable[[Settings], Any] | None) -> None:
+    def run(self, ground: Places, spark: Callable[[Settings], Any]) -> None:
         chance = self.chance
         made = history(chance, PARTITIONS, mixed(chance, self.specs))
         place = ground.make(made.logs)
@@ -283,13 +283,12 @@ class Folding:
         write_skips(fourth, self.skips)
         self.put_right(fourth, middle)
         self.past(filled[7], "past", middle)
-        if spark is not None:
-            last = filled[10**6]
-            engine = spark(last)
-            stopping = {name: view for name, view in self.views.items() if view.agent != "core"}
-            self.build(last, "built on Spark", self.some(2) | stopping, engine_for=lambda _: engine)
-            self.verify(last, "verify on Spark", self.views, engine_for=lambda _: engine)
-            self.past(last, "past on Spark", middle, engine_for=lambda _: engine)
+        last = filled[10**6]
+        engine = spark(last)
+        stopping = {name: view for name, view in self.views.items() if view.agent != "core"}
+        self.build(last, "built on Spark", self.some(2) | stopping, engine_for=lambda _: engine)
+        self.verify(last, "verify on Spark", self.views, engine_for=lambda _: engine)
+        self.past(last, "past on Spark", middle, engine_for=lambda _: engine)
 
 
 def short(text: str) -> str:
@@ -318,18 +317,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="with `specs`; `report` is written there")
     parser.add_argument("--stack", type=Path, required=True)
     parser.add_argument("--seed", required=True)
-    parser.add_argument("--spark", action="store_true")
     asked = parser.parse_args()
     specs = pickle.loads((asked.folder / "specs").read_bytes())
     report = Found()
     folding = Folding(specs, random.Random(asked.seed), report)
     name = "fold_" + re.sub(r"\W", "_", asked.seed)
-    with closing(Places(Stack(asked.stack), name, folding.views)) as ground:
-        if asked.spark:
-            with on_spark(asked.folder) as spark:
-                folding.run(ground, spark)
-        else:
-            folding.run(ground, None)
+    with closing(Places(Stack(asked.stack), name, folding.views)) as ground, on_spark(asked.folder) as spark:
+        folding.run(ground, spark)
     (asked.folder / "report").write_bytes(pickle.dumps(report))
 
 
