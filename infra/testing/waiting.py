@@ -26,7 +26,7 @@ def _slowness() -> float:
 SLOWNESS = float(os.environ.setdefault("TEST_SLOWNESS", f"{_slowness():.1f}"))
 """Measured once for a run: the workers of `pytest -n` take it from the environment, which may also set it."""
 
-DEADLINE_S = 120 * SLOWNESS
+DEADLINE_S = 240 * SLOWNESS
 """The longest wait of any test for anything: far beyond what it takes, so that only what never comes fails."""
 
 PAUSE_S = 0.02

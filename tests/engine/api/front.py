@@ -22,10 +22,10 @@ from infra.dev.process import Service
 from infra.log.partitioner import partition_of
 from infra.settings import PREFIX, Settings
 from infra.testing.fixtures import ROOT
-from infra.testing.waiting import until
+from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.api import agent
 from tests.engine.api.evidence import Told, contradictions, told, witnesses
-from tests.engine.api.raw_http import DEADLINE_S, Header, Reply, ask, head, post
+from tests.engine.api.raw_http import Header, Reply, ask, head, post
 from tests.engine.spine import handler, set_up
 
 OPENED_ON = "2026-01-01"

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
-from infra.testing.waiting import SLOWNESS
+from infra.testing.waiting import DEADLINE_S
 
-DEADLINE_S = 20.0 * SLOWNESS
 HELD_UP_S = 2.0
 HOST = "127.0.0.1"
 

@@ -32,7 +32,7 @@ from schemathesis.schemas import APIOperation, BaseSchema
 from infra.domain_model.contexts import contexts
 from infra.settings import Settings
 from infra.testing.fixtures import SEED
-from infra.testing.waiting import SLOWNESS
+from infra.testing.waiting import DEADLINE_S
 from tests.engine.api.api import Api
 from tests.engine.api.evidence import Told, contradictions, told, witnesses
 from tests.engine.api.test_api_views import subscribed
@@ -41,7 +41,6 @@ EXAMPLES = 6
 """Of each operation, valid and invalid each."""
 SCENARIOS = 15
 STEPS = 10
-TIMEOUT_S = 20 * SLOWNESS
 LONGEST = 190
 """Bytes, with room for a context before them."""
 EVENT_STREAM = "text/event-stream"
@@ -78,7 +77,7 @@ class Asked:
         if case.method == "GET":
             case.headers.pop("Prefer", None)  # to wait for what never comes
         _as_meant(case)
-        response = case.call(base_url=self.url, session=self.session, timeout=TIMEOUT_S)
+        response = case.call(base_url=self.url, session=self.session, timeout=DEADLINE_S)
         self.statuses[response.status_code] += 1
         key = response.headers.get("idempotency-key")
         if response.request.method == "POST" and key:
