@@ -162,12 +162,6 @@ def test_many_differences_are_counted_and_the_first_listed(bank: Bookkeeper) -> 
     assert len(compared.differences) == SHOWN
 
 
-def test_only_the_views_that_were_asked_for(bank: Bookkeeper) -> None:
-    change(bank.world, "delete from balances_v2")
-    assert verify(bank.world, {"statement": all_views()["statement"]}).differences == 0
-    assert verify(bank.world, {"balances": all_views()["balances"]}).differences == len(ACCOUNTS)
-
-
 @pytest.mark.slow
 def test_rows_and_positions_are_of_one_moment(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent goes on between the two."""
