@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psycopg
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
@@ -87,10 +86,7 @@ def agent(settings: Settings, folder: Path, name: str = "a1", code: Path = ROOT)
 
 def rows(settings: Settings, query: str) -> list[Any]:
     with connect(settings, "test") as db:
-        try:
-            return db.execute(query).fetchall()
-        except psycopg.errors.UndefinedTable:
-            return []
+        return db.execute(query).fetchall()
 
 
 def transactions(settings: Settings) -> dict[str, int]:

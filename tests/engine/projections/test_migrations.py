@@ -97,13 +97,6 @@ def test_an_upgrade_without_rights_names_that(world: Settings) -> None:
             db.execute(f"drop role {role}")
 
 
-def test_an_empty_database_is_behind(world: Settings) -> None:
-    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration none"):
-        revisions.require_schema(db)
-    with pytest.raises(DatabaseBehind):
-        migrate.check(world)
-
-
 def test_a_database_with_a_newer_migration_is_ahead(world: Settings) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:

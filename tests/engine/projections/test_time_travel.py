@@ -380,7 +380,6 @@ REFUSED = {
     "without --no-switch": (["balances", "--as-of", "-1m"], "never goes live: add --no-switch"),
     "with --abandon": (["balances", "--as-of", "-1m", "--no-switch", "--abandon"], "block no rebuild"),
     "no view": (["--as-of", "-1m", "--no-switch"], "name the views"),
-    "an unknown view": (["nonsense", "--as-of", "-1m", "--no-switch"], "There is no view 'nonsense'"),
     "no moment": (["balances", "--as-of", "noon", "--no-switch"], "'noon' is neither"),
 }
 

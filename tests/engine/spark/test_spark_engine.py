@@ -44,7 +44,6 @@ from tests.engine.spark.spark_tasks import (
     fail,
     load_staged,
     seen,
-    tell_environment,
 )
 from tests.engine.spine import scalar, set_up
 
@@ -239,16 +238,6 @@ def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> N
     conf = dict(spark_engine.session.sparkContext.getConf().getAll())
     assert bank.world.database not in repr(conf)
     assert not [name for name in conf if "SAMEFOLD" in name]
-
-
-@pytest.mark.slow
-def test_a_task_takes_its_settings_from_its_own_place(
-    world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
-) -> None:
-    said_there = world.model_copy(update={"group_prefix": "as-said-there"})
-    (spark_place / "dev.env").write_text(dev_env(said_there))
-    [told] = spark_engine.run(tell_environment, [Order(world, 1, tmp_path)], 1, lambda _: None)
-    assert told == "as-said-there"
 
 
 @pytest.mark.slow
