@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from demo import tree
 from infra.settings import Settings
 from infra.testing.fixtures import ROOT
 
 
 @contextmanager
-def spawned(settings: Settings, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with these settings, which works in its log's folder; it is killed at the end of the block."""
+def spawned(settings: Settings, log: Path, *command: str, code: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the code in that folder, which works in its log's folder; it is killed at the end of the block."""
     with log.open("ab") as output:
         running = subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | settings.environment(),
+            env=os.environ | settings.environment() | tree.environment(code),
             cwd=log.parent,
             stdout=output,
             stderr=output,

@@ -16,7 +16,7 @@ from projections.engine.fold.plan import Plan
 from projections.engine.live.tail import Tail
 from projections.engine.store.commit import BatchResult, Committer, prepare
 from projections.engine.store.positions import read_positions
-from projections.engine.views.core_views import agent_views
+from projections.engine.views.core_views import agent_views, all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import _ends, start
 from tests.engine.projections import viewkit
@@ -164,6 +164,11 @@ def live_table(world: Settings, view: str) -> str:
         row = db.execute("select table_name from live where view = %s", (view,)).fetchone()
     assert row is not None, f"{view} is not live"
     return str(row[0])
+
+
+def live_rows(world: Settings) -> dict[str, list[tuple[Any, ...]]]:
+    """What readers see of all views."""
+    return {name: rows(world, live_table(world, name)) for name in all_views()}
 
 
 def build_states(world: Settings, view: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -21,13 +20,6 @@ from tests.engine.projections.test_asking import EVERYTHING, TOPIC, ask, insert,
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 120_000, UTC)
 NAME = UUID(int=5)
-
-
-@pytest.fixture
-def db(world: Settings) -> Iterator[Connection]:
-    viewkit.make_tables(world, {})
-    with viewkit.open_connection(world) as connection:
-        yield connection
 
 
 def paged(

@@ -97,13 +97,6 @@ def test_an_upgrade_without_rights_names_that(world: Settings) -> None:
             db.execute(f"drop role {role}")
 
 
-def test_an_empty_database_is_behind(world: Settings) -> None:
-    with connect(world, "test") as db, pytest.raises(DatabaseBehind, match="at migration none"):
-        revisions.require_schema(db)
-    with pytest.raises(DatabaseBehind):
-        migrate.check(world)
-
-
 def test_a_database_with_a_newer_migration_is_ahead(world: Settings) -> None:
     migrate.upgrade(world)
     with connect(world, "test") as db:
@@ -205,9 +198,7 @@ def test_two_migrations_that_follow_the_same_one_are_both_named_with_what_to_typ
 ) -> None:
     migrate.upgrade(world)
     before = revisions.heads()[VIEWS]
-    for whose in ("mine", "theirs"):
-        text = f"revision = '{whose}'\ndown_revision = '{before}'\n\n\ndef upgrade() -> None: ...\n"
-        (scripts / f"9001_{whose}.py").write_text(text)
+    _write(scripts, mine=("mine", before), theirs=("theirs", before))
     for words in (("db", "upgrade"), ("run", "all")):
         told = samefold(*words, settings=world)
         assert told.returncode == 1
@@ -238,7 +229,8 @@ def test_two_migrations_that_follow_the_same_one_are_both_named_with_what_to_typ
 def _write(scripts: Path, **files: tuple[str, object]) -> None:
     """Migrations by name: id and predecessor."""
     for name, (revision, before) in files.items():
-        (scripts / f"9001_{name}.py").write_text(f"revision = '{revision}'\ndown_revision = {before!r}\n")
+        text = f"revision = '{revision}'\ndown_revision = {before!r}\n\n\ndef upgrade() -> None: ...\n"
+        (scripts / f"9001_{name}.py").write_text(text)
 
 
 def test_migrations_that_make_no_line_are_named(scripts: Path) -> None:

@@ -221,11 +221,6 @@ def test_only_what_is_parked_in_a_live_table_of_this_code(bank: Bookkeeper) -> N
 # ── what verify finds ──
 
 
-def test_what_is_parked_on_record_is_no_difference(bank: Bookkeeper) -> None:
-    assert verify(bank.world, parking(BROKEN)).differences == 0
-    assert verify(bank.world, parking(CORRECTED)).differences == 0, "also for the code that could take it"
-
-
 def test_poison_that_is_not_on_record_is_a_difference(bank: Bookkeeper) -> None:
     change(bank.world, "delete from parked where view = 'sums'")
     [difference] = found_by(verify(bank.world, parking(BROKEN)))

@@ -246,15 +246,3 @@ def test_lanes_have_one_batch_each_under_way_and_share_no_partition() -> None:
         2: [1],
         4: [2],
     }  # whichever is free takes what waits
-
-
-def test_a_fence_in_one_lane_drops_what_the_others_have() -> None:
-    machine = reading({0: 0, 1: 0}, lanes=2)
-    machine.records(0, some(0, [0]), 1, 0)
-    machine.records(1, some(1, [0]), 1, 0)
-    before = machine.turn
-    assert machine.done(before, BatchResult(Fate.FENCED), 0, 0) == [ReadPositions(before + 1)]
-    assert machine.done(before, applied({1: 1}), 0, 1) == []  # it was applied, as the positions will show
-    assert machine.fetching == []
-    assert machine.positions(before + 1, positions_at({0: 0, 1: 1})) == [Seek(0, 0), Seek(1, 1)]
-    assert taken(machine.records(1, some(1, [1]), 2, 0)) == {1: [1]}

@@ -148,16 +148,11 @@ def test_an_agent_whose_views_are_live_elsewhere_does_not_start_by_itself(world:
 
 def test_the_difference_of_two_sets_names_the_cure() -> None:
     assert set_difference({"a": 1, "b": 2}, {"b": 2, "a": 1}) is None
-    text = set_difference({"a": 1, "b": 2, "gone": 1}, {"a": 1, "b": 3, "new": 1})
-    assert text == (
-        "b is live as v2, this code has v3; gone v1 is live, but this code has no such view in this agent; "
-        "new v1 of this code is not live. If newer code made that live, restart this process with it; "
-        "else `samefold rebuild b gone new` with this code makes its own views live."
-    )
-    assert "`samefold rebuild audit live_rooms` with" in str(
-        set_difference({"audit": 2}, {"audit": 1, "live_rooms": 1})
-    )
-    assert set_difference({"a": 1}, {"a": 2, "new": 1}) == (
+    older = set_difference({"a": 1}, {"a": 2, "new": 1})
+    assert older == (
         "a is live as v1, this code has v2; new v1 of this code is not live. "
         "`samefold rebuild a new` with this code makes it live."
     )
+    for live in ({"a": 1, "gone": 1}, {"a": 2, "gone": 1}):
+        text = str(set_difference(live, {"a": 1, "new": 1}))
+        assert "If newer code made that live, restart this process with it; else `samefold rebuild" in text

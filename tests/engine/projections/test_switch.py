@@ -18,10 +18,9 @@ from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.live import tail as tail_module
 from projections.engine.live.tail import Tail
-from projections.engine.rebuild import build_locks as claims
 from projections.engine.rebuild import builds as engine_builds
 from projections.engine.rebuild import switch as switch_module
-from projections.engine.rebuild.build_locks import BuildAbandoned, BuildAlive, claim
+from projections.engine.rebuild.build_locks import BuildAbandoned, claim
 from projections.engine.rebuild.builds import Build, abandon, builds_of
 from projections.engine.rebuild.catch_up import Ahead, Group, MovedElsewhere
 from projections.engine.rebuild.dropping import NotDroppable, drop_tables, droppable
@@ -332,16 +331,6 @@ def test_catching_up_never_goes_beyond_the_agent(bank: Bookkeeper) -> None:
     assert _differences(world) == 0
 
 
-def test_a_set_that_no_code_has_is_never_made_live(bank: Bookkeeper) -> None:
-    world = bank.world
-    new = with_views({"balances": view(BALANCES_2, "balances")})
-    make_tables(world, new)
-    builds = _ready(world, "statement", views=new)
-    with pytest.raises(SetDiffers), connect(world, "test") as db:
-        switch(world, db, builds, new)
-    assert live_table(world, "statement") == "statement_v2"
-
-
 @pytest.mark.slow
 def test_a_frozen_transaction_on_the_positions_delays_the_switch_and_no_more(bank: Bookkeeper) -> None:
     world = bank.world
@@ -356,15 +345,6 @@ def test_a_frozen_transaction_on_the_positions_delays_the_switch_and_no_more(ban
         db.execute("rollback")
     assert _switch(world, [build]).tables == {"balances": "balances_v2_r2"}
     assert _differences(world) == 0
-
-
-def test_one_switch_of_a_view_at_a_time(bank: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "CLAIM_S", 0.2)
-    _ready(bank.world, "balances")
-    with connect(bank.world, "another") as db:
-        claim(db, "balances")
-        with pytest.raises(BuildAlive):
-            go_to(bank.world, ["balances"], all_views())
 
 
 # ── between agents ──

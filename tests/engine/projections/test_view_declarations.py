@@ -14,13 +14,11 @@ from typing import Any, Literal
 import pytest
 
 from infra.database import schema
-from infra.domain_model.contexts import Context
 from projections.engine.views.columns import BadView
-from projections.engine.views.core_views import OUTCOMES, agent_views, all_views, shape_of, snapshot_view
-from projections.engine.views.view import Kind
+from projections.engine.views.core_views import agent_views, shape_of
 from proofs.one_fold.values import REFUSED_COLUMNS
-from tests.engine.projections.viewkit import MOVES, PURSES, TOTALS, view
-from tests.engine.purse import PURSE, Filled, Spent
+from tests.engine.projections.viewkit import PURSES, view
+from tests.engine.purse import PURSE
 
 ROW = """
     class Row(NamedTuple):
@@ -35,18 +33,6 @@ DELTA = "    def delta(event: Filled, at: At) -> Iterable[Row]: ..."
 ENTITY = ROW + EVOLVE
 JOURNAL = ROW + "    def rows(event: Filled, after: State, at: At) -> Iterable[Row]: ..."
 SUMMARY = ROW + DELTA
-
-
-def test_the_annotations_say_everything() -> None:
-    entity, journal, summary = view(PURSES), view(MOVES, "moves"), view(TOTALS, "totals")
-
-    assert [entity.kind, journal.kind, summary.kind] == [Kind.ENTITY, Kind.JOURNAL, Kind.SUMMARY]
-    assert entity.subscription == journal.subscription == summary.subscription == {Filled, Spent}
-    assert entity.row.__name__ == "Purse"
-    assert [column.name for column in journal.key] == ["purse", "move"]
-    assert entity.contexts == ("purse",)
-    assert entity.table_name == "purses_v1"
-    assert (entity.on_poison, entity.agent) == ("stop", "core")
 
 
 def with_cents(column: str, source: str = ENTITY) -> str:
@@ -197,15 +183,6 @@ def test_a_changed_state_has_another_shape_however_deep_the_change() -> None:
     assert shapes == [shape_of(dataclasses.make_dataclass("Renamed", fields)) for fields in STATES]
 
 
-def test_the_snapshots_of_a_context_are_a_view_whose_version_is_the_states() -> None:
-    raised: Context = dataclasses.replace(PURSE, state_version=7)
-    snapshots = snapshot_view(raised)
-    assert (snapshots.name, snapshots.version, snapshots.table_name) == ("streams_purse", 7, "streams_purse_v7")
-    assert snapshots.shape == snapshot_view(PURSE).shape
-
-
-def test_the_samples_are_views() -> None:
-    assert {"balances", "statement", "daily_totals", "streams_accounts", OUTCOMES} <= all_views().keys()
-    assert all_views().keys() == agent_views("core").keys()
+def test_an_agent_that_no_view_names_is_refused() -> None:
     with pytest.raises(BadView, match="There is no agent"):
         agent_views("nobody")

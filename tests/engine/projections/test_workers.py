@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.log.rule import START
 from infra.testing.fixtures import ROOT
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.fold import memory
-from projections.engine.fold.errors import LogChanged, PoisonEvent
+from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.memory import MemoryShort
 from projections.engine.rebuild.workers import FEW_RECORDS, WorkerDied, processes_for, run
 from tests.engine.projections.worker_tasks import ask_for_too_much, die, double, fail_on_three, report_and_wait
@@ -35,14 +34,6 @@ def test_an_error_arrives_whole_and_stops_the_others() -> None:
         run(fail_on_three, [1, 3], 2)
     assert (raised.value.stream, raised.value.version, raised.value.offset) == ("accounts/3", 7, 9)
     assert raised.value.hint
-
-
-def test_errors_with_arguments_of_their_own_survive_the_way_between_processes() -> None:
-    import pickle
-
-    error = LogChanged("events", 1, START, START, START)
-    copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), copy.message, copy.hint) == (LogChanged, error.message, error.hint)
 
 
 @pytest.mark.slow

@@ -5,25 +5,19 @@ Killed and frozen under fire they are in `proofs/chaos/test_under_fire.py`.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from psycopg import sql
 
 from commands.client import answered, wait_for
-from commands.outcomes import live_table, outcomes_of
+from commands.outcomes import outcomes_of
 from demo import generate
 from demo.bank import bank
 from demo.crew import Crew
 from demo.proof import counted_in, prove, rows_of
 from demo.watch import Watch
-from infra.database import migrate
 from infra.database.connect import connect
 from infra.log import topics
 from infra.log.partitioner import partition_of
@@ -32,73 +26,34 @@ from infra.settings import Settings
 from infra.testing.waiting import DEADLINE_S
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
+from tests.engine.projections.bankviews import live_rows
 from tests.engine.service.oracle import judge
 from tests.engine.spine import open_account, send
 
-SHORT = {
-    "session_timeout_ms": 1_500,
-    "statement_timeout_ms": 3_000,
-    "idle_in_transaction_timeout_ms": 1_000,
-    "lock_timeout_ms": 1_000,
-    "handler_batch": 50,
-    "agent_batch": 50,
-}
 
-
-@pytest.fixture
-def place(world: Settings) -> Settings:
-    """Tables and topics; timeouts short enough to freeze somebody past all of them, batches to freeze him between two."""
-    place = world.model_copy(update=SHORT)
-    migrate.upgrade(place)
-    topics.ensure(place)
-    return place
-
-
-@contextmanager
-def work(place: Settings, folder: Path) -> Iterator[tuple[Crew, Watch]]:
-    with Crew(place, folder / "logs") as crew, Watch(place) as watch:
-        until(crew, watch, lambda: watch.is_ready(crew.handlers, crew.agents))
-        yield crew, watch
-
-
-def until(crew: Crew, watch: Watch, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, "\n".join(file.read_text()[-2_000:] for file in crew.folder.iterdir())
-        crew.check()
-        watch.wait(0.05)
-        watch.look()
-
-
-def everything(place: Settings) -> dict[str, list[Any]]:
-    """All rows of all views."""
-    with connect(place, "test") as connection:
-        tables = {name: sql.Identifier(live_table(connection, name)) for name in all_views()}
-        return {
-            name: connection.execute(sql.SQL("select t::text from {} t order by 1").format(table)).fetchall()
-            for name, table in tables.items()
-        }
-
-
-def one_for_each_partition(place: Settings) -> list[Command]:
+def one_for_each_partition(world: Settings) -> list[Command]:
     """A new account in each partition."""
     found: dict[int, Command] = {}
     for number in range(1_000):
         opening = open_account(f"last-{number}")
-        found.setdefault(partition_of(opening.stream, place.partitions), opening)
+        found.setdefault(partition_of(opening.stream, world.partitions), opening)
     return list(found.values())
 
 
 def test_each_command_takes_effect_once_as_an_oracle_predicts_and_sending_all_again_changes_nothing(
-    place: Settings, tmp_path: Path
+    world: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place = world.model_copy(update={"handler_batch": 50, "agent_batch": 50})
+    topics.ensure(place)
+    monkeypatch.setattr("demo.watch.AT_WORK_WITHIN_S", DEADLINE_S)
     generate.write(tmp_path / "few.csv.gz", generate.generate(accounts=60, transactions=2_500))
     of = bank(tmp_path, tmp_path / "few.csv.gz", overdraft_limit=0, seed=None)
-    with work(place, tmp_path):
+    with Crew(place, tmp_path / "logs") as crew, Watch(place) as watch:
+        watch.wait_until(lambda: watch.is_ready(crew.handlers, crew.agents), crew)
         send(place, *of.commands)
         first = wait_for(place, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
         assert first.rejected > 0, "a repeated rejection must get its first answer too"
-        before, log = everything(place), counted_in(place)
+        before, log = live_rows(place), counted_in(place)
         proof = prove(of.transactions, of.commands, log, rows_of(place, log), None, {})
         assert (proof.lost, proof.doubled, proof.disagreements) == (0, 0, ())
         assert answered(place, of.commands) == len(of.commands)
@@ -113,7 +68,7 @@ def test_each_command_takes_effect_once_as_an_oracle_predicts_and_sending_all_ag
     assert again == first
     assert again.other_body == 0
     assert counted_in(place) == log + Counter((command.stream, command.id) for command in last)
-    for view, rows in everything(place).items():
+    for view, rows in live_rows(place).items():
         assert set(before[view]) <= set(rows), view
         added = len(last) if view in ("balances", "command_outcomes", "streams_accounts") else 0
         assert len(rows) == len(before[view]) + added, view

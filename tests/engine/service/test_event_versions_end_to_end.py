@@ -21,7 +21,6 @@ from demo.bank import bank as bank_of
 from demo.crew import Crew
 from demo.proof import counted_in
 from demo.release import SPARK, CommandLine
-from infra.database import migrate
 from infra.dev.stack import Stack
 from infra.log import topics
 from infra.log.records import Command
@@ -29,7 +28,7 @@ from infra.settings import Settings
 from infra.testing.fixtures import ROOT, world_of
 from infra.testing.waiting import DEADLINE_S
 from projections.engine.views.core_views import all_views
-from tests.engine.service.test_end_to_end import everything
+from tests.engine.projections.bankviews import live_rows
 from tests.engine.service.test_two_releases import Edits, write_tree
 from tests.engine.spine import commits, deposit, open_account, scalar, send
 
@@ -96,12 +95,11 @@ def test_all_that_was_stored_is_folded_to_the_same_rows_live_local_and_by_spark(
     monkeypatch.setattr(release, "COMMAND_S", DEADLINE_S)
     generate.write(tmp_path / "bank.csv.gz", generate.generate(generate.SEED, *bank))
     of = bank_of(tmp_path, tmp_path / "bank.csv.gz", overdraft_limit=OVERDRAFT_LIMIT, seed=None)
-    migrate.upgrade(world)
     topics.ensure(world)
     with Crew(world, tmp_path / "old", handler_count=1, agent_count=1, policies_count=0):
         send(world, *of.commands)
         wait_for(world, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
-    before, counted = everything(world), counted_in(world)
+    before, counted = live_rows(world), counted_in(world)
     assert len(before["statement"]) == len(of.transactions)
 
     code = tree.environment(write_tree(tmp_path / "changed", ROOT, CHANGED))
@@ -114,13 +112,13 @@ def test_all_that_was_stored_is_folded_to_the_same_rows_live_local_and_by_spark(
         one_agent = Crew(empty, tmp_path / "live", handler_count=0, agent_count=1, policies_count=0, environment=code)
         with one_agent:
             wait_for(empty, of.commands, lambda _count: None, timeout_s=DEADLINE_S)
-        assert everything(empty) == before, "folded live, from the beginning"
+        assert live_rows(empty) == before, "folded live, from the beginning"
 
     for engine in engines:
         rebuilt = samefold.told("rebuild", *all_views(), *engine)
         assert rebuilt["engine"] == engine[1]
         assert rebuilt["tables"].keys() == all_views().keys()
-        assert everything(world) == before, f"rebuilt by {engine[1]}"
+        assert live_rows(world) == before, f"rebuilt by {engine[1]}"
         assert samefold.told("verify", *engine)["differences"] == 0
 
     old, new = of.transactions[0].account, "opened-later"

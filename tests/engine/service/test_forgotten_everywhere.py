@@ -1,4 +1,4 @@
-"""make test-all + prove: a whole service; Spark and a restored database take twice as long.
+"""make test-all + prove: a whole service; with Spark it takes longer.
 
 A name is nowhere but at the edges, and not even there once its person is forgotten.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -165,20 +165,16 @@ class Shop:
         answer = self.client.get(f"/views/{view}/{quote(key)}").json()
         return answer.get("row") or answer["code"]
 
-    def run(self, **webhooks: str) -> None:
-        """What `make run` runs, with webhooks to these endpoints."""
-        endpoints = {name: {"url": self.receiver.url(path), "secret": SECRET} for name, path in webhooks.items()}
+    def run(self) -> None:
+        """What `make run` runs, with an endpoint for `crm` and none for `later`."""
+        endpoints = {"crm": {"url": self.receiver.url("crm/ok"), "secret": SECRET}}
         self.author.service.environment["SAMEFOLD_WEBHOOKS"] = json.dumps(endpoints)
         self.author.restart()
 
-    def execute(self, statement: str, database: str = "samefold") -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.stack.postgres.url(database), autocommit=True) as connection:
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.stack.postgres.url(), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
-
-    def wrapped_keys(self) -> int:
-        [(count,)] = self.execute("select count(*) from personal_keys where wrapped is not null")
-        return int(count)
 
     def dead(self) -> list[str]:
         """Ids of the posts that no endpoint takes."""
@@ -306,22 +302,22 @@ def shop(author: Author, data: Path, receiver: Receiver) -> Iterator[Shop]:  # n
     made.client.close()
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.prove(part="new-services"))])
-def test_a_name_is_nowhere_but_at_the_edges_and_then_not_there_either(shop: Shop, tmp_path: Path, whole: bool) -> None:
-    """The whole is with Spark, which has files of its own, and a database from before."""
-    shop.run(crm="crm/ok")
+SPARK = pytest.param(("spark", "--master", "local[2]"), marks=pytest.mark.prove(part="new-services"), id="spark")
+"""It has files of its own."""
+
+
+@pytest.mark.parametrize("engine", [pytest.param(("local",), id="local"), SPARK])
+def test_a_name_is_nowhere_but_at_the_edges_and_then_not_there_either(
+    shop: Shop, tmp_path: Path, engine: Sequence[str]
+) -> None:
+    shop.run()
     _live(shop, tmp_path / "commands.jsonl")
     assert shop.shown() == expected(NAME, MAIL, NAME)
     [told] = [request["body"] for request in shop.receiver.got("crm") if request["body"]["customer"] == "ada"]
     assert told == expected(NAME, MAIL, NAME)["dead"]
-    _make_again(shop, *(("spark", "--master", "local[2]") if whole else ("local",)))
+    _make_again(shop, *engine)
     _require_search_finds(shop)
     assert shop.places(*NEEDLES) == set()
-    if whole:
-        shop.author.stop()
-        shop.samefold("dev", "up")
-        shop.execute('create database "before" template samefold', "postgres")
-        shop.run(crm="crm/ok")
     assert shop.json("forget", "customers/ada", "--yes")["keys"] == 1
     gone = expected(SOMEONE, FALLBACK, FALLBACK)
     assert shop.shown() == gone
@@ -334,8 +330,6 @@ def test_a_name_is_nowhere_but_at_the_edges_and_then_not_there_either(shop: Shop
     shop.require_right_and_nowhere()
     shop.author.stop()
     shop.samefold("dev", "status", code=1)
-    if whole:
-        _require_restored_forgets(shop)
 
 
 def _live(shop: Shop, file: Path) -> None:
@@ -389,27 +383,3 @@ def _require_search_finds(shop: Shop) -> None:
     assert tables <= found
     assert len(tables) >= 3, "a first one, one rebuilt, one of the past"
     assert _holds(shop.receiver.journal.read_bytes(), _forms(NEEDLES[0])), "what a webhook's receiver has is found"
-
-
-def _require_restored_forgets(shop: Shop) -> None:
-    """A database from before the forgetting, in which the key still is, forgets again; a dead letter leaves without the name."""
-    shop.samefold("dev", "up")
-    shop.execute("drop database samefold", "postgres")
-    shop.execute('alter database "before" rename to samefold', "postgres")
-    assert shop.wrapped_keys() == 2
-    shop.run(crm="crm/ok", later="later/ok")
-    seen: list[Any] = []  # rows, or why there is none yet
-
-    def has_caught_up() -> bool:
-        seen.append(shop.row("names", "ada"))
-        return isinstance(seen[-1], dict) and bool(seen[-1]["pages"] == 18)
-
-    until(has_caught_up, "it has caught up")
-    assert seen[-1]["name"] == f"{SOMEONE} <{FALLBACK}>"
-    assert NAME not in repr(seen), "it is not shown before the keys are caught up either"
-    assert shop.wrapped_keys() == 1
-    shop.json("outbox", "retry", *shop.dead())
-    until(lambda: len(shop.receiver.got("later")) == 2, "they are delivered")
-    texts = {request["body"]["customer"]: request["body"]["text"] for request in shop.receiver.got("later")}
-    assert texts == {"ada": f"{SOMEONE} <{FALLBACK}>", "bob": f"{OTHER} <>"}
-    shop.require_right_and_nowhere()

@@ -15,7 +15,6 @@ import pytest
 
 from commands.client import wait_for
 from demo.crew import Crew
-from infra.database.migrate import upgrade
 from infra.log import topics
 from infra.log.clients import KafkaUnavailable
 from infra.log.records import Command
@@ -67,7 +66,6 @@ def kill(store: Kafka | Postgres) -> None:
 def test_processes_wait_for_stores_at_their_start_and_a_store_killed_in_the_middle_costs_time_only(
     world: Settings, stack: Stack, tmp_path: Path
 ) -> None:
-    upgrade(world)
     topics.ensure(world)
     stack.down()
     try:

@@ -8,12 +8,7 @@ commands that they know, and asked for a view that nobody changes: they answer. 
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +23,7 @@ import pytest
 
 from demo import tree
 from demo.proof import counted_in, rows_of
+from demo.release import CommandLine
 from infra.processes.background_thread import BackgroundThread
 from infra.processes.supervisor import Child, agents, api, handlers
 from infra.settings import Settings
@@ -373,28 +369,19 @@ class Service:
         client.start()
         return started
 
-    def samefold(self, number: int, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", "from infra.cli import main; main()", *words],
-            env=os.environ | self.world.environment() | tree.environment(self.trees[number]),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+    def samefold(self, number: int) -> CommandLine:
+        return CommandLine(self.folder, self.world.environment() | tree.environment(self.trees[number]))
 
     def migrate(self, number: int) -> None:
         """Make the tables of a release; those that follow have its migration too."""
-        self.samefold(number, "db", "revision", "-m", f"release {number}")
+        self.samefold(number).run("db", "revision", "-m", f"release {number}")
         migrations = Path("projections", "migrations")
         for later in self.trees[number + 1 :]:
             shutil.copytree(self.trees[number] / migrations, later / migrations, dirs_exist_ok=True)
-        self.samefold(number, "db", "upgrade")
+        self.samefold(number).run("db", "upgrade")
 
     def verify(self, number: int) -> None:
-        assert json.loads(self.samefold(number, "verify", "--engine", "local", "--json"))["differences"] == 0
+        assert self.samefold(number).told("verify", "--engine", "local")["differences"] == 0
 
     def end(self, running: Running) -> None:
         running.stop()
@@ -497,7 +484,7 @@ def test_two_releases_side_by_side_answer_commands_and_reads_through_all_that_a_
             new = running.start(number)
             running.until_answered("both answer before the switch", without=release.new if changes_tables else ())
             if changes_tables:
-                running.samefold(number, "rebuild")
+                running.samefold(number).run("rebuild")
             running.until_answered("both answer after the switch")
             running.end(old)
             running.until_answered("the newer one answers alone")
@@ -510,41 +497,6 @@ def test_two_releases_side_by_side_answer_commands_and_reads_through_all_that_a_
     assert len(openings(world)) < 3 * len(releases) * world.partitions, (
         "no two handlers take partitions from each other for long"
     )
-
-
-MIGRATIONS = Path("infra", "database", "migrations", "versions")
-[OUTCOMES] = (ROOT / MIGRATIONS).glob("*_outcomes_by_digest.py")
-OTHER_OUTCOMES: Edits = {
-    "projections/engine/views/core_views.py": [("OUTCOMES_VERSION = 3", "OUTCOMES_VERSION = 4")],
-    f"{MIGRATIONS}/other_outcomes.py": [
-        (
-            "",
-            re.sub('(?<=revision = ").*?(?=")', "{}", OUTCOMES.read_text())
-            .format("0123456789ab", "e91c5d27ab40")
-            .replace("command_outcomes_v3", "command_outcomes_v4")
-            .replace("version 3", "version 4"),
-        )
-    ],
-}
-"""The next release, whose processes have another table of outcomes."""
-
-
-@pytest.mark.prove(part="chaos")
-def test_outcomes_of_the_release_before_go_over_by_a_rebuild(world: Settings, tmp_path: Path) -> None:
-    """While the one's processes answer, the other's wait: no command is lost, and none is decided twice."""
-    set_up(world)
-    with service(world, tmp_path, [Release({}, DEPOSIT), Release(OTHER_OUTCOMES, DEPOSIT)]) as running:
-        old = running.start(0)
-        running.until_answered("the release before answers")
-        running.samefold(1, "db", "upgrade")
-        running.part(1, *agents(1, running.place(1), "core"), *handlers(1, running.place(1)))
-        running.samefold(1, "rebuild")
-        running.start(1, front_only=True)
-        running.end(old)
-        running.until_answered("the newer one answers alone")
-        running.finish()
-        running.verify(1)
-    running.assert_all_decided_once("other-views-live")
 
 
 def missing(world: Settings, clients: Sequence[Client]) -> set[tuple[str, str]]:

@@ -15,24 +15,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import SecretStr
 
 from infra.archive.jobs import archive_log
 from infra.database.connect import connect
 from infra.dev.kafka import Kafka
 from infra.errors import SamefoldError
-from infra.log import topics
-from infra.log.clients import KafkaUnavailable
 from infra.processes.code_identity import CODE, WrongCode
 from infra.settings import Settings
-from infra.testing.fixtures import ROOT, dev_env
+from infra.testing.fixtures import ROOT, dev_env, world_of
 from infra.testing.waiting import until
 from projections.engine.rebuild import workers
 from projections.engine.rebuild.engines import Engine, Local
@@ -42,6 +38,7 @@ from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from spark_jobs.agent import Agent
 from tests.engine.bookkeeper import Bookkeeper, folded_lives
+from tests.engine.projections.test_agent import is_made
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +80,9 @@ def misled(
         if what == "kafka":
             theirs = stack_of.enter_context(other_kafka(theirs, folder))
         elif what == "database":
-            theirs = stack_of.enter_context(copied(theirs, stack))
+            name = str(conninfo_to_dict(theirs.database)["dbname"])
+            copied = stack_of.enter_context(world_of(stack, name))
+            theirs = theirs.model_copy(update={"database_url": copied.database_url})
         else:
             environment = spark.sparkContext.environment
             patch.setitem(environment, "PYTHONPATH", str(older_checkout(folder)))
@@ -99,28 +98,11 @@ def other_kafka(world: Settings, folder: Path) -> Iterator[Settings]:
     broker.start()
     try:
         other = world.model_copy(update={"kafka_bootstrap": broker.bootstrap})
-        until(lambda: _made(other), "it has the topics")
+        until(lambda: is_made(other), "it has the topics")
         Bookkeeper(other).life(ACCOUNTS, 9)
         yield other
     finally:
         broker.stop()
-
-
-def _made(world: Settings) -> bool:
-    with suppress(KafkaUnavailable):
-        topics.ensure(world)
-        return True
-    return False
-
-
-@contextmanager
-def copied(world: Settings, stack: Stack) -> Iterator[Settings]:
-    """A copy of the database, row for row."""
-    name = str(conninfo_to_dict(world.database)["dbname"])
-    with psycopg.connect(stack.postgres.url(), autocommit=True) as admin:
-        admin.execute(f'create database "{name}_copy" template "{name}"'.encode())
-        yield world.model_copy(update={"database_url": SecretStr(stack.postgres.url(f"{name}_copy"))})
-        admin.execute(f'drop database "{name}_copy" with (force)'.encode())
 
 
 def older_checkout(folder: Path) -> Path:

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,11 +35,9 @@ CODES = {
 """The views of other code, by a name that can be sent to a task."""
 
 
+@cache
 def views_of(code: str) -> Mapping[str, View]:
-    return _views.setdefault(code, CODES[code]())
-
-
-_views: dict[str, Mapping[str, View]] = {}
+    return CODES[code]()
 
 
 @dataclass(frozen=True, slots=True)

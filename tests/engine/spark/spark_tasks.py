@@ -84,10 +84,6 @@ def die(order: Order, _advance: Advance) -> int:
     return order.number
 
 
-def tell_environment(order: Order, _advance: Advance) -> str:
-    return order.settings.group_prefix
-
-
 def load_staged(staged: Staged, advance: Advance) -> Loaded:
     """Load a part, and at a fault point, in the first attempt, do what the mode says."""
     part = replace(staged.part, settings=staged.settings)

@@ -33,7 +33,7 @@ from projections.engine.views.core_views import agent_views, all_views, code_set
 from spark_jobs.engine import Spark, SparkGaveUp, attempts_of
 from spark_jobs.task import CodeMissing, ExecutorNotConfigured, Failure, Task, pack
 from tests.engine.bookkeeper import Bookkeeper, fold_all
-from tests.engine.projections.bankviews import live_table, rows
+from tests.engine.projections.bankviews import live_rows, live_table, rows
 from tests.engine.projections.test_verify import plant, told_of
 from tests.engine.spark.spark_tasks import (
     Order,
@@ -44,7 +44,6 @@ from tests.engine.spark.spark_tasks import (
     fail,
     load_staged,
     seen,
-    tell_environment,
 )
 from tests.engine.spine import scalar, set_up
 
@@ -86,15 +85,15 @@ def test_every_view_rebuilt_on_spark_has_the_rows_of_the_live_fold_and_of_the_lo
     bank: Bookkeeper, spark_engine: Spark
 ) -> None:
     world = bank.world
-    live = {name: rows(world, live_table(world, name)) for name in EVERY}
+    live = live_rows(world)
     assert sum(map(bool, live.values())) >= 5, "there is something to compare"
     assert any("owner of" in outcome for (outcome,) in live["command_outcomes"])
     local = rebuild(world, EVERY, all_views(), engine_for=lambda _: Local(1))
-    assert {name: rows(world, live_table(world, name)) for name in EVERY} == live
+    assert live_rows(world) == live
     told = Told()
     on_spark = rebuild(world, EVERY, all_views(), engine_for=lambda _: spark_engine, progress=told)
     assert on_spark.tables == {name: f"{all_views()[name].table_name}_r3" for name in EVERY}
-    assert {name: rows(world, live_table(world, name)) for name in EVERY} == live
+    assert live_rows(world) == live
     assert (on_spark.rows, on_spark.commits, on_spark.events) == (local.rows, local.commits, local.events)
     assert (local.engine, on_spark.engine) == ("local", "spark")
     records = int(scalar(world, "select sum(next_offset) from positions where agent = 'core'"))
@@ -239,16 +238,6 @@ def test_no_secret_leaves_the_driver(bank: Bookkeeper, spark_engine: Spark) -> N
     conf = dict(spark_engine.session.sparkContext.getConf().getAll())
     assert bank.world.database not in repr(conf)
     assert not [name for name in conf if "SAMEFOLD" in name]
-
-
-@pytest.mark.slow
-def test_a_task_takes_its_settings_from_its_own_place(
-    world: Settings, spark_engine: Spark, spark_place: Path, tmp_path: Path
-) -> None:
-    said_there = world.model_copy(update={"group_prefix": "as-said-there"})
-    (spark_place / "dev.env").write_text(dev_env(said_there))
-    [told] = spark_engine.run(tell_environment, [Order(world, 1, tmp_path)], 1, lambda _: None)
-    assert told == "as-said-there"
 
 
 @pytest.mark.slow
