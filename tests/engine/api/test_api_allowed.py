@@ -177,20 +177,6 @@ def test_pages_are_full_of_the_callers_rows(api: Api) -> None:
     assert get(api, "ada", "/views/balances", If_None_Match=page.headers["ETag"]).status_code == 200
 
 
-def test_totals_are_compared_after_they_are_added_up(api: Api) -> None:
-    name = opened(api, "bob", "bob's")
-    post(api, "bob", name, "deposit", cents=5, on="2026-05-01")
-    for _ in range(2):
-        post(api, "bob", name, "deposit", cents=5, on="2026-05-02")
-    post(api, "tom teller", name, "credit-interest", cents=5, on="2026-05-01")
-    found = get(api, "ada", "/views/daily_totals").json()["items"]
-    assert [(row["day"], row["operation"], row["count"]) for row in found] == [("2026-05-01", "deposit", 1)]
-    assert get(api, "ada", "/views/daily_totals/2026-05-01/deposit").status_code == 200
-    problem(get(api, "ada", "/views/daily_totals/2026-05-02/deposit"), 404, "no-row")
-    assert len(get(api, "bob", "/views/statement").json()["items"]) == 4
-    assert get(api, "ada", "/views/statement").json()["items"] == []
-
-
 def test_what_may_not_be_read_is_denied_and_logged_once(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     for path in ("/views/balances", "/views/balances/x", "/views/balances/x/live"):
         caplog.clear()
