@@ -18,7 +18,6 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-import msgspec
 import pytest
 from fastapi import FastAPI
 
@@ -29,7 +28,6 @@ from api.view_reader import ViewReader
 from domain.accounts import ChargeFee, CloseAccount, CreditInterest, Deposit, OpenAccount, Withdraw
 from infra.access import Access, Caller, Row, Rows
 from infra.database.connect import connect
-from infra.log.records import Command
 from infra.settings import Settings
 from infra.testing.fixtures import Samefold
 from infra.testing.waiting import SLOWNESS, until
@@ -37,7 +35,7 @@ from projections.engine.views.core_views import all_views, command_key
 from tests.engine.api.api import Api, Named, appended, everything, fresh, problem
 from tests.engine.api.test_api_views import subscribed
 from tests.engine.domain.customers import CUSTOMERS, Register
-from tests.engine.spine import commits, scalar, send
+from tests.engine.spine import scalar
 
 LIMITS = {"ada": 100, "bob": 200, "zoe": 300}
 
@@ -372,16 +370,3 @@ def test_who_sent_a_command_stands_in_commit_outcome_and_history(
     assert "by" not in lines[2], "none, and not null"
     shown = samefold("history", f"accounts/{name}", settings=shared_world).stdout
     assert "tom" in shown
-
-
-@pytest.mark.parametrize("by", ["x" * 201, "a\n", "ada\u0085", ""])
-def test_a_sender_that_can_not_be_kept_is_refused(api: Api, shared_world: Settings, by: str) -> None:
-    name = fresh()
-    body = msgspec.Raw(b'{"overdraft_limit":1,"on":"2026-01-01"}')
-    send(shared_world, Command("c", f"accounts/{name}", "OpenAccount", body, by=by))
-    until(lambda: any(one.stream == f"accounts/{name}" for one in commits(shared_world)), "it is decided")
-    [found] = [one for one in commits(shared_world) if one.stream == f"accounts/{name}"]
-    assert found.reason
-    assert found.reason.code == "malformed"
-    assert "by" in found.reason.message
-    assert found.by is msgspec.UNSET
