@@ -1,4 +1,4 @@
-"""make test-all + prove: hundreds of generated requests take seconds; walks through what the document links find more by chance.
+"""make test-all: hundreds of generated requests take seconds.
 
 schemathesis reads the API's own document and asks what it allows, and what it does not: answers must be those it promises.
 """
@@ -6,7 +6,6 @@ schemathesis reads the API's own document and asks what it allows, and what it d
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,14 +21,11 @@ import schemathesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
-from requests import PreparedRequest
-from requests.adapters import HTTPAdapter
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.core.transport import Response
 from schemathesis.schemas import APIOperation, BaseSchema
 
-from infra.domain_model.contexts import contexts
 from infra.settings import Settings
 from infra.testing.fixtures import SEED
 from infra.testing.waiting import DEADLINE_S
@@ -39,8 +35,6 @@ from tests.engine.api.test_api_views import subscribed
 
 EXAMPLES = 6
 """Of each operation, valid and invalid each."""
-SCENARIOS = 15
-STEPS = 10
 LONGEST = 190
 """Bytes, with room for a context before them."""
 EVENT_STREAM = "text/event-stream"
@@ -68,8 +62,6 @@ class Asked:
         self.url = url
         self.session = requests.Session()
         self.session.trust_env = False
-        self.streams = Streams()
-        self.session.mount(url, self.streams)
         self.told: list[Told] = []
         self.statuses: Counter[int] = Counter()
 
@@ -89,19 +81,6 @@ class Asked:
     def validate(self, case: Case[Any]) -> None:
         """Raises FailureGroup when the answer is not as the document has it."""
         case.validate_response(self.call(case))
-
-
-class Streams(HTTPAdapter):
-    """Puts something before each stream's name: a scenario has its own, and would go the same way again, as hypothesis wants."""
-
-    begin_with = ""
-
-    def send(self, request: PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
-        request.url = STREAM.sub(lambda found: found[0] + self.begin_with, request.url or "")
-        return super().send(request, *arguments, **options)
-
-
-STREAM = re.compile(rf"^http://[^/]+(?:/outcomes)?/(?:{'|'.join(contexts())})/")
 
 
 def _as_meant(case: Case[Any]) -> None:
@@ -132,17 +111,13 @@ def _whole(value: Any) -> Any:
 _keys = count()
 
 
-def settings(examples: int, **more: Any) -> hypothesis.settings:
-    health = list(HealthCheck)
-    phases = [Phase.generate]
-    return hypothesis.settings(
-        max_examples=examples, deadline=None, database=None, phases=phases, suppress_health_check=health, **more
-    )
-
-
 def each(strategy: SearchStrategy[Case[Any]], check: Callable[[Case[Any]], None], examples: int = EXAMPLES) -> None:
+    health, phases = list(HealthCheck), [Phase.generate]
+
     @hypothesis.seed(SEED)
-    @settings(examples)
+    @hypothesis.settings(
+        max_examples=examples, deadline=None, database=None, phases=phases, suppress_health_check=health
+    )
     @hypothesis.given(case=strategy)
     def one(case: Case[Any]) -> None:
         check(case)
@@ -224,26 +199,18 @@ def test_the_document_s_own_examples_work(document: Document, asked: Asked) -> N
     assert not {400, 422} & (asked.statuses - before).keys()
 
 
-@pytest.mark.prove(part="chaos")
-@pytest.mark.parametrize("views", [False, True], ids=["commands", "views"])
-def test_one_thing_after_another_as_the_document_links_them(document: Document, asked: Asked, views: bool) -> None:
-    """Apart, because a walk through both begins with the views and stays there."""
-    before = asked.statuses.copy()
-    paths = {path: item for path, item in document["paths"].items() if path.startswith("/views") is views}
-
-    class Machine(schema_of(document | {"paths": paths}).as_state_machine()):  # type: ignore[misc]
-        def setup(self) -> None:
-            asked.streams.begin_with = f"{next(_keys)}-"
-
-        def teardown(self) -> None:
-            asked.streams.begin_with = ""
-
-        def call(self, case: Case[Any], **_: Any) -> Response:
-            return asked.call(case)
-
-    hypothesis.seed(SEED)(Machine)
-    Machine.run(settings=settings(SCENARIOS, stateful_step_count=STEPS))
-    assert (asked.statuses - before)[200] > 0
+def test_what_the_document_links_to_takes_what_it_is_given(document: Document) -> None:
+    by_id = {one["operationId"]: one for item in document["paths"].values() for one in item.values()}
+    links = [
+        link
+        for operation in by_id.values()
+        for response in operation["responses"].values()
+        for link in response.get("links", {}).values()
+    ]
+    assert len(links) > 20
+    for link in links:
+        taken = {f"{one['in']}.{one['name']}" for one in by_id[link["operationId"]]["parameters"]}
+        assert link["parameters"].keys() <= taken
 
 
 def test_states_that_are_sent_live_are_as_the_document_has_them(document: Document, api: Api, asked: Asked) -> None:

@@ -98,7 +98,8 @@ def test_what_else_is_live_is_no_reason(api: Api, shared_world: Settings) -> Non
     with changed(shared_world, moved.format("+"), moved.format("-")):
         until(lambda: checks.live["balances"].version == version + 1, "it is noticed")
         assert failing(api) == {}
-        problem(api.get("/views/balances"), 503, "view-not-live")
+        for path in ("/views/balances", "/views/balances/a1/live"):
+            problem(api.get(path), 503, "view-not-live")
         assert api.client.get("/views/statement").status_code == 200
 
 

@@ -20,7 +20,6 @@ from urllib.parse import quote, unquote
 import psutil
 import pytest
 
-from api.server import OWN_FILES
 from infra.settings import Settings
 from infra.testing.fixtures import SEED
 from infra.testing.waiting import SLOWNESS, until
@@ -437,25 +436,6 @@ def test_many_requests_at_once_have_an_answer_each(front: Front, account: str, n
     assert (statuses.total(), statuses[200] > 0) == (number, True)
     assert grown < 400 * MB
     front.assert_true(account)
-
-
-@pytest.mark.prove(part="chaos")
-def test_more_idle_connections_than_may_be_open_hold_up_no_other_client(front: Front, account: str) -> None:
-    """They say nothing, and those that have done so for longest make room; who has begun to ask must go on."""
-    server = psutil.Process(front.pid)
-    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server.rlimit(psutil.RLIMIT_NOFILE)[0])
-    wanted = min(front.settings.api_max_connections, limit - OWN_FILES - front.settings.api_connections)
-    before, size = server.num_fds(), server.memory_info().rss
-    with ExitStack() as stack:
-        idle = [stack.enter_context(connection(front.port)) for _ in range(min(wanted + 2_000, limit - 500))]
-        until(lambda: server.num_fds() >= wanted, "all connections are accepted")
-        for one in idle[len(idle) - wanted // 2 :: 2]:  # from now on these have a deadline
-            one.sendall(HALF_A_HEAD)
-        for _ in range(50):
-            assert front.command(account, "deposit", DEPOSIT).status == 200
-        assert server.num_fds() < wanted + OWN_FILES
-        assert (server.memory_info().rss - size) / wanted < 64 * 1024
-    until(lambda: server.num_fds() < before + 50, "the connections are given back")
 
 
 def test_clients_that_go_away_stop_nothing(front: Front, account: str) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 import pytest
 
-from api.stores import CommandNotLive, HealthSnapshot, OtherViewsLive, StoreChecks
+from api.stores import HealthSnapshot
 from infra.archive.trim import _limits
 from infra.database.connect import connect
 from infra.log import topics
@@ -22,9 +21,8 @@ from infra.testing.waiting import until
 from projections.engine.live.lag import PartitionLag
 from projections.engine.operate.overview import overview
 from projections.engine.rebuild.rebuild import rebuild
-from projections.engine.rebuild.switch import Pointer
-from projections.engine.store.command_types import CommandType, add_types, own_types
-from projections.engine.views.core_views import OUTCOMES_VERSION, all_views
+from projections.engine.store.command_types import add_types, own_types
+from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.api.api import Api, agent, fresh, problem, serving
 from tests.engine.projections.bankviews import BALANCES_2, SUMS, make_tables, view
@@ -118,17 +116,6 @@ def test_either_release_serves_commands_and_unchanged_views_before_and_after_the
         assert served(coming, *new) == dict.fromkeys(new, 200)
 
 
-def test_a_watch_of_a_view_that_is_not_live_is_refused_and_of_another_one_is_not(
-    releases: tuple[Api, Api], shared_world: Settings
-) -> None:
-    go_to(shared_world, NEXT)
-    for api in releases:
-        with api.client.stream("GET", "/views/statement/a1/1/live") as watched:
-            assert watched.status_code == 200
-    shipped, _ = releases
-    problem(shipped.get("/views/balances/a1/live"), 503, "view-not-live")
-
-
 def test_an_agent_that_stands_still_holds_up_its_own_views_alone(
     releases: tuple[Api, Api], shared_world: Settings
 ) -> None:
@@ -193,31 +180,6 @@ def standing_still(api: Api) -> float:
     """For how long the agent `side` has stood still in some partition, in seconds."""
     lags: dict[tuple[str, int], PartitionLag] = api.server.config.loaded_app.state.readiness._lags.now
     return max((lag.still for (agent, _), lag in lags.items() if agent == "side"), default=0)
-
-
-def test_a_command_needs_the_outcomes_and_that_a_handler_knows_it() -> None:
-    """Whatever the version of the states is: handlers alone fold them, and check what they are sent."""
-    stores = StoreChecks(Settings(), cast(Any, None), "test", all_views())
-    stores.failures.clear()
-
-    def taken(*types: CommandType, **live: int) -> bool:
-        versions = {name: live.get(name, one.version) for name, one in all_views().items()}
-        stores.live = {name: Pointer(name, "core", version, "t") for name, version in versions.items() if version}
-        stores.types = frozenset(types)
-        try:
-            stores.require("command_outcomes")
-            stores.require_command(CommandType("orders", "Order"))
-        except (OtherViewsLive, CommandNotLive):
-            return False
-        return True
-
-    order = CommandType("orders", "Order")
-    assert taken(order)
-    assert taken(order, streams_accounts=2, balances=2, statement=0, another=1)
-    assert not taken()
-    assert not taken(CommandType("orders", "Cancel"), CommandType("accounts", "Order"))
-    assert not taken(order, command_outcomes=OUTCOMES_VERSION + 1)
-    assert not taken(order, command_outcomes=0)
 
 
 def test_a_command_that_no_handler_knows_yet_is_not_appended(releases: tuple[Api, Api], shared_world: Settings) -> None:

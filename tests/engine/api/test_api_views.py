@@ -103,43 +103,6 @@ def test_the_views_are_listed_with_their_questions_keys_and_columns(api: Api) ->
     assert get(api, views["statement"]["href"]).status_code == 200
 
 
-def test_a_row_comes_with_the_position_it_is_of(api: Api, shared_world: Settings) -> None:
-    folded(shared_world, open_account("row", 500), deposit("row", "row-1", 250))
-    answer = get(api, "/views/balances/row")
-    assert answer.status_code == 200
-    assert answer.json()["row"] == {
-        "account": "row",
-        "cents": 250,
-        "overdraft_limit": 500,
-        "opened_on": "2026-01-01",
-        "last_on": "2026-01-02",
-        "transactions": 1,
-        "closed_on": None,
-        "owner": "",
-    }
-    assert answer.json()["position"] == answer.headers["Samefold-Position"]
-    assert Token.parse(answer.json()["position"]) == token_now(shared_world)
-    line = get(api, "/views/statement/row/2").json()
-    assert (line["row"]["cents"], line["row"]["day"], line["parked"]) == (250, "2026-01-02", 0)
-
-
-def test_a_list_is_walked_by_its_next_links_each_row_once(api: Api, shared_world: Settings) -> None:
-    names = [f"page-{number:02}" for number in range(7)]
-    folded(shared_world, *map(open_account, names))
-    day = "/views/balances?opened_on=2026-01-01&limit=3"
-    seen: list[str] = []
-    path: str | None = day
-    while path:
-        answer = get(api, path)
-        page = answer.json()
-        assert answer.headers.get("Link") == (page["next"] and f'<{page["next"]}>; rel="next"')
-        assert len(page["items"]) == 3 or page["next"] is None
-        seen += [row["account"] for row in page["items"]]
-        path = page["next"]
-    assert seen == sorted(set(seen))
-    assert set(names) <= set(seen)
-
-
 def test_a_cursor_belongs_to_its_question(api: Api, shared_world: Settings) -> None:
     folded(shared_world, open_account("cursor-1"), open_account("cursor-2"))
     cursor = httpx.URL(get(api, "/views/balances?limit=1").json()["next"]).params["cursor"]
@@ -149,13 +112,6 @@ def test_a_cursor_belongs_to_its_question(api: Api, shared_world: Settings) -> N
     statement = all_views()["statement"]
     forged = Question({}, None, 1, [statement.name, statement.shape], []).cursor_after(["ada", "not a number"])
     problem(get(api, f"/views/statement?cursor={forged}"), 422, "bad-value")
-
-
-def test_empty_asks_for_rows_without_a_value(api: Api, shared_world: Settings) -> None:
-    folded(shared_world, open_account("still-open"))
-    items = get(api, "/views/balances?closed_on=&account=still-open").json()["items"]
-    assert [row["account"] for row in items] == ["still-open"]
-    assert get(api, "/views/balances?closed_on=2026-01-01&account=still-open").json()["items"] == []
 
 
 def test_lists_that_no_key_leads_to_leave_room_for_others(
@@ -279,16 +235,7 @@ def test_an_answer_waits_for_what_the_caller_has_seen(api: Api, shared_world: Se
             db.execute("select pg_notify(%s, 'again')", (channel("core"),))
         assert answer.result().json()["row"]["cents"] == 7
     ahead = Token.of(topic.id, {0: topic.end[0] + 1})
-    problem(get(api, f"/views/balances/waits?{seen}&after={ahead}", Prefer="wait=0"), 503, "position-not-reached")
-
-
-def test_a_wait_ends(api: Api, shared_world: Settings) -> None:
-    topic = topics.describe(shared_world, shared_world.events_topic)
-    never = Token.of(topic.id, {0: 10**12})
-    answer = get(api, f"/views/balances?after={never}", Prefer="wait=1")
-    found = problem(answer, 503, "position-not-reached")
-    assert answer.headers["Retry-After"] == "1"
-    assert str(token_now(shared_world)) in found["detail"]
+    problem(get(api, f"/views/balances/waits?{seen}&after={ahead}", Prefer="wait=1"), 503, "position-not-reached")
     assert len(api.services.positions) == 0
 
 

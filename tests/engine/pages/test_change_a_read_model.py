@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.pages.pages import blocks, matches, typed
 from tests.engine.pages.test_journey import table
 from tests.engine.spine import beside, scalar
+from tests.engine.tools.service_trees import SAMEFOLD, copy_of_this_tree
 
 PAGE = (ROOT / "docs" / "change-a-read-model.md").read_text()
 PROMPT = re.compile(r"(?:old)?\$ ")
@@ -67,7 +67,7 @@ class Operator:
         self.log = folder / "terminals.log"
         self.folders = {"$ ": folder / "new", "old$ ": folder / "old"}
         self.folders["old$ "].mkdir()
-        _copy_tree(self.folders["$ "])
+        copy_of_this_tree(self.folders["$ "])
         self.code = {"$ ": self.folders["$ "], "old$ ": ROOT}
         self.terminals: dict[str, subprocess.Popen[bytes]] = {}
         self.lines: list[str] = []
@@ -195,17 +195,8 @@ class Operator:
 
 
 def _command(words: list[str]) -> list[str]:
-    known = {"samefold": ["-c", "from infra.cli import main; main()"], "pytest": ["-m", "pytest"]}
+    known = {"samefold": ["-c", SAMEFOLD], "pytest": ["-m", "pytest"]}
     return [sys.executable, *known[words[0]], *words[1:]]
-
-
-def _copy_tree(folder: Path) -> None:
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
-    for name in filter(None, map(os.fsdecode, files)):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
 
 
 @pytest.fixture

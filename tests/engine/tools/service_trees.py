@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -16,6 +17,16 @@ from infra.settings import PREFIX
 from infra.testing.fixtures import ROOT
 
 SAMEFOLD = "from infra.cli import main; main()"
+
+
+def copy_of_this_tree(folder: Path, *, without: Collection[str] = ()) -> Path:
+    """All files but those below these names at the top."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().splitlines():
+        if name.partition("/")[0] not in without and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
 
 
 class Tree:
@@ -83,12 +94,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Tree:
     """Samefold's repository."""
-    tree = Tree(tmp_path_factory.mktemp("samefold"), home)
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
-    for name in listed.stdout.decode().splitlines():
-        if (ROOT / name).is_file():
-            (tree.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree.folder / name)
+    tree = Tree(copy_of_this_tree(tmp_path_factory.mktemp("samefold")), home)
     tree.git("init", "--quiet", "--initial-branch", "main")
     tree.commit("Samefold")
     return tree

@@ -183,13 +183,9 @@ def test_an_update_merges_local_changes_and_lists_conflicts(source: Tree, hotel:
 
     newer = Tree(Path(shutil.copytree(source.folder, tmp_path / "newer", symlinks=True)), tmp_path)
     newer.write(ENGINE_FILE, '"""How an agent reads the log', '"""A newer word on how an agent reads the log')
-    (newer.folder / "infra" / "errors.py").write_text(
-        (newer.folder / "infra" / "errors.py").read_text() + "\n\nNEWER = 1\n"
-    )
-    first, rest = (newer.folder / merged).read_text().split("\n", 1)
-    (newer.folder / merged).write_text(
-        f"{first} Newer.\n{rest}" if not first.startswith('"""') else f"# newer\n{first}\n{rest}"
-    )
+    with (newer.folder / "infra" / "errors.py").open("a") as file:
+        file.write("\n\nNEWER = 1\n")
+    (newer.folder / merged).write_text("# newer\n" + (newer.folder / merged).read_text())
     newer.commit("A newer engine")
     done = hotel.samefold("update", "--from", str(newer.folder), "--to", "HEAD", code=1)
 

@@ -23,15 +23,15 @@ from infra.testing.fixtures import ROOT
 from infra.testing.waiting import DEADLINE_S, until
 from tests.engine.api.front import free_port, is_ready
 from tests.engine.infra.role_worlds import role_world
+from tests.engine.tools.service_trees import SAMEFOLD, copy_of_this_tree
 from tests.engine.tools.test_compose import OURS, SERVICES, make_secrets, mounted
-
-LINE = "from infra.cli import main; main()"
 
 
 @pytest.mark.slow
 def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tmp_path: Path) -> None:
     with role_world(stack, "template0", "samefold") as world:
-        image = copy_of_the_image(tmp_path / "app")
+        ignored = {line.removesuffix("/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+        image = copy_of_this_tree(tmp_path / "app", without=ignored)  # what `COPY . .` takes
         before = {path: path.stat().st_mtime_ns for path in image.rglob("*")}
         secrets = make_secrets(tmp_path)
         for name in secrets:
@@ -46,7 +46,7 @@ def test_the_services_together_work_and_write_nothing_but_locks(stack: Stack, tm
         }
         (tmp_path / "bin").mkdir()
         program = tmp_path / "bin" / "samefold"
-        program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{LINE}' \"$@\"\n")
+        program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{SAMEFOLD}' \"$@\"\n")
         program.chmod(0o755)
 
         def started(name: str) -> subprocess.Popen[bytes]:
@@ -100,14 +100,3 @@ def listening(pid: int) -> list[tuple[str, int]]:
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     found = [one for process in processes for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
     return [(one.laddr.ip, one.laddr.port) for one in found]
-
-
-def copy_of_the_image(folder: Path) -> Path:
-    """What `COPY . .` takes."""
-    ignored = {line.removesuffix("/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
-    for name in listed.stdout.decode().splitlines():
-        if name.partition("/")[0] not in ignored and (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
-    return folder

@@ -127,17 +127,6 @@ def test_what_would_not_work_is_refused_and_changes_nothing(parts: Parts, what: 
         assert files(parts.root) == before, arguments
 
 
-def test_a_policy_is_written_once(parts: Parts) -> None:
-    assert parts.policy("reminders", None).files == [
-        Path("policies/reminders.py"),
-        Path("tests/test_policy_reminders.py"),
-    ]
-    before = files(parts.root)
-    with pytest.raises(AlreadyThere, match=r"policies/reminders\.py exists"):
-        parts.policy("reminders", None)
-    assert files(parts.root) == before
-
-
 def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
     domain = parts.root / "domain" / "rooms.py"
     domain.write_text(domain.read_text().replace("class AddRoom:\n", "class AddRoom:\n    floor: int\n"))
@@ -147,6 +136,10 @@ def test_a_policys_command_is_made_of_its_event(parts: Parts) -> None:
     parts.command("RenameRoom", None, (), "RoomRenamed")
     parts.policy("reminders", None)
     assert "RenameRoom(name=event.name)" in (parts.root / "policies" / "reminders.py").read_text()
+    before = files(parts.root)
+    with pytest.raises(AlreadyThere, match=r"policies/reminders\.py exists"):
+        parts.policy("reminders", None)
+    assert files(parts.root) == before
 
 
 def test_without_a_match_nothing_is_written(parts: Parts) -> None:
@@ -182,10 +175,6 @@ def test_what_is_written_under_the_longest_names_passes_the_linter(tmp_path: Pat
 def test_a_service_is_not_named_like_a_package_that_it_installs(name: str) -> None:
     with pytest.raises(BadName):
         check_service(name, ROOT / "requirements")
-
-
-def test_other_names_of_services_are_taken() -> None:
-    check_service("hotel", ROOT / "requirements")
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,6 @@ def test_stages_tell_how_much_how_fast_and_how_long_still(monkeypatch: pytest.Mo
     assert "switch" in shown.getvalue()
 
 
-def test_quiet_stages_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Stages(quiet=True) as stages:
-        stages.begin("load", 10)
-        stages.advance(10)
-    assert capsys.readouterr() == ("", "")
-
-
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\rname\u202e [red]"
 
 
