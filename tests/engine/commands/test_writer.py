@@ -27,7 +27,7 @@ from commands.writer import (
     Wait,
     Writer,
 )
-from infra.log.records import Commit, EventRecord, Reason, Record, UnreadableRecord, decode_event
+from infra.log.records import Commit, EventRecord, Reason, Record, decode_event
 from infra.log.rule import START, Reading
 from projections.engine.store.command_types import CommandType
 from tests.engine.commands import mutants
@@ -111,25 +111,11 @@ def is_doubt(actions: Sequence[Action] | Action | None) -> bool:
 # The way through the phases.
 
 
-def test_a_writer_loads_opens_reads_and_serves() -> None:
-    writer = fresh(Writer)
-    assert (writer.start(), writer.phase) == (Load(), Phase.LOADING)
-    assert (writer.on_position(snapshot(START), 0), writer.phase) == (Open(), Phase.OPENING)
-    assert (writer.on_opened(0), writer.phase) == (ReadLog(0, 1), Phase.READING)
-    assert (writer.on_log(records([opening()])), writer.phase) == (Serve(0), Phase.SERVING)
-
-
 def test_it_waits_for_the_read_models_positions() -> None:
     writer = fresh(Writer)
     writer.start()
     assert isinstance(writer.on_position(snapshot(None), 0), Wait)
     assert writer.on_position(snapshot(START), 0) == Open()
-
-
-def test_it_reads_from_the_read_models_position_and_goes_on_after_the_last_command_that_counts() -> None:
-    log = [opening(), commit(0, 1, command_offset=3), commit(0, 2, command_offset=8), commit(0, 4, command_offset=9)]
-    position = Reading(next_offset=2, epoch=0, seq=1, command_offset=3)
-    assert take_over(fresh(Writer), log, position) == Serve(9)
 
 
 def test_it_refuses_a_log_that_ends_before_the_read_models_position() -> None:
@@ -152,11 +138,6 @@ def test_an_opening_that_does_not_count_does_not_serve(offset: int, log: list[by
     writer = started(Writer)
     writer.on_opened(offset)
     assert is_doubt(writer.on_log(records(log)))
-
-
-def test_an_unreadable_record_stops_it() -> None:
-    with pytest.raises(UnreadableRecord):
-        take_over(fresh(Writer), [b'{"samefold":"commit/9"}'])
 
 
 @pytest.mark.parametrize(("kind", "body"), [("Stolen", b"{}"), ("Filled", b'{"cents":"many"}')])
@@ -229,12 +210,6 @@ def test_a_repeated_command_is_told_before_its_expected_version_is_looked_at() -
     writer = serving(Writer)
     repeated = [received(n, Fill(cents=5), id_="a", expected_version=0) for n in range(2)]
     assert [c.outcome for c in appended(writer.on_commands(repeated, snapshot(START), 0))] == ["accepted"]
-
-
-def test_the_same_id_on_another_stream_is_another_command() -> None:
-    writer = serving(Writer)
-    both = [received(0, Fill(cents=5), id_="a"), received(1, Fill(cents=5), id_="a", stream="purse/2")]
-    assert len(writer.on_commands(both, snapshot(START), 0)) == 2
 
 
 @pytest.mark.parametrize("why", [None, Reason("too-little", "?")])

@@ -113,17 +113,6 @@ def test_a_number_that_is_not_finite_enters_nowhere(number: str) -> None:
     assert received.rejection.code == "malformed"
 
 
-def test_a_state_that_can_not_be_stored_is_a_recorded_answer() -> None:
-    unstorable = Kept(careless=True, weight=1e300)
-    commits, states = _commits([unstorable, Kept(count=5)])
-    assert [commit.version for commit in commits] == [1]
-    assert states[-1].state.count == 5
-    answer = decide(_received(0, unstorable), Versioned(0, HOARD.initial), epoch=0, seq=1, max_bytes=1_000_000).commit
-    assert answer.reason is not None
-    assert answer.reason.code == "failed"
-    assert "Lost: State can't be stored: JSON does not give back its value.total (inf)" in answer.reason.message
-
-
 # Numbers are taken as they are written, or not at all.
 
 

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,7 +42,7 @@ from infra.testing.fixtures import SEED, Samefold, dev_env
 from infra.testing.waiting import DEADLINE_S, until
 from projections.engine.rebuild.build_locks import release, try_claim
 from projections.engine.rebuild.builds import abandon_dead, begin, builds_of
-from projections.engine.rebuild.rebuild import go_to, rebuild
+from projections.engine.rebuild.rebuild import rebuild
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views, code_set
 from spark_jobs.engine import Spark
@@ -227,17 +226,6 @@ def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pyt
     ranges = list(write._ranges(share, START))
     assert [(one.start.next_offset, one.end.next_offset, len(one.rows)) for one in ranges] == [(0, 80, 2), (80, 100, 2)]
     assert write._folder(share) == f"{world.events_topic}/_a-b_c/partition=0", "an id with a slash is one folder"
-
-
-@pytest.mark.slow
-def test_archivers_at_once_archive_each_record_once(bank: Bookkeeper) -> None:
-    world = bank.world
-    records = records_of(world, world.events_topic)
-    with ThreadPoolExecutor(4) as pool:
-        done = [one for run in pool.map(lambda _: archive_log(world), range(4)) for one in run]
-    assert sum(one.records for one in done) == len(records)
-    archive_log(world)
-    is_exact(world, records)
 
 
 def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None:
@@ -581,22 +569,6 @@ def test_an_agent_goes_on_in_the_archive_and_then_in_kafka(bank: Bookkeeper, tmp
         bank.life(ACCOUNTS, 1)
         until(lambda: position() == end + len(ACCOUNTS), "and what comes")
         assert not running.says("Traceback")
-    assert verify(world, all_views()).differences == 0
-
-
-@pytest.mark.slow
-def test_an_old_table_catches_up_out_of_the_archive(bank: Bookkeeper) -> None:
-    world = bank.world
-    rebuild(world, ["balances", "statement"], all_views())
-    bank.life(ACCOUNTS, 8)
-    archive_log(world)
-    delete_all(world)
-    bank.life(ACCOUNTS, 2)
-    fold_all(world)
-    back = go_to(world, ["balances", "statement"], all_views())
-    states = {"streams_accounts": "streams_accounts_v3"}
-    assert back.tables == {"balances": "balances_v2", "statement": "statement_v2"} | states
-    assert back.commits == 10 * len(ACCOUNTS)
     assert verify(world, all_views()).differences == 0
 
 

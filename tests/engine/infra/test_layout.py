@@ -128,9 +128,3 @@ def test_nothing_names_what_a_reader_does_not_have() -> None:
     unknown = re.compile(r"DESIGN(\.md)?( §|\.md)|\b[Ii]ssue \d{1,2}\b")
     files = [file for file in tracked() if file != "tests/engine/infra/test_layout.py"]
     assert [file for file in files if unknown.search((ROOT / file).read_bytes().decode(errors="ignore"))] == []
-
-
-def test_tests_of_one_group_are_run_by_one_worker(request: pytest.FixtureRequest) -> None:
-    """The scheduler reads a test's group from its id."""
-    if request.config.getoption("loadgroup", default=False):
-        assert request.node.nodeid.endswith("@layout")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -77,14 +75,6 @@ def test_lines_of_a_request_have_its_ids(told: Told, form: logs.Format) -> None:
         assert json.loads(line)["correlation_id"] == 'a" trace_id=0'
     else:
         assert line.endswith(f"it happens trace_id='{TRACE}' correlation_id='a\" trace_id=0'")
-
-
-def test_what_a_process_itself_says_has_the_name_of_its_module(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs.configure("INFO", "json")
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec("commands.handler"))
-    logging.getLogger("__main__").info("it starts")
-    (line,) = told()
-    assert json.loads(line)["logger"] == "commands.handler"
 
 
 def test_what_goes_on_is_said_once_however_the_driver_words_it(caplog: pytest.LogCaptureFixture) -> None:

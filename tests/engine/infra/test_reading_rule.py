@@ -85,11 +85,6 @@ def test_our_envelope_with_anything_unreadable_stops_the_reader(unreadable: byte
     assert "Nothing was skipped" in caught.value.hint
 
 
-def test_what_counts_is_delivered_with_its_place_and_the_brokers_time() -> None:
-    [entry] = read(START, records([opening(), commit(0, 1, command_id="a")]))[1]
-    assert (entry.offset, entry.time_ms, entry.commit.command_id) == (1, 1000, "a")
-
-
 def test_records_before_the_position_are_passed_over() -> None:
     values = records([opening(), commit(0, 1), commit(0, 2)])
     reading, first, _ = read(START, values[:2])

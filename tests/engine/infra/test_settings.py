@@ -147,18 +147,6 @@ def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SECRET not in f"{refusal.value} {refusal.value!r} {refusal.value.__cause__!r}"
 
 
-def test_settings_do_not_change() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Settings().partitions = 3  # type: ignore[misc]
-
-
-def test_another_process_gets_the_very_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = Settings(database_url=f"host=h password={SECRET}", partitions=3, kafka_ssl_ca_location=Path("ca.pem"))
-    for name, value in mine.environment().items():
-        monkeypatch.setenv(name, value)
-    assert Settings().environment() == mine.environment()
-
-
 def test_the_example_file_names_every_setting_with_its_default() -> None:
     text = (ROOT / ".env.example").read_text()
     example = dict(

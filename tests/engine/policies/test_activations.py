@@ -26,7 +26,6 @@ from infra.testing.waiting import DEADLINE_S, until
 from policies.engine.activations import (
     Activation,
     AlreadyLive,
-    LowerVersion,
     NeverLive,
     OldEventsLeft,
     WishesOpen,
@@ -185,14 +184,6 @@ def test_the_next_version_begins_where_the_policy_is_and_fences_the_one_before(
     assert after.readings == before.readings
     assert after.generation != before.generation
     assert len(recorded(world)) == 2
-
-
-def test_a_lower_version_takes_over_only_if_told(world: Settings, bank: Bookkeeper) -> None:
-    switch(world, policy(3))
-    with pytest.raises(LowerVersion, match="older version 2"):
-        switch(world, policy(2))
-    assert switch(world, policy(2), lower=True).number == 2
-    assert switch(world, policy(3)).number == 3
 
 
 def test_of_switches_at_once_one_is_recorded_and_the_others_see_it(
