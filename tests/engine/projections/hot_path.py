@@ -1,10 +1,7 @@
-"""What the hot paths cost, counted instead of timed: instructions of the interpreter, and calls into C, per commit.
+"""What the hot paths cost, counted instead of timed: calls per commit, of Python's functions and into C.
 
-Counts don't depend on the machine or on what else runs there, so a test can hold them. `hot_path.json` has them for each version of
-Python, relative to the costs of a reference, plain Python that never changes, counted in the same run. They don't
-see what happens within C (msgspec, struct); `make bench` does.
-
-    python -m tests.engine.projections.hot_path        # count, and write the figures down
+Counts don't depend on the machine, on what else runs there or on Python's version, so a test can hold them. They don't see what
+happens within a function (msgspec, struct, a loop); `make bench` does.
 """
 
 from __future__ import annotations
@@ -14,10 +11,8 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -36,60 +31,7 @@ from tests.engine.purse import PURSE, State
 COMMITS = 2_000
 STREAMS = 400
 BATCH = 500
-FIGURES = Path(__file__).with_name("hot_path.json")
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-class Cost(NamedTuple):
-    """For all the commits together."""
-
-    instructions: float
-    c_calls: float
-
-
-def costs() -> dict[str, Cost]:
-    """By name of the path: how many references it costs."""
-    one = counted(reference)
-    found = {"read": counted(reading()), "write": counted(writing())}
-    return {
-        name: Cost(*(cost / of_one for cost, of_one in zip(path, one, strict=True))) for name, path in found.items()
-    }
-
-
-@dataclass(slots=True)
-class _Held:
-    version: int = 0
-    cents: int = 0
-
-
-class _Line(NamedTuple):
-    name: str
-    version: int
-    cents: int
-
-
-def reference() -> None:
-    """Of everything that the hot paths are made of, a little. It is not to be changed: all figures are relative to it."""
-    held: dict[str, _Held] = {}
-    lines: list[_Line] = []
-    for number in range(COMMITS):
-        name = f"purse/{number % STREAMS}"
-        one = held.get(name)
-        if one is None:
-            one = held[name] = _Held()
-        match number % 3:
-            case 0:
-                one.cents += number
-            case _ if one.cents > number:
-                one.cents -= number
-            case _:
-                one.version += 1
-        one.version += 1
-        lines.append(_Line(name, one.version, cents=one.cents))
-        if len(lines) == BATCH:
-            last = {line.name: (line.version, line.cents) for line in lines}
-            assert sorted(last) == sorted({line.name for line in lines if line.cents >= 0})
-            lines.clear()
+COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>"}
 
 
 def reading() -> Callable[[], None]:
@@ -136,61 +78,21 @@ def writing() -> Callable[[], None]:
     return run
 
 
-def counted(run: Callable[[], None]) -> Cost:
-    """The cost of the second run: the first one fills what is cached."""
+def calls(run: Callable[[], None]) -> float:
+    """Those of the second run, per commit: the first one fills what is cached."""
     run()
-    c_calls = 0
+    count = 0
 
     def profile(frame: FrameType, event: str, _argument: Any) -> None:
-        nonlocal c_calls
-        c_calls += event == "c_call"
+        nonlocal count
+        # from Python 3.12 on comprehensions are no calls
+        count += event == "c_call" or (event == "call" and frame.f_code.co_name not in COMPREHENSIONS)
 
-    before = sys.getprofile()
     gc.disable()  # its callbacks would count
     sys.setprofile(profile)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-        gc.enable()
-    return Cost(_instructions(run), c_calls)
-
-
-def _instructions(run: Callable[[], None]) -> int:
-    """Those of one run. From Python 3.12 on a trace function does not see all of them."""
-    found = 0
-
-    def count(*_: Any) -> None:
-        nonlocal found
-        found += 1
-
-    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "opcode":
-            count()
-        elif event == "call":
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return trace
-
-    before = sys.gettrace()
-    gc.disable()
-    try:
-        if sys.version_info >= (3, 12):
-            seen, tool = sys.monitoring, sys.monitoring.PROFILER_ID
-            seen.use_tool_id(tool, "hot path")
-            seen.register_callback(tool, seen.events.INSTRUCTION, count)
-            seen.set_events(tool, seen.events.INSTRUCTION)
-        else:
-            sys.settrace(trace)
-        run()
-    finally:
-        if sys.version_info >= (3, 12):
-            seen.set_events(tool, seen.events.NO_EVENTS)
-            seen.register_callback(tool, seen.events.INSTRUCTION, None)
-            seen.free_tool_id(tool)
-        else:
-            sys.settrace(before)
-        gc.enable()
-    return found
+    run()
+    sys.setprofile(None)
+    return count / COMMITS
 
 
 def _log() -> list[Record]:
@@ -218,14 +120,5 @@ def _commands() -> list[Record]:
     return found
 
 
-def main() -> None:
-    found = costs()
-    figures = json.loads(FIGURES.read_text())
-    figures[VERSION] = {name: cost._asdict() for name, cost in found.items()}
-    FIGURES.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")
-    for name, cost in found.items():
-        print(f"{name}: {cost.instructions:.3f} references' instructions, {cost.c_calls:.3f} references' calls into C")
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps({path.__name__: calls(path()) for path in (reading, writing)}))
