@@ -123,8 +123,10 @@ def test_a_request_is_repeated_under_its_key_until_it_is_answered(door: Door) ->
 
 def test_an_answer_that_should_not_come_ends_the_demo(door: Door) -> None:
     door.says = [422]
+    door.held.clear()
     with door.sending(every=1) as sending:
         sending.send(COMMANDS[:1])
+        door.held.set()
         with pytest.raises(Unexpected, match=r"c0 of accounts/0/.* was answered 422 x: words"):
             sending.finish()
         with pytest.raises(Unexpected):

@@ -65,6 +65,9 @@ class Pool(AsyncConnectionPool[Connection]):
                 with ended_after(connection, self._seconds):
                     yield connection
         except PoolTimeout as error:
+            if error.__context__ is not None:
+                # the pool's own error is kept by its frame, which from Python 3.12 on keeps the callers' frames, too
+                error.__context__.with_traceback(None)
             if self._failed is None:
                 raise
             raise self._failed.with_traceback(None) from error

@@ -235,7 +235,9 @@ def test_an_answer_waits_for_what_the_caller_has_seen(api: Api, shared_world: Se
             db.execute("select pg_notify(%s, 'again')", (channel("core"),))
         assert answer.result().json()["row"]["cents"] == 7
     ahead = Token.of(topic.id, {0: topic.end[0] + 1})
-    problem(get(api, f"/views/balances/waits?{seen}&after={ahead}", Prefer="wait=1"), 503, "position-not-reached")
+    late = get(api, f"/views/balances/waits?{seen}&after={ahead}", Prefer="wait=1")
+    problem(late, 503, "position-not-reached")
+    assert str(token_now(shared_world)) in late.json()["detail"]
     assert len(api.services.positions) == 0
 
 

@@ -289,9 +289,22 @@ def test_the_services_own_tests_ask_without_a_token(stack: Stack, monkeypatch: p
         assert settings.auth == "off"
 
 
-def test_dev_token_makes_none_of_another_issuers(samefold: Samefold, world: Settings, tmp_path: Path) -> None:
-    done = samefold("dev", "token", "--subject", "ada", settings=world.model_copy(update={"data_dir": tmp_path}))
-    assert (done.returncode, "another issuer" in done.stderr) == (1, True)
+def test_dev_token_opens_the_door_of_the_development_stack(
+    samefold: Samefold, world: Settings, stack: Stack, tmp_path: Path
+) -> None:
+    from infra.dev.issuer import AUDIENCE, ISSUER, DevIssuer
+
+    issuer = DevIssuer(stack.folder / "issuer")
+    of_stack = {"jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_keys": str(issuer.keys)}
+    dev = world.model_copy(update={**of_stack, "data_dir": stack.folder})
+    done = samefold("dev", "token", "--subject", "ada", "--role", "teller", "--scope", "metrics", settings=dev)
+    assert done.returncode == 0, done.stderr
+    with served(dev, "development") as api:
+        for path in ("/views", "/metrics"):
+            assert api.client.get(path, headers=bearer(done.stdout.strip())).status_code == 200
+    elsewhere = samefold("dev", "token", "--subject", "ada", settings=world.model_copy(update={"data_dir": tmp_path}))
+    assert elsewhere.returncode == 1
+    assert "another issuer" in elsewhere.stderr
 
 
 def test_requests_of_other_threads_do_not_share_a_caller(api: Api, keys: Keys) -> None:

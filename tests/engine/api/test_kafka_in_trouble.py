@@ -1,19 +1,19 @@
 """make test-all: a broker is frozen for seconds each time, and librdkafka takes seconds to replace a producer.
 
 A broker that stands still for some seconds and goes on (a paused machine, a laptop's sleep): commands wait, and are answered. It is
-no longer the leader of the epoch that clients remember then, as after a move to another broker: under load, that is in
-`proofs/chaos/test_under_fire.py`.
+no longer the leader of the epoch that clients remember then, as after a move to another broker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from time import sleep
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from api import stores
 from api.append import Appender
@@ -48,6 +48,8 @@ TAKEN = {200, 202}
 """A command is in the log; its outcome may come later."""
 REFUSED_WITHIN_S = 1.0
 """It would be refused at once, and is not answered before the broker goes on."""
+FENCED_AFTER_S = 2.5
+"""The broker's session with its controller lasts 2 s."""
 pytestmark = pytest.mark.slow
 
 
@@ -73,6 +75,40 @@ def _is_back(world: Settings) -> bool:
     except KafkaUnavailable:
         return False
     return True
+
+
+def led_anew(stack: Stack, world: Settings) -> None:
+    """Returns when the broker leads in another epoch than it did: frozen for longer than its session lasts, again if need be."""
+    before = _epoch(world)
+    while _epoch(world) == before:
+        with frozen(stack.kafka):
+            sleep(FENCED_AFTER_S)
+        until(lambda: _is_back(world), "the broker leads again")
+
+
+def _epoch(world: Settings) -> int:
+    """In which the broker leads, as it says itself."""
+    return topics.Admin(world).ask(lambda client, within_s: _asked(client, world, within_s))
+
+
+def _asked(client: AdminClient, world: Settings, within_s: float) -> int:
+    wanted = {TopicPartition(world.events_topic, 0): OffsetSpec.latest()}
+    [asked] = client.list_offsets(wanted, request_timeout=within_s).values()
+    return int(asked.result(within_s).leader_epoch)
+
+
+def test_who_has_asked_before_is_answered_when_the_broker_leads_in_another_epoch(world: Settings, stack: Stack) -> None:
+    """Clients of the API, and whoever asks for the ends."""
+    with everything(world) as api:
+        assert api.open("before").status_code == 200
+        _, events = topics.ensure(world)
+        admin = topics.Admin(world, 30.0)
+        before = topics.ends(events, admin)
+        led_anew(stack, world)
+        until(lambda: api.open("after").status_code in TAKEN, "it takes commands")
+        behind = api.services.stores.seen
+        until(lambda: api.services.stores.seen is not behind, "it looks again")
+        assert topics.ends(events, admin).keys() == before.keys()
 
 
 def test_who_is_told_that_another_broker_leads_asks_with_a_client_that_remembers_nothing(world: Settings) -> None:

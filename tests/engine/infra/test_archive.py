@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -226,6 +227,17 @@ def test_offsets_without_a_record_make_no_hole(world: Settings, monkeypatch: pyt
     ranges = list(write._ranges(share, START))
     assert [(one.start.next_offset, one.end.next_offset, len(one.rows)) for one in ranges] == [(0, 80, 2), (80, 100, 2)]
     assert write._folder(share) == f"{world.events_topic}/_a-b_c/partition=0", "an id with a slash is one folder"
+
+
+@pytest.mark.slow
+def test_archivers_at_once_archive_each_record_once(bank: Bookkeeper) -> None:
+    world = bank.world
+    records = records_of(world, world.events_topic)
+    with ThreadPoolExecutor(4) as pool:
+        done = [one for run in pool.map(lambda _: archive_log(world), range(4)) for one in run]
+    assert sum(one.records for one in done) == len(records)
+    archive_log(world)
+    is_exact(world, records)
 
 
 def test_an_archiver_that_was_overtaken_enters_nothing(bank: Bookkeeper) -> None:

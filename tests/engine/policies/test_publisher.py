@@ -240,6 +240,20 @@ def test_much_at_once_is_several_transactions(world: Settings, log: Log, public:
     assert topics.describe(world, world.public_topic).end[log.partition("a")] >= 80
 
 
+@pytest.mark.slow
+def test_two_share_the_partitions(world: Settings, log: Log, public: Reader, tmp_path: Path) -> None:
+    with publisher(world, tmp_path, "p1") as one, publisher(world, tmp_path, "p2") as two:
+        until(lambda: one.says("has partitions [") and two.says("has partitions ["), "both have partitions")
+        for leaves in (True, False):
+            for number in range(12):
+                log.deposit(f"x{number}", count=3)
+            public.wait(log.accepted)
+            if leaves:
+                one.process.send_signal(signal.SIGTERM)
+                assert one.ends() == 0
+        public.require_exactly(log.accepted)
+
+
 @pytest.mark.parametrize(
     "point",
     [

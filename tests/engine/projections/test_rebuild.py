@@ -234,3 +234,6 @@ def test_a_tables_name_is_never_used_twice(world: Settings) -> None:
         "balances_v2_r2": "abandoned",
         "balances_v2_r3": "ready",
     }
+    assert rebuild(world, ["daily_totals"], all_views()).rows == {"daily_totals": 0}, "nor is an empty log refused"
+    live = all_views()["daily_totals"].table_name
+    assert build_states(world, "daily_totals") == {live: "old", f"{live}_r2": "live"}

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from typer.testing import CliRunner
 
 from domain.accounts import Details, MoneyDeposited
+from infra.archive.jobs import archive_log
 from infra.cli import build
 from infra.database import migrate
 from infra.database.connect import connect
@@ -36,12 +38,12 @@ from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import all_views
 from projections.engine.views.view import View
 from tests.engine.bookkeeper import DAY, Bookkeeper, Meanwhile, fold_all
+from tests.engine.infra.archives import banks
 from tests.engine.projections.bankviews import (
     ACCOUNTS,
     BROKEN,
     PARKING,
     build_states,
-    live_rows,
     live_table,
     make_tables,
     parking,
@@ -50,7 +52,7 @@ from tests.engine.projections.bankviews import (
     with_views,
 )
 from tests.engine.projections.builders import LOADED, killed
-from tests.engine.spine import records_of, scalar, set_up
+from tests.engine.spine import delete, records_of, scalar, set_up
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -63,6 +65,10 @@ def _look(
     return look_back(world, [known[name] for name in names or known], as_of, engine_for=engine_for)
 
 
+def _live_rows(world: Settings) -> dict[str, list[Any]]:
+    return {name: rows(world, live_table(world, name)) for name in all_views()}
+
+
 def _asked(world: Settings, query: str) -> Counter[Any]:
     with connect(world, "test") as db:
         return Counter(db.execute(query.encode()).fetchall())
@@ -72,7 +78,7 @@ def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
     """Rows of the live fold, kept when it stood at a position, against those folded later from the log."""
     world = bank.world
     at = fold_all(world)
-    was = live_rows(world)
+    was = _live_rows(world)
     asked = {name: _asked(world, f"select * from {name}") for name in ("balances", "daily_totals", "statement")}
     bank.life(ACCOUNTS, 3, DAY + timedelta(days=9))  # the agent has not come to this yet: a moment may be beyond it
     positions = {partition: reading.next_offset for partition, reading in at.items()}
@@ -84,7 +90,7 @@ def test_every_view_as_it_was_at_positions(bank: Bookkeeper) -> None:
     for name, before in asked.items():
         assert _asked(world, found.queries[name]) == before, "the query shows what readers saw"
     fold_all(world)
-    now = live_rows(world)
+    now = _live_rows(world)
     assert all(now[name] != before for name, before in was.items() if before)
     assert {name: rows(world, table) for name, table in _look(world, {}).tables.items()} == now
     assert set(build_states(world, "statement").values()) == {"live", "past"}
@@ -164,6 +170,23 @@ def test_a_clock_that_went_back_does_not_move_the_cut_whatever_the_brokers_index
         with monkeypatch.context() as patch:  # without the look, the index decides
             patch.setattr(Cut, "before", lambda _, records: list(records))
             assert cut(2500) == answer.get(0, 5)
+
+
+@pytest.mark.slow
+def test_the_past_is_in_the_archive_too(world: Settings, tmp_path: Path) -> None:
+    """Of a time that Kafka has trimmed it answers with the first record that it holds."""
+    with banks(world, tmp_path) as keeper:
+        world = keeper.world
+        records = [record for record in records_of(world, world.events_topic) if record.partition == 0]
+        moment = _at(records[len(records) // 2].time_ms)
+        was = _look(world, moment, "statement", "daily_totals")
+        archive_log(world)
+        keeper.life(["1", "2"], 3)
+        delete(world, world.events_topic, was.positions | {0: topics.describe(world, world.events_topic).end[0]})
+        now = _look(world, moment, "statement", "daily_totals")
+    assert now.positions == was.positions
+    for name in was.tables:
+        assert rows(world, now.tables[name]) == rows(world, was.tables[name])
 
 
 def test_what_was_at_the_very_beginning_and_in_an_empty_log(world: Settings) -> None:
@@ -380,6 +403,7 @@ REFUSED = {
     "without --no-switch": (["balances", "--as-of", "-1m"], "never goes live: add --no-switch"),
     "with --abandon": (["balances", "--as-of", "-1m", "--no-switch", "--abandon"], "block no rebuild"),
     "no view": (["--as-of", "-1m", "--no-switch"], "name the views"),
+    "an unknown view": (["nonsense", "--as-of", "-1m", "--no-switch"], "There is no view 'nonsense'"),
     "no moment": (["balances", "--as-of", "noon", "--no-switch"], "'noon' is neither"),
 }
 

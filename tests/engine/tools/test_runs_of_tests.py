@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.testing.again import UNSTABLE
+from infra.testing.again import MOST, UNSTABLE
 from infra.testing.fixtures import ROOT
 from infra.testing.rings import FAILURES
 from infra.testing.waiting import DEADLINE_S
@@ -93,6 +93,12 @@ def test_what_fails_once_is_listed_and_fails_no_run_and_what_fails_twice_does(ch
     assert done.returncode == 1
     assert "FAILED twice: test_it.py::test_never" in done.stdout
     assert "test_it.py::test_chance[2]" in done.stdout.partition("UNSTABLE:")[2]
+
+
+def test_more_than_a_few_fail_the_run_at_once(checkout: Checkout) -> None:
+    done = checkout.both(FAILS_FIRST.format(count=MOST + 1))
+    assert done.returncode == 1
+    assert "UNSTABLE" not in done.stdout
 
 
 def test_a_run_that_ended_for_another_reason_is_not_repeated(checkout: Checkout) -> None:

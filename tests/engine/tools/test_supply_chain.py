@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import yaml
 
 from infra.dev import audit, jars, sbom
 from infra.testing.fixtures import ROOT
@@ -174,3 +175,13 @@ def test_without_a_service_nothing_is_called_checked(
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     assert audit.main(BUILD) == 2
     assert "not checked" in capsys.readouterr().out
+
+
+def test_updates_are_proposed_for_all_that_is_pinned() -> None:
+    found = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())
+    assert {(one["package-ecosystem"], one["directory"]) for one in found["updates"]} == {
+        ("pip", "/requirements"),
+        ("github-actions", "/"),
+        ("docker", "/"),
+        ("docker-compose", "/"),
+    }
