@@ -11,8 +11,11 @@ from psycopg import sql
 from infra.database.connect import connect
 from infra.domain_model.contexts import contexts
 from infra.log import topics
+from infra.log.partitioner import partition_of
 from infra.settings import Settings
+from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
+from projections.engine.live.stopping import stop_view
 from projections.engine.live.tail import Tail
 from projections.engine.store.commit import BatchResult, Committer, prepare
 from projections.engine.store.positions import read_positions
@@ -150,6 +153,17 @@ def a_batch_around(world: Settings, views: Mapping[str, View], act: Callable[[],
         assert batches
         act()
         return committer.apply(db, batches)
+
+
+def stop_as_older_code_would(world: Settings, name: str) -> None:
+    """Stop a view where its agent is, at an event of account 3."""
+    with connect(world, "older code") as db:
+        positions = read_positions(db, "core", world.events_topic)
+        assert positions is not None
+        at = partition_of("accounts/3", len(positions.readings))
+        offset = positions.readings[at].next_offset
+        cause = ValueError("[red]x[/red]")
+        stop_view(db, positions, PoisonEvent(name, "accounts/3", 9, partition=at, offset=offset, cause=cause))
 
 
 def rows(world: Settings, table: str) -> list[tuple[Any, ...]]:
