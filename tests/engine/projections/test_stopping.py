@@ -6,7 +6,7 @@ code is corrected it goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,15 +15,18 @@ from domain.accounts import AccountOpened, Details, MoneyDeposited
 from infra.database.connect import connect
 from infra.errors import SamefoldError
 from infra.log import topics
+from infra.log.partitioner import partition_of
 from infra.log.source import read_range
 from infra.settings import Settings
 from projections.engine.fold.errors import PoisonEvent
 from projections.engine.fold.plan import Plan
+from projections.engine.live.stopping import stop_view
 from projections.engine.live.worker import Worker
 from projections.engine.operate.overview import overview
 from projections.engine.rebuild.dropping import NotDroppable, droppable
 from projections.engine.rebuild.rebuild import NoBuild, NotStopped, go_to, rebuild, resume
-from projections.engine.store.commit import BatchResult, Fate
+from projections.engine.store.commit import BatchResult
+from projections.engine.store.positions import read_positions
 from projections.engine.verify.verify import verify
 from projections.engine.views.core_views import OUTCOMES
 from projections.engine.views.view import View
@@ -79,8 +82,8 @@ def fold(world: Settings, views: Mapping[str, View], *, most: int = 10_000) -> N
     work.close()
 
 
-def apply_next(work: Worker, most: int, between: Callable[[], object] = lambda: None) -> BatchResult:
-    """One batch; something happens after the positions were read."""
+def apply_next(work: Worker, most: int) -> BatchResult:
+    """One batch."""
     positions = work.positions()
     assert positions is not None
     end = topics.describe(work.settings, positions.topic).end
@@ -89,7 +92,6 @@ def apply_next(work: Worker, most: int, between: Callable[[], object] = lambda: 
         stop = min(at.next_offset + most, end[partition])
         found = read_range(work.settings, positions.topic, partition, at.next_offset, stop)
         takes[partition] = at, [record for records in found for record in records]
-    between()
     return work.apply({partition: taken for partition, taken in takes.items() if taken[1]})
 
 
@@ -190,17 +192,18 @@ def test_a_worker_that_is_late_stops_nothing(bank: Bookkeeper) -> None:
     """Another worker, with corrected code, has gone on beyond the event meanwhile; or it has stopped the view already."""
     world, broken, corrected = bank.world, stopping(BROKEN), stopping(CORRECTED)
     fold(world, corrected)
-    late, other = (Worker(world, "core", broken, name, Plan(broken)) for name in ("late agent", "another agent"))
-    bank.commit("2", deposited(10, "poison"))
-    bank.flush()
-    assert apply_next(late, 1, lambda: fold(world, corrected)).fate is Fate.FENCED
-    assert stopped(world, corrected) == {}
-    bank.commit("2", deposited(10, "poison"))
-    bank.flush()
-    assert apply_next(late, 1, lambda: apply_next(other, 1)).fate is Fate.FENCED
-    assert len(stopped(world, broken)) == 1
-    late.close()
-    other.close()
+    for meanwhile, left in ((corrected, set()), (broken, set(PARKING))):
+        with connect(world, "late agent") as db:
+            positions = read_positions(db, "core", world.events_topic)
+            assert positions is not None
+            at = partition_of("accounts/2", len(positions.readings))
+            bank.commit("2", deposited(10, "poison"))
+            bank.flush()
+            fold(world, meanwhile)
+            offset = positions.readings[at].next_offset
+            stop_view(db, positions, PoisonEvent("sums", "accounts/2", 9, partition=at, offset=offset, cause="late"))
+        assert stopped(world, broken).keys() == left
+    assert stopped(world, broken)["sums"] != ("accounts/2", 9, "poison-event")
 
 
 def test_what_commands_are_decided_on_never_leaves(bank: Bookkeeper) -> None:
