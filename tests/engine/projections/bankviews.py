@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from textwrap import dedent
 from typing import Any
 
@@ -116,6 +117,12 @@ def view(source: str, name: str, before: str = "") -> View:
 def parking(fail: str) -> dict[str, View]:
     """The sample views, and one of each kind that parks, whose common `fail` is this."""
     return with_views({name: view(source, name, fail) for name, source in PARKING.items()})
+
+
+def stopping(fail: str) -> dict[str, View]:
+    """The same, and they stop at what `fail` refuses."""
+    found = parking(fail)
+    return found | {name: replace(found[name], on_poison="stop") for name in PARKING}
 
 
 def with_views(more: Mapping[str, View], *without: str) -> dict[str, View]:

@@ -40,21 +40,15 @@ from tests.engine.projections.bankviews import (
     behind,
     build_states,
     make_tables,
-    parking,
     rows,
     start_over,
+    stopping,
     view,
     with_views,
 )
 from tests.engine.spine import set_up
 
 ACCOUNTS = ["1", "2", "3", "4"]
-
-
-def stopping(fail: str) -> dict[str, View]:
-    """The sample views, and one of each kind that stops at what `fail` refuses."""
-    found = parking(fail)
-    return found | {name: replace(found[name], on_poison="stop") for name in PARKING}
 
 
 def deposited(cents: int, purpose: str = "") -> MoneyDeposited:
