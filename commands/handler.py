@@ -55,6 +55,7 @@ from infra.observability import logs, metrics, tracing
 from infra.processes.faultpoints import reach
 from infra.processes.garbage_collector import collect_seldom
 from infra.processes.process_end import AGAIN, exit_code_of
+from infra.processes.time_limit import limit_calls
 from infra.settings import Settings
 from projections.engine.live.startup import Contract, check_contract
 from projections.engine.store.command_types import CommandType, make_types_live
@@ -834,6 +835,7 @@ def main() -> NoReturn:
 
     def work() -> None:
         metrics.serve(settings)
+        limit_calls(settings.decide_limit_s)
         handler.run()
 
     # not sys.exit: it would wait for requests to an unavailable broker, and a process may die at any point

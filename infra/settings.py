@@ -175,6 +175,12 @@ class Settings(BaseSettings):
         10_000, ge=1_000, le=300_000, description="Until the group gives up a silent process"
     )
 
+    decide_limit_s: float = Field(
+        10,
+        ge=0.1,
+        le=60,
+        description="Until a decision is ended and recorded as failed, and a view or policy that folds an event is too-slow",
+    )
     run_ahead: int = Field(
         20_000, ge=1, description="Commits that a handler may be ahead of the read model, per partition"
     )

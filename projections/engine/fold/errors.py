@@ -1,7 +1,8 @@
 """The errors of folding and committing.
 
 EngineStop                  the log can't be folded beyond an event; everything before it can
-├── PoisonEvent             a view's function failed, or the database refused its row
+├── PoisonEvent             a view's function failed, or the database refused its row:
+│   └── TooSlowFold         it did not end within the time limit
 ├── OtherCode               the record is one that other code folds:
 │   └── UnknownEvent        a counted commit has a type or context that this code does not know
 ├── UnreadableEvent         an event of a known type does not decode
@@ -51,6 +52,12 @@ class PoisonEvent(EngineStop):
         self.stream = stream
         self.version = version
         self.cause = what
+
+
+class TooSlowFold(PoisonEvent):
+    """A view's function did not end within the time limit. It never parks: a rebuild may be quicker, and would differ."""
+
+    code: ClassVar[str] = "too-slow"
 
 
 class OtherCode(EngineStop):
