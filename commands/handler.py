@@ -26,6 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from opentelemetry.trace import Span, SpanKind
 
 from commands import release
+from commands.attempts import Attempts
 from commands.intake import Intake, Received, receive
 from commands.snapshots import Question, SnapshotReader
 from commands.writer import (
@@ -77,6 +78,8 @@ CHECK_WITHIN_S = 2.0
 """Commands wait while a check runs."""
 CONFIRM_S = (0.05, 0.3)
 CONFIRM_WITHIN_S = 20.0
+ATTEMPT_S = 5.0
+"""For each of the group's answers about attempts, and for an attempt's commits."""
 GROUPS_S = 1.0
 """Between two queries for the groups of other releases."""
 
@@ -141,6 +144,7 @@ class Handler:
         """Offset of the next command by partition, while its writer serves."""
         self._gaps: dict[int, tuple[int, int]] = {}
         """By partition, the offset expected and the one received. Received twice, the gap is the topic's own."""
+        self._attempts: dict[int, Attempts] = {}
         self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
@@ -362,7 +366,7 @@ class Handler:
             if not self._is_current(batch):
                 continue
             writer = batch.writer
-            now = batch.commands[: max(writer.room, 0)]
+            now = batch.commands[: self._attempts[partition].most(batch.commands, max(writer.room, 0))]
             if rest := batch.commands[len(now) :]:
                 self._hold(partition, _Batch(writer, batch.epoch, rest), BEHIND_RETRY_S)
             wanted[partition] = _Batch(writer, batch.epoch, now)
@@ -390,12 +394,40 @@ class Handler:
             if not self._is_current(batch):
                 continue
             writer = batch.writer
-            actions = writer.on_commands(batch.commands, snapshot, now)
+            commands, is_attempt = self._begin_attempt(partition, batch.commands)
+            actions = writer.on_commands(commands, snapshot, now)
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
+            if is_attempt:  # from here on, no end of this process is because of these
+                self._producer.now.flush(ATTEMPT_S)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
                 self._read_on(writer)
+
+    def _attempts_at(self, partition: int, offset: int) -> Attempts:
+        """What the group keeps of attempts at the commands from this offset on."""
+        here = TopicPartition(self.settings.commands_topic, partition)
+        try:
+            [kept] = self._consumer.committed([here], ATTEMPT_S)
+            _, end = self._consumer.get_watermark_offsets(here, ATTEMPT_S)
+        except KafkaException:  # then they are not counted this time
+            return Attempts()
+        return Attempts(kept.metadata or "", offset, min(end, offset + self.settings.handler_batch))
+
+    def _begin_attempt(self, partition: int, commands: Sequence[Received]) -> tuple[Sequence[Received], bool]:
+        """The commands to decide, and whether that is an attempt, which the group keeps now."""
+        commands, attempt = self._attempts[partition].begin(commands)
+        if attempt is None:
+            return commands, False
+        here = TopicPartition(self.settings.commands_topic, partition, attempt.first, metadata=str(attempt))
+        try:
+            self._consumer.commit(offsets=[here], asynchronous=False)
+        except KafkaException as error:
+            log.info(
+                "handler %s, partition %d: this attempt is not counted: %s", self.name, partition, error.args[0].str()
+            )
+            self._attempts[partition] = Attempts()
+        return commands, True
 
     def _read_on(self, writer: Writer) -> None:
         """Read commands of the writer's partition, from the next one on.
@@ -478,6 +510,7 @@ class Handler:
                 self._log_progress(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 self._next[partition] = offset
                 self._gaps.pop(partition, None)
+                self._attempts[partition] = self._attempts_at(partition, offset)
                 self._read_on(writer)
             case Wait(why):
                 self._log_progress(writer, why)
@@ -704,7 +737,7 @@ class Handler:
 
     def _drop(self, partitions: list[int]) -> None:
         for partition in partitions:
-            for kept in (self.writers, self._held, self._timers):
+            for kept in (self.writers, self._held, self._timers, self._attempts):
                 kept.pop(partition, None)
             self._paused.discard(partition)
             self._refused.discard(partition)
