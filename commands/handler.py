@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from opentelemetry.trace import Span, SpanKind
 
 from commands import release
-from commands.attempts import Attempts
+from commands.attempts import MOST, Attempt, ended
 from commands.intake import Intake, Received, receive
 from commands.snapshots import Question, SnapshotReader
 from commands.writer import (
@@ -79,7 +79,7 @@ CHECK_WITHIN_S = 2.0
 CONFIRM_S = (0.05, 0.3)
 CONFIRM_WITHIN_S = 20.0
 ATTEMPT_S = 5.0
-"""For each of the group's answers about attempts, and for an attempt's commits."""
+"""For what the group keeps of an attempt, and for the acknowledgement of its commits."""
 GROUPS_S = 1.0
 """Between two queries for the groups of other releases."""
 
@@ -144,7 +144,8 @@ class Handler:
         """Offset of the next command by partition, while its writer serves."""
         self._gaps: dict[int, tuple[int, int]] = {}
         """By partition, the offset expected and the one received. Received twice, the gap is the topic's own."""
-        self._attempts: dict[int, Attempts] = {}
+        self._attempts: dict[int, Attempt] = {}
+        """By partition whose next commands are an attempt, the one before."""
         self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
         self._due_database = 0.0
@@ -366,7 +367,9 @@ class Handler:
             if not self._is_current(batch):
                 continue
             writer = batch.writer
-            now = batch.commands[: self._attempts[partition].most(batch.commands, max(writer.room, 0))]
+            now = batch.commands[: max(writer.room, 0)]
+            if now and now[0].offset <= self._attempts.get(partition, Attempt()).last:
+                now = now[:1]  # one of these ended the handler before
             if rest := batch.commands[len(now) :]:
                 self._hold(partition, _Batch(writer, batch.epoch, rest), BEHIND_RETRY_S)
             wanted[partition] = _Batch(writer, batch.epoch, now)
@@ -394,40 +397,41 @@ class Handler:
             if not self._is_current(batch):
                 continue
             writer = batch.writer
-            commands, is_attempt = self._begin_attempt(partition, batch.commands)
-            actions = writer.on_commands(commands, snapshot, now)
+            is_attempt = partition in self._attempts
+            actions = writer.on_commands(self._attempted(partition, batch.commands), snapshot, now)
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
-            if is_attempt:  # from here on, no end of this process is because of these
+            if is_attempt:  # if this process ends from here on, it was not because of these
                 self._producer.now.flush(ATTEMPT_S)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
                 self._read_on(writer)
 
-    def _attempts_at(self, partition: int, offset: int) -> Attempts:
-        """What the group keeps of attempts at the commands from this offset on."""
-        here = TopicPartition(self.settings.commands_topic, partition)
+    def _kept_attempt(self, partition: int) -> Attempt:
+        """What the group kept of the handler before."""
         try:
-            [kept] = self._consumer.committed([here], ATTEMPT_S)
-            _, end = self._consumer.get_watermark_offsets(here, ATTEMPT_S)
-        except KafkaException:  # then they are not counted this time
-            return Attempts()
-        return Attempts(kept.metadata or "", offset, min(end, offset + self.settings.handler_batch))
+            [kept] = self._consumer.committed([TopicPartition(self.settings.commands_topic, partition)], ATTEMPT_S)
+        except KafkaException:  # then it is not counted
+            return Attempt()
+        return msgspec.json.decode(kept.metadata, type=Attempt) if kept.metadata else Attempt()
 
-    def _begin_attempt(self, partition: int, commands: Sequence[Received]) -> tuple[Sequence[Received], bool]:
-        """The commands to decide, and whether that is an attempt, which the group keeps now."""
-        commands, attempt = self._attempts[partition].begin(commands)
-        if attempt is None:
-            return commands, False
-        here = TopicPartition(self.settings.commands_topic, partition, attempt.first, metadata=str(attempt))
-        try:
+    def _attempted(self, partition: int, commands: list[Received]) -> list[Received]:
+        """The commands to decide, or to reject. If they are an attempt, the group keeps that now."""
+        before = self._attempts.get(partition)
+        if before is None or not commands:
+            return commands
+        attempt = before.after(commands[0].offset, commands[-1].offset)
+        if attempt.last >= before.last:
+            del self._attempts[partition]
+        if attempt.number > MOST:
+            which = commands[0]
+            log.error("handler %s: command %s of %s ended %d handlers", self.name, which.id, which.stream, MOST)
+            return [ended(one) for one in commands]
+        kept = msgspec.json.encode(attempt).decode()
+        here = TopicPartition(self.settings.commands_topic, partition, attempt.first, metadata=kept)
+        with suppress(KafkaException):  # then it is not counted
             self._consumer.commit(offsets=[here], asynchronous=False)
-        except KafkaException as error:
-            log.info(
-                "handler %s, partition %d: this attempt is not counted: %s", self.name, partition, error.args[0].str()
-            )
-            self._attempts[partition] = Attempts()
-        return commands, True
+        return commands
 
     def _read_on(self, writer: Writer) -> None:
         """Read commands of the writer's partition, from the next one on.
@@ -510,7 +514,7 @@ class Handler:
                 self._log_progress(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 self._next[partition] = offset
                 self._gaps.pop(partition, None)
-                self._attempts[partition] = self._attempts_at(partition, offset)
+                self._attempts[partition] = self._kept_attempt(partition)
                 self._read_on(writer)
             case Wait(why):
                 self._log_progress(writer, why)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -192,7 +193,7 @@ def keys_to_load(batch: Decoded, held: Held) -> dict[str, list[Any]]:
             if view.key is None:
                 wanted[view.name].update(streams)
             elif view.name not in wanted:
-                wanted[view.name] = in_main_thread(_keys, view.view, view.exact, batch.items)
+                wanted[view.name] = in_main_thread(partial(_keys, view.view, view.exact, batch.items))
     return {name: absent for name, keys in wanted.items() if (absent := held.lacking(name, keys))}
 
 
@@ -222,7 +223,7 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
     checked = plan.inexact
     inexact: frozenset[str] | None = None
     try:
-        changes, replaced = in_main_thread(_fold, plan, batch, held, blocked, checked)
+        changes, replaced = in_main_thread(partial(_fold, plan, batch, held, blocked, checked))
         inexact = frozenset(
             name for name in plan.exact if name not in checked and not _exact(plan, changes, replaced, name)
         )
@@ -232,7 +233,7 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
         raise
     except EngineStop:
         pass  # perhaps caused by an earlier row that is not exact
-    changes, _ = in_main_thread(_fold, plan, batch, held, blocked, plan.exact)
+    changes, _ = in_main_thread(partial(_fold, plan, batch, held, blocked, plan.exact))
     if inexact and not changes.parked:
         plan.inexact |= inexact
     return changes

@@ -495,7 +495,6 @@ def serve(who: str, make: Callable[[Settings], Serving], log: logging.Logger) ->
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(serving.stop))
         limit_calls(settings.decide_limit_s)
-        # folds are made in the main thread, the only one in which they can be interrupted
         serve_main_thread(lambda: loop.run_until_complete(serving.run()))
 
     # not sys.exit, which would wait for requests to an unavailable broker; an exit at any moment is safe
