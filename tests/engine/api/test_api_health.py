@@ -122,7 +122,7 @@ def test_a_stall_is_told() -> None:
     readiness = Readiness(Settings(api_stall_s=30), look, None, None)
 
     def told(at: float, next_offset: int, end: int) -> str | None:
-        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, {})
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: next_offset}}, {0: end}, ())
         readiness.checked()
         error = readiness.checks()["positions"]
         return error.code if error else None
@@ -138,7 +138,7 @@ def test_a_stall_is_told() -> None:
     assert told(232, 70, 300) == "read-model-stands-still"
     assert told(234, 71, 300) is None, "it moves again"
     for at in range(236, 290, 2):
-        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, {})
+        look.seen = stores.HealthSnapshot(at, {}, {"core": {0: 300}, "side": {0: 0}}, {0: 300}, ())
         readiness.checked()
     assert readiness._lags.now["side", 0].still > 30
     assert readiness.checks()["positions"] is None, "only core counts"
@@ -150,7 +150,7 @@ def test_a_process_that_has_not_looked_for_long_is_not_ready() -> None:
     look.failures.clear()
 
     def told(age_s: float) -> set[str]:
-        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, {})
+        look.seen = stores.HealthSnapshot(time.monotonic() - age_s, {}, {}, {}, ())
         readiness.checked()
         return {error.code for error in readiness.checks().values() if error}
 
