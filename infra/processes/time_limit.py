@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,7 +50,7 @@ def watched(what: Callable[[Mapping[str, Any]], str]) -> Callable[[F], F]:
 
 def limit_calls(limit_s: float) -> None:
     """From now on, limit the calls that watched functions make in the main thread, which must be this one."""
-    faulthandler.register(signal.SIGPROF, file=sys.__stderr__, chain=True)  # writes all stacks; then it kills
+    faulthandler.register(signal.SIGPROF, chain=True)  # writes all stacks; then it kills
     signal.signal(signal.SIGALRM, _Watch(limit_s).look)
     signal.setitimer(signal.ITIMER_REAL, limit_s / LOOKS, limit_s / LOOKS)
 
