@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 import psycopg
@@ -26,8 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from opentelemetry.trace import Span, SpanKind
 
 from commands import release
-from commands.attempts import MOST, Attempt, ended
-from commands.intake import Intake, Received, receive
+from commands.intake import Intake, Received, reason, receive
 from commands.snapshots import Question, SnapshotReader
 from commands.writer import (
     Action,
@@ -78,6 +77,7 @@ CHECK_WITHIN_S = 2.0
 """Commands wait while a check runs."""
 CONFIRM_S = (0.05, 0.3)
 CONFIRM_WITHIN_S = 20.0
+ATTEMPTS = 3
 ATTEMPT_S = 5.0
 """For what the group keeps of an attempt, and for the acknowledgement of its commits."""
 GROUPS_S = 1.0
@@ -120,6 +120,14 @@ Batches = Mapping[int, _Batch]
 """By partition."""
 
 
+class _Attempt(NamedTuple):
+    """The `number`th one at deciding the commands of these offsets at once (ADR 19)."""
+
+    number: int = 0
+    first: int = -1
+    last: int = -1
+
+
 class Handler:
     """One handler process. `run` returns after `stop`, and raises a named error when the process must end.
 
@@ -144,7 +152,7 @@ class Handler:
         """Offset of the next command by partition, while its writer serves."""
         self._gaps: dict[int, tuple[int, int]] = {}
         """By partition, the offset expected and the one received. Received twice, the gap is the topic's own."""
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, _Attempt] = {}
         """By partition whose next commands are an attempt, the one before."""
         self._rebalanced = False
         self._timers: dict[int, tuple[float, Callable[[], Action | None]]] = {}
@@ -368,7 +376,7 @@ class Handler:
                 continue
             writer = batch.writer
             now = batch.commands[: max(writer.room, 0)]
-            if now and now[0].offset <= self._attempts.get(partition, Attempt()).last:
+            if now and now[0].offset <= self._attempts.get(partition, _Attempt()).last:
                 now = now[:1]  # one of these ended the handler before
             if rest := batch.commands[len(now) :]:
                 self._hold(partition, _Batch(writer, batch.epoch, rest), BEHIND_RETRY_S)
@@ -402,34 +410,33 @@ class Handler:
             for action in actions:
                 self._execute(writer, action)
             _count(actions)
-            if is_attempt:  # if this process ends from here on, it was not because of these
+            if is_attempt and actions:  # if this process ends from here on, it was not because of these
                 self._producer.now.flush(ATTEMPT_S)
             if partition in self._paused and partition not in self._held and writer.phase is Phase.SERVING:
                 self._read_on(writer)
 
-    def _kept_attempt(self, partition: int) -> Attempt:
-        """What the group kept of the handler before."""
+    def _last_attempt(self, partition: int) -> _Attempt:
         try:
             [kept] = self._consumer.committed([TopicPartition(self.settings.commands_topic, partition)], ATTEMPT_S)
         except KafkaException:  # then it is not counted
-            return Attempt()
-        return msgspec.json.decode(kept.metadata, type=Attempt) if kept.metadata else Attempt()
+            return _Attempt()
+        return msgspec.json.decode(kept.metadata, type=_Attempt) if kept.metadata else _Attempt()
 
     def _attempted(self, partition: int, commands: list[Received]) -> list[Received]:
-        """The commands to decide, or to reject. If they are an attempt, the group keeps that now."""
+        """The commands to decide, or to reject. If they are an attempt, the group keeps that now, beside the partition's offset."""
         before = self._attempts.get(partition)
         if before is None or not commands:
             return commands
-        attempt = before.after(commands[0].offset, commands[-1].offset)
-        if attempt.last >= before.last:
+        first, last = commands[0].offset, commands[-1].offset
+        number = before.number + 1 if before[1:] == (first, last) else 1
+        if last >= before.last:
             del self._attempts[partition]
-        if attempt.number > MOST:
-            which = commands[0]
-            log.error("handler %s: command %s of %s ended %d handlers", self.name, which.id, which.stream, MOST)
-            return [ended(one) for one in commands]
-        kept = msgspec.json.encode(attempt).decode()
-        here = TopicPartition(self.settings.commands_topic, partition, attempt.first, metadata=kept)
+        if number > ATTEMPTS:
+            log.error("handler %s: %s ended %d handlers", self.name, commands[0].named, ATTEMPTS)
+            return [msgspec.structs.replace(one, command=None, rejection=_ENDED) for one in commands]
+        kept = msgspec.json.encode(_Attempt(number, first, last)).decode()
         with suppress(KafkaException):  # then it is not counted
+            here = TopicPartition(self.settings.commands_topic, partition, first, metadata=kept)
             self._consumer.commit(offsets=[here], asynchronous=False)
         return commands
 
@@ -514,7 +521,7 @@ class Handler:
                 self._log_progress(writer, f"epoch {writer.epoch}, serving from command {offset}")
                 self._next[partition] = offset
                 self._gaps.pop(partition, None)
-                self._attempts[partition] = self._kept_attempt(partition)
+                self._attempts[partition] = self._last_attempt(partition)
                 self._read_on(writer)
             case Wait(why):
                 self._log_progress(writer, why)
@@ -821,6 +828,9 @@ _REFUSALS = {
     ),
 }
 """Message and hint by the reason of a `Refuse`."""
+_ENDED = reason(
+    "failed", f"ended-the-handler: its decision ended {ATTEMPTS} handlers; their logs or exit codes say how"
+)
 _ACCEPTED = metrics.HANDLER_COMMITS.labels("accepted")
 _REJECTED = metrics.HANDLER_COMMITS.labels("rejected")
 

@@ -18,12 +18,11 @@ from typing import NamedTuple
 import msgspec
 
 from commands.decision import Decided, Versioned, decide
-from commands.intake import Received, reason
+from commands.intake import Received
 from commands.overlay import Inconsistent, Overlay
 from infra.domain_model.contexts import UnknownEvent, UnreadableEvent
 from infra.log.records import Headers, Opening, Reason, Record, decode_event
 from infra.log.rule import Reading, read
-from infra.processes.time_limit import TooSlow, watched
 from projections.engine.store.command_types import CommandType
 
 
@@ -258,11 +257,8 @@ class Writer:
                 continue
             if command.unknown is not None and command.unknown in self.unknown:
                 return [*actions, self._leave(command.offset, command.unknown)]
-            before = _NOTHING
             try:
-                if command.context:
-                    before = self.overlay.state(command.stream, snapshot.rows.get(command.stream), command.context)
-                decided = self._decide(command, before)
+                decided = self._decide(command, snapshot)
             except Inconsistent as error:
                 return [*actions, self._doubt(Doubt.DATABASE, str(error))]
             except (UnknownEvent, UnreadableEvent) as error:
@@ -332,15 +328,8 @@ class Writer:
         why = f"command '{kind}' at offset {offset} is live but unknown to this code; another release must decide it"
         return self._doubt(Doubt.COMMAND, why)
 
-    @watched(lambda local: _named(local["command"]))
-    def _decide(self, command: Received, before: Versioned) -> Decided:
-        seq, max_bytes = self.seq + 1, self.limits.max_commit_bytes
-        try:
-            return decide(command, before, epoch=self.epoch, seq=seq, max_bytes=max_bytes)
-        except TooSlow as slow:
-            refused = msgspec.structs.replace(command, command=None, rejection=reason("failed", str(slow)))
-            return decide(refused, before, epoch=self.epoch, seq=seq, max_bytes=max_bytes)
-
-
-def _named(command: Received) -> str:
-    return f"command {type(command.command).__name__} {command.id} of {command.stream}"
+    def _decide(self, command: Received, snapshot: Snapshot) -> Decided:
+        before = _NOTHING
+        if command.context:
+            before = self.overlay.state(command.stream, snapshot.rows.get(command.stream), command.context)
+        return decide(command, before, epoch=self.epoch, seq=self.seq + 1, max_bytes=self.limits.max_commit_bytes)

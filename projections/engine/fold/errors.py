@@ -17,7 +17,9 @@ from typing import ClassVar
 from infra.domain_model.contexts import unreadable_hint
 from infra.errors import SamefoldError, in_words
 from infra.log.rule import Reading
+from infra.processes.time_limit import TooSlow
 from projections.engine.views.core_views import OUTCOMES, snapshot_view_name
+from projections.engine.views.event_context import At
 
 POLICY = "policy_"
 """What the view name of a policy begins with."""
@@ -58,6 +60,13 @@ class TooSlowFold(PoisonEvent):
     """A view's function did not end within the time limit. It never parks: a rebuild may be quicker, and would differ."""
 
     code: ClassVar[str] = "too-slow"
+
+
+def poison(view: str, at: At, error: Exception | TooSlow) -> PoisonEvent:
+    if isinstance(error, MemoryError):
+        raise error  # not the event's fault: another process may be able to fold it
+    kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
+    return kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
 
 
 class OtherCode(EngineStop):

@@ -19,14 +19,7 @@ import msgspec
 
 from infra.log.rule import Counted
 from infra.processes.time_limit import TooSlow, in_main_thread, watched
-from projections.engine.fold.errors import (
-    EngineStop,
-    OutOfStep,
-    PoisonEvent,
-    TooSlowFold,
-    UnknownEvent,
-    UnreadableEvent,
-)
+from projections.engine.fold.errors import EngineStop, OutOfStep, UnknownEvent, UnreadableEvent, poison
 from projections.engine.fold.exact import Exact
 from projections.engine.fold.plan import Plan, Step
 from projections.engine.views.event_context import At
@@ -197,9 +190,7 @@ def keys_to_load(batch: Decoded, held: Held) -> dict[str, list[Any]]:
     return {name: absent for name, keys in wanted.items() if (absent := held.lacking(name, keys))}
 
 
-@watched(
-    lambda local: f"`key` of {local['view'].name}, at event {local['item'].at.version} of {local['item'].at.stream},"
-)
+@watched(lambda local: f"event {local['item'].at.version} of {local['item'].at.stream}")
 def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
     key, subscription = view.key_function, view.subscription
     assert key is not None
@@ -208,7 +199,9 @@ def _keys(view: View, exact: Exact, items: Sequence[Item]) -> set[Any]:
         if type(item.event) in subscription:
             try:
                 found.add(exact.key(key(item.event, item.at)))
-            except (Exception, TooSlow):  # noqa: S112 - it fails in the fold too, which handles it
+            except TooSlow:
+                break
+            except Exception:  # noqa: S112 - it fails in the fold too, which handles it
                 continue
     return found
 
@@ -229,10 +222,9 @@ def fold(plan: Plan, batch: Decoded, held: Held, blocked: Blocked = NOTHING_BLOC
         )
         if not inexact:
             return changes
-    except TooSlowFold:
-        raise
-    except EngineStop:
-        pass  # perhaps caused by an earlier row that is not exact
+    except EngineStop as stop:  # perhaps caused by an earlier row that is not exact
+        if isinstance(stop.__cause__, TooSlow):
+            raise
     changes, _ = in_main_thread(partial(_fold, plan, batch, held, blocked, plan.exact))
     if inexact and not changes.parked:
         plan.inexact |= inexact
@@ -289,7 +281,7 @@ def _fold(
             try:
                 after = step.evolve(before, event)
             except (Exception, TooSlow) as error:
-                raise _poison(context, at, error) from error
+                raise poison(context, at, error) from error
             moved[stream] = (version + 1, after)
         else:
             after = None
@@ -356,16 +348,9 @@ _STREAM, _ROWS = itemgetter(0), itemgetter(1)
 
 def _park(view: View, at: At, error: Exception | TooSlow, changes: Changes, blocked: Blocked) -> Blocked:
     """Park the stream for the view from this event on, or raise PoisonEvent where the view does not park."""
-    poison = _poison(view.name, at, error)
-    if view.on_poison != "park" or isinstance(poison, TooSlowFold):
-        raise poison from error
+    found = poison(view.name, at, error)
+    if view.on_poison != "park" or isinstance(error, TooSlow):
+        raise found from error
     key = (view.name, at.stream)
-    changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, poison.cause)
+    changes.parked[key] = Parked(view.name, at.stream, at.partition, at.offset, at.version, found.cause)
     return Blocked({**blocked.parked, key: at.version}, blocked.skips)
-
-
-def _poison(view: str, at: At, error: Exception | TooSlow) -> PoisonEvent:
-    if isinstance(error, MemoryError):
-        raise error  # not the event's fault: another process may be able to fold it
-    kind, cause = (TooSlowFold, str(error)) if isinstance(error, TooSlow) else (PoisonEvent, error)
-    return kind(view, at.stream, at.version, partition=at.partition, offset=at.offset, cause=cause)
